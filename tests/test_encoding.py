@@ -7,16 +7,19 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Hvdkit
 
+from hvdkit.commands import generate
 from hvdkit.data import encoding, tokens
 from hvdkit.data.tokens import Tokens
 from hvdkit.errors import RequestError
 from hvdkit.recipe.data import Text
+from hvdkit.results.generate import Generation
 
 pytestmark = pytest.mark.check
 TEXT = "".join(f"the {number} quick brown foxes\n\n  jump over <|endoftext|> the lazy dog\n" for number in range(400))
@@ -141,6 +144,30 @@ def test_a_vocabulary_with_gaps_counts_up_to_its_last_token(tmp_path: Path) -> N
     found = opened(tmp_path / "a.txt", tmp_path / "gaps.json")
     assert found.vocabulary == max(letters.values()) + 1 and found.train.dtype == np.uint16
     assert found.train[:3].tolist() == [letters["t"], letters["h"], letters["e"]]
+
+
+def test_generated_text_is_all_that_follows_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoders such as Llama 2's drop the first space of what they decode; special tokens are text too."""
+    kind = package()
+    made = kind.Tokenizer(kind.models.BPE({"\u2581": 0, "a": 1, "b": 2}, []))
+    made.pre_tokenizer, made.decoder = kind.pre_tokenizers.Metaspace(), kind.decoders.Metaspace()
+    made.add_special_tokens(["</s>"])
+    made.save(str(tmp_path / "spaces.json"))
+    asked: dict[str, Any] = {}
+
+    def ask(plan: Any, option: str, given: dict[str, Any], *others: Any) -> Generation:
+        asked.update(given)
+        return Generation.model_construct(tokens=[0, 2, 3])
+
+    monkeypatch.setattr(generate, "ask", ask)
+    plan: Any = SimpleNamespace(recipe=SimpleNamespace(data=Text(name="text", tokens=str(tmp_path / "spaces.json"))))
+    found = generate.run(generate.Request(plan, tmp_path, "ab", 3), None)
+    assert asked["tokens"] == [0, 1, 2] and found.prompt + found.text == "ab b</s>"
+
+
+def test_a_prompt_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"--prompt: expected UTF-8, got 'ab\\udcff'"):
+        generate.check(tmp_path, "ab\udcff", None, 1)
 
 
 def test_it_is_said_before_training(plain: Path, tmp_path: Path, inside: Hvdkit) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import socket
 import unicodedata
@@ -137,7 +138,7 @@ def test_class_folders_may_have_any_name(names: tuple[str, ...], tmp_path: Path,
     assert all(
         line.startswith(("photos: ", "model.classes: ", "warning: photos: ")) for line in done.stderr.splitlines()
     )
-    assert ("warning: photos: ' a' and 'A' are two classes" in done.stderr) == (names[0] == "a")
+    assert ("photos: ' a' and 'A' are two classes" in done.stderr) == (names[0] == "a")
 
 
 def whole(path: Path) -> bytes:
@@ -190,6 +191,8 @@ def test_long_lines_at_the_end_of_a_file_are_closed(tmp_path: Path) -> None:
         ("words\n".encode("utf-16-le"), r"got 6 NUL bytes among the first 12: it is UTF-16"),
         ("words\n".encode("utf-32"), r"iconv -f UTF-32 -t UTF-8"),
         (b"\xef\xbb\xbfgood\nb\xe4d\n", r"got the byte 0xe4 at offset 9, in"),
+        (gzip.compress(b"words\n"), r"it is compressed: unpack it"),
+        (b"%PDF-1.7\n%\xe2\xe3", r"take its text out"),
     ],
 )
 def test_other_encodings_are_refused_by_name(content: bytes, told: str, tmp_path: Path) -> None:
@@ -212,3 +215,38 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeyp
     with pytest.raises(RequestError, match="the text has changed while it was read"):
         tokens.open_tokens(Text(name="text", path=str(tmp_path / "a.txt")))
     assert not list((tmp_path / "cache").rglob("*.bin"))
+
+
+def test_folders_that_cannot_be_read_are_lines(tmp_path: Path) -> None:
+    for name, told in (("round", "cannot be read \\(Too many levels of symbolic links\\)"), ("nowhere", "no such f")):
+        if name == "round":
+            (tmp_path / name).symlink_to(name)
+        with pytest.raises(RequestError, match=f"{name}: {told}"):
+            imagefolder.look(wanted(tmp_path / name), 1)
+        with pytest.raises(RequestError, match=f"{name}: {told}"):
+            whole(tmp_path / name)
+    draw(tmp_path / "photos" / "a", "1.png")
+    (tmp_path / "photos" / "train").symlink_to("train")
+    assert imagefolder.look(wanted(tmp_path / "photos"), 1).left_out == {"loop of links": 1}
+
+
+def test_two_names_of_one_folder_are_no_silent_classes(tmp_path: Path, inside: Hvdkit) -> None:
+    for name in ("a", "b"):
+        draw(tmp_path / "vehicles" / "train" / name, *(f"{number}.png" for number in range(24)))
+    draw(tmp_path / "vehicles" / "test", "1.png")
+    (tmp_path / "vehicles" / "train" / "latest").symlink_to("b")
+    done = inside("train", "resnet20-folder", "--framework", "pytorch", "--dry-run", "data.path=vehicles")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "warning: vehicles/train: 'b' and 'latest' are two classes and the same folder; remove the link" in done.stderr
+    )
+    assert "vehicles: 1 file left out: 1 beside train and val" in done.stdout
+
+
+def test_a_tokenizers_text_is_counted_too(tmp_path: Path, inside: Hvdkit) -> None:
+    pytest.importorskip("tokenizers", reason="needs `pip install tokenizers`")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("words and words\n" * 20)
+    (tmp_path / "texts" / "gone.txt").symlink_to("nowhere")
+    done = inside("tokenizer", "train", "texts", "--out", "tokens.json", "--vocabulary", 260)
+    assert done.returncode == 0 and done.stderr == "texts: 1 file left out: 1 dangling link\n", done.stderr

@@ -33,6 +33,9 @@ def check(given: Path, prompt: str, framework: str | None, count: int) -> Reques
     faults = Faults([] if 1 <= count <= _MOST else [f"--tokens {count}: expected 1 to {_MOST}"])
     if not prompt:
         faults.append("--prompt: expected a text, got an empty one")
+    elif not _is_text(prompt):
+        faults.append(f"--prompt: expected UTF-8, got {prompt!a}")
+        prompt = ""
     with faults.collected(HvdkitError):
         asked = Asked.of(given)
         if not isinstance(asked.recipe.model, GPT) or not isinstance(asked.recipe.data, Text):
@@ -50,6 +53,15 @@ def check(given: Path, prompt: str, framework: str | None, count: int) -> Reques
         plan = asked.plan(framework, batch_size=1)
     faults.report()
     return Request(plan, asked.checkpoint, prompt, count)
+
+
+def _is_text(prompt: str) -> bool:
+    """Whether it has none of the bytes that a command line may have and UTF-8 has not."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def run(request: Request, folder: Path | None, average: bool = True) -> Generation:

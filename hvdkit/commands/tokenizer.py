@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from hvdkit.data import tokens
+from hvdkit.data import tokens, walk
 from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
 from hvdkit.recipe.data import Text
@@ -30,8 +31,9 @@ def train(path: Path, out: Path, vocabulary: int, overwrite: bool) -> int:
         faults.append(f"--out {out}: expected a file in a folder that is there")
     elif os.path.lexists(out) and not overwrite:
         faults.append(f"--out {out}: the file exists; add --overwrite or choose another one")
+    others: Counter[str] = Counter()
     try:
-        tokens.files(path)
+        tokens.files(path, others)
     except RequestError as error:
         faults.append(str(error).removeprefix("data.path: "))
     try:
@@ -40,6 +42,8 @@ def train(path: Path, out: Path, vocabulary: int, overwrite: bool) -> int:
         faults.append(f"the package tokenizers is not installed; run `{sys.executable} -m pip install tokenizers`")
     if faults:
         raise RequestError("\n".join(faults))
+    if line := walk.line(path, others):
+        print(line, file=sys.stderr, flush=True)
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()

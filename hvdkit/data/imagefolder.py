@@ -7,6 +7,7 @@ on demand. A class is a folder's name in Unicode's composed form, since file sys
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
 import os
@@ -16,7 +17,7 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -87,12 +88,16 @@ def look(data: ImageFolder, seed: int) -> Folder:
     classes.
     """
     root = Path(data.path)
-    if not root.is_dir():
+    try:
+        names = {entry.name for entry in walk.visible(root)}
+    except OSError as error:
+        known = {errno.ENOENT: "no such folder", errno.ENOTDIR: "is a file"}
+        found = known.get(error.errno or 0) or f"cannot be read ({error.strerror})"
         raise RequestError(
-            f"data.path: {root}: {'is a file' if root.exists() else 'no such folder'}; expected one with a folder of "
-            "images for each class, or with train/<class> and val/<class>; give data.path=FOLDER"
-        )
-    has_val = os.path.lexists(root / "val")
+            f"data.path: {root}: {found}; expected one with a folder of images for each class, or with train/<class> "
+            "and val/<class>; give data.path=FOLDER"
+        ) from error
+    has_val = "val" in names
     # a folder that holds images may be called train where it is a class, beside car and bus
     train_root = root / "train" if has_val or any(_folders(root / "train")) else root
     val_root = root / "val" if has_val else train_root
@@ -102,21 +107,24 @@ def look(data: ImageFolder, seed: int) -> Folder:
     val_classes = _classes(val_root, faults, left_out) if has_val else classes
     if not faults:
         faults += _compared(root, classes, val_classes)
-    other = next((root / name for name in ("validation", "valid") if (root / name).is_dir()), None)
+    if train_root != root and (others := len(names - {"train", "val"})):
+        left_out["beside train and val"] += others
+    other = next((root / name for name in ("validation", "valid") if name in names and (root / name).is_dir()), None)
     if other and not has_val and train_root != root:
         faults.append(f"data.path: {root / 'val'}: no such folder, but {other} is there; rename it to val")
     if faults:
         raise RequestError("\n".join(faults))
-    names = [_images(train_root / folder, faults, left_out) for folder in classes.values()]
+    train_names = [_images(train_root / folder, faults, left_out) for folder in classes.values()]
     if has_val:
         val_names = [_images(val_root / val_classes[name], faults, left_out) for name in classes]
     else:
         share = data.validation
-        parts = [_parted(files, folder, seed, share) for files, folder in zip(names, classes.values(), strict=True)]
-        names, val_names = [part[0] for part in parts], [part[1] for part in parts]
+        both = zip(train_names, classes.values(), strict=True)
+        parts = [_parted(files, folder, seed, share) for files, folder in both]
+        train_names, val_names = [part[0] for part in parts], [part[1] for part in parts]
     if faults:
         raise RequestError("\n".join(faults))
-    train = _listing(train_root, [*classes.values()], names)
+    train = _listing(train_root, [*classes.values()], train_names)
     val = _listing(val_root, [val_classes[name] for name in classes], val_names)
     return Folder(train, val, [*classes], not has_val, left_out)
 
@@ -263,12 +271,11 @@ class ImageFolderSplit:
             print(f"warning: {path}: {reason}; another image takes its place", file=sys.stderr, flush=True)
 
 
-def _folders(place: Path, left_out: Counter[str] | None = None) -> list[str]:
-    """The names of the folders in a folder, without hidden ones; none if it is not there."""
-    try:
-        return walk.folders(place, left_out)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+def _folders(place: Path) -> list[str]:
+    """The names of the folders in a folder; none if it is not there or cannot be read."""
+    with suppress(OSError):
+        return walk.folders(place)
+    return []
 
 
 def class_name(folder: str) -> str:
@@ -280,7 +287,9 @@ def _classes(folder: Path, faults: list[str], left_out: Counter[str]) -> dict[st
     """The classes, sorted by code points, and the folder of each."""
     expected = f"expected one folder a class in it, such as {folder / 'cat'}, with JPEG or PNG files"
     try:
-        names = _folders(folder, left_out) if folder.is_dir() else None
+        names = walk.folders(folder, left_out)
+    except (FileNotFoundError, NotADirectoryError):
+        names = None
     except OSError as error:
         faults.append(f"data.path: {folder}: cannot be read ({error.strerror}); {expected}")
         return {}

@@ -32,9 +32,12 @@ if TYPE_CHECKING:  # ranks find the tokens made
 _BLOCK = 2**20  # bytes that are tokenized at once, up to the end of a line
 _LONGEST = 2**16  # bytes of a line, so that a text without line ends needs no more memory
 _FORMAT = "2"  # of the cache, and of what a text is
-_OTHERS = [
-    ("UTF-32", BOM_UTF32_LE), ("UTF-32", BOM_UTF32_BE), ("UTF-16", BOM_UTF16_LE), ("UTF-16", BOM_UTF16_BE),
-]  # fmt: skip
+_OTHERS = {  # what to do with files that are no UTF-8, by how they begin; of two that fit the first
+    "convert it by `iconv -f UTF-32 -t UTF-8`": (BOM_UTF32_LE, BOM_UTF32_BE),
+    "convert it by `iconv -f UTF-16 -t UTF-8`": (BOM_UTF16_LE, BOM_UTF16_BE),
+    "it is compressed: unpack it": (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ"),
+    "it is an archive, a document or a table: take its text out": (b"PK\3\4", b"%PDF", b"PAR1"),
+}
 _MOST_NULS = 10  # one in so many bytes of a text
 _SETTLED_NS = 2 * 10**9  # file systems' clocks may tick as slowly
 
@@ -250,11 +253,10 @@ def blocks(data: Text, cut: int = 0) -> Iterator[bytes]:
             raise RequestError(f"data.path: {path}: cannot be read ({error.strerror})") from error
         except UnicodeDecodeError as error:
             near = error.object[max(0, error.start - 20) : error.start + 5]
-            encoded = next((name for name, mark in _OTHERS if not offset and error.object.startswith(mark)), None)
+            remedies = (remedy for remedy, starts in _OTHERS.items() if not offset and error.object.startswith(starts))
             raise RequestError(
                 f"data.path: {path}: expected UTF-8, got the byte {error.object[error.start]:#04x} at offset "
-                f"{offset + error.start:,}, in {near!r}; convert it by `iconv {f'-f {encoded} ' if encoded else ''}"
-                "-t UTF-8`"
+                f"{offset + error.start:,}, in {near!r}; {next(remedies, 'convert it by `iconv -t UTF-8`')}"
             ) from None
 
 
@@ -292,18 +294,20 @@ def files(path: Path, left_out: Counter[str] | None = None) -> list[Path]:
 
     Raises RequestError if there are none.
     """
-    if path.is_dir():
-        try:
-            found = walk.texts(path, Counter() if left_out is None else left_out)
-        except OSError as error:
-            raise RequestError(f"data.path: {path}: cannot be read ({error.strerror}); expected UTF-8 files") from error
-        if not found:
-            has = walk.content(path)
-            raise RequestError(f"data.path: {path}: no files with text in it{has}; expected UTF-8 files")
-        return found
-    if not os.path.lexists(path):
-        raise RequestError(f"data.path: {path}: no such file or folder; expected a UTF-8 file, or a folder of them")
-    return [path]
+    try:
+        found = walk.texts(path, Counter() if left_out is None else left_out)
+    except NotADirectoryError:
+        return [path]
+    except FileNotFoundError:
+        raise RequestError(
+            f"data.path: {path}: no such file or folder; expected a UTF-8 file, or a folder of them"
+        ) from None
+    except OSError as error:
+        raise RequestError(f"data.path: {path}: cannot be read ({error.strerror}); expected UTF-8 files") from error
+    if not found:
+        has = walk.content(path)
+        raise RequestError(f"data.path: {path}: no files with text in it{has}; expected UTF-8 files")
+    return found
 
 
 def _english() -> str:

@@ -45,14 +45,11 @@ def folders(folder: Path, left_out: Counter[str] | None = None) -> list[str]:
     Raises OSError if it cannot be read.
     """
     found = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if hidden(entry.name):
-                continue
-            if (kind := _kind(entry)) in ("folder", _LINKED):
-                found.append(entry.name)
-            elif left_out is not None:
-                left_out["beside the class folders" if kind == "file" else kind] += 1
+    for entry in visible(folder):
+        if (kind := _kind(entry)) in ("folder", _LINKED):
+            found.append(entry.name)
+        elif left_out is not None:
+            left_out["beside the class folders" if kind == "file" else kind] += 1
     return sorted(found, key=key)
 
 
@@ -62,22 +59,17 @@ def pictures(folder: Path, suffixes: tuple[str, ...], left_out: Counter[str]) ->
     Others are counted by reason in `left_out`, those of nested folders too. Raises OSError if it cannot be read.
     """
     found = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if hidden(entry.name):
-                continue
-            kind = _kind(entry)
-            if kind == "folder":
-                left_out[NESTED] += sum(1 for _ in _below(folder / entry.name, left_out))
-            elif kind != "file":
-                left_out[kind] += 1
-            elif entry.name.lower().endswith(suffixes):
-                found.append(entry.name)
-            else:
-                left_out[PurePath(entry.name).suffix.lower() or "file without a suffix"] += 1
-    if not left_out[NESTED]:
-        del left_out[NESTED]
-    return sorted(found, key=key)
+    for entry in visible(folder):
+        kind = _kind(entry)
+        if kind == "file" and entry.name.lower().endswith(suffixes):
+            found.append(entry.name)
+        elif kind == "folder":
+            if nested := len(_below(folder / entry.name, left_out)):
+                left_out[NESTED] += nested
+        else:
+            left_out[_suffix(entry.name) if kind == "file" else kind] += 1
+    # the order of letters is that of their bytes; that of bytes which are no letters is another one
+    return sorted(found, key=None if all(map(str.isascii, found)) else key)
 
 
 def texts(folder: Path, left_out: Counter[str]) -> list[Path]:
@@ -87,23 +79,22 @@ def texts(folder: Path, left_out: Counter[str]) -> list[Path]:
     folder itself cannot be read.
     """
     os.scandir(folder).close()
-    found = []
-    for path in _below(folder, left_out):
-        if path.stat().st_size:
-            found.append(path)
+    names = []
+    for entry in _below(folder, left_out):
+        if entry.stat().st_size:
+            names.append(os.path.relpath(entry.path, folder))
         else:
             left_out["empty file"] += 1
-    return sorted(found, key=lambda path: [key(part) for part in path.relative_to(folder).parts])
+    return [folder / name for name in sorted(names, key=lambda name: key(name).split(b"/"))]
 
 
 def content(folder: Path) -> str:
     """What a folder has that lacks what was expected, such as `, but 3 folders and 8 .webp files`, or nothing."""
     kinds: Counter[str] = Counter()
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if not hidden(entry.name):
-                kind = _kind(entry)
-                kinds[PurePath(entry.name).suffix.lower() or "file without a suffix" if kind == "file" else kind] += 1
+    with suppress(OSError):
+        for entry in visible(folder):
+            kind = _kind(entry)
+            kinds[_suffix(entry.name) if kind == "file" else kind] += 1
     parts = []
     for kind, count in kinds.most_common(3):
         name = f"{kind} file" if kind.startswith(".") else kind
@@ -130,33 +121,44 @@ def _named(reason: str, count: int) -> str:
     return f"{count:,} {reason if count == 1 else _PLURALS.get(reason, reason)}{convert}"
 
 
-def _below(folder: Path, left_out: Counter[str]) -> list[Path]:
+def visible(folder: Path | str) -> list[os.DirEntry[str]]:
+    """What is in a folder but for hidden names, in any order. Raises OSError."""
+    with os.scandir(folder) as entries:
+        return [entry for entry in entries if not hidden(entry.name)]
+
+
+def _below(folder: Path, left_out: Counter[str]) -> list[os.DirEntry[str]]:
     """The files of a folder and of all real folders in it, in any order."""
-    found, open_ = [], [folder]
+    found: list[os.DirEntry[str]] = []
+    open_ = [str(folder)]
     while open_:
-        place = open_.pop()
         try:
-            with os.scandir(place) as entries:
-                for entry in entries:
-                    if hidden(entry.name):
-                        continue
-                    kind = _kind(entry)
-                    if kind == "folder":
-                        open_.append(place / entry.name)
-                    elif kind == "file":
-                        found.append(place / entry.name)
-                    else:
-                        left_out[kind] += 1
+            entries = visible(open_.pop())
         except OSError:
             left_out["folder that cannot be read"] += 1
+            continue
+        for entry in entries:
+            kind = _kind(entry)
+            if kind == "folder":
+                open_.append(entry.path)
+            elif kind == "file":
+                found.append(entry)
+            else:
+                left_out[kind] += 1
     return found
+
+
+def _suffix(name: str) -> str:
+    return PurePath(name).suffix.lower() or "file without a suffix"
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
     """`file`, `folder`, or why it is neither."""
     try:
+        if entry.is_file(follow_symlinks=False):
+            return "file"
         if not entry.is_symlink():
-            return "folder" if entry.is_dir() else "file" if entry.is_file() else "FIFO, socket or device"
+            return "folder" if entry.is_dir() else "FIFO, socket or device"
         mode = entry.stat().st_mode
     except OSError as error:
         return "loop of links" if error.errno == errno.ELOOP else "dangling link"

@@ -105,17 +105,18 @@ def _named(folder: Folder) -> str:
 
 
 def _alike(folder: Folder) -> list[str]:
-    """A line for classes whose names differ only in case or in spaces around them."""
+    """A line for each two classes that look like one: their names differ only in case or in spaces, or the folder of
+    one is a link to that of the other."""
+    lines: list[str] = []
     names: dict[str, str] = {}
-    pairs = [(former, name) for name in folder.classes if (former := names.setdefault(_core(name), name)) != name]
-    return [
-        f"{folder.train.folder}: {former!r} and {name!r} are two classes; if they are one, move the images together"
-        for former, name in pairs[:_SHOWN]
-    ]
-
-
-def _core(name: str) -> str:
-    return " ".join(name.split()).casefold()
+    places: dict[str, str] = {}
+    root = folder.train.folder
+    for name, on_disk in zip(folder.classes, folder.train.folders, strict=True):
+        if (former := names.setdefault(" ".join(name.split()).casefold(), name)) != name:
+            lines.append(f"{root}: {former!r} and {name!r} are two classes; if they are one, move the images together")
+        if (former := places.setdefault(os.path.realpath(Path(root, on_disk)), name)) != name:
+            lines.append(f"{root}: {former!r} and {name!r} are two classes and the same folder; remove the link")
+    return lines[:_SHOWN]
 
 
 def _median_side(listing: Listing) -> int | None:
