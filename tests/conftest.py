@@ -35,7 +35,8 @@ FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 CHECK = {
     "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "batch_sizes",
     "batch_sizes_rows", "bench", "blame", "compare", "completion", "compression", "config", "core", "csv", "data",
-    "data_native", "data_pixels", "debug_logs", "diff", "dockerfile", "documents", "dry_run", "hints", "horovod_cuda",
+    "data_native", "data_pixels", "debug_logs", "diff", "dockerfile", "documents", "dry_run", "fingerprint", "hints",
+    "horovod_cuda",
     "horovod_target", "host_doctor", "images", "kubernetes", "launch_hosts", "links", "memory", "mesh", "own_samples",
     "paths", "predict", "profile", "progress", "progress_runs", "published", "quick", "refused", "report_files",
     "runtimes_patches", "schemas", "script", "sharding", "simulator", "simulator_contradictions", "simulator_costs",

@@ -9,8 +9,9 @@ from cases import FEATURES, Adapter, Make, Topology, case, error
 from grown import changed
 from tiny import two_inputs
 
+from hvdkit.core.metrics import evaluate, summed
 from hvdkit.core.session import Session
-from hvdkit.core.trainer import evaluate
+from hvdkit.data import Shard
 from hvdkit.data.dataset import ArraySplit, Batch
 from hvdkit.recipe.schema import Sgd
 from hvdkit.strategies.dense import Dense
@@ -63,3 +64,18 @@ def a_loss_of_ones_own_trains_a_network_of_two_inputs(adapter: Adapter, topology
     outputs = np.concatenate([session.predict(tuple(each[i : i + 4] for each in whole.inputs)) for i in (0, 4, 8)])
     assert abs(found["squared"] - ((outputs - whole.targets) ** 2).sum() / 11) < 1e-9 * found["squared"]
     assert abs(found["absolute"] - np.abs(outputs - whole.targets).sum() / 11) < 1e-9 * found["absolute"]
+
+
+@case
+def an_evaluation_has_the_same_bits_on_any_number_of_ranks(adapter: Adapter, topology: Topology, make: Make) -> None:
+    if adapter.NAME == "local":
+        return
+    model, state = two_inputs(adapter.NAME)
+    session = Session(adapter, model, Sgd(learning_rate=0.1), squared, Dense(adapter, topology.size), "fp64")
+    session.load_state(state)
+    batch = measured(5, 53)
+    split = ArraySplit(batch.inputs, batch.targets)
+    shared, count = summed(adapter, session, ERRORS, split, 4, topology)
+    everywhere, counts = summed(adapter, session, ERRORS, split, 4, Shard())  # by each rank, so the sums are multiples
+    assert (count, counts) == (53, 53 * topology.size)
+    assert {name: (topology.size * value, topology.size * of) for name, (value, of) in shared.items()} == everywhere
