@@ -39,3 +39,11 @@ def test_resnet20_computes_in_n_ranks_what_it_computes_in_one(framework: str, np
     assert len(errors) > 150 and {"loss", "optimizer.momentum.conv1.weight", "bn1.running_var"} <= errors.keys()
     far = {name: error for name, error in errors.items() if not error <= LARGEST_ERROR}
     assert not far and len({rank["digest"] for rank in ranks}) == 1, far
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_kind_of_layer_is_synchronized_with_unequal_batches(framework: str, report: Any) -> None:
+    for rank in report(framework, 2):
+        far = {name: error for name, error in rank["layers"].items() if not error <= LARGEST_ERROR}
+        assert len(rank["layers"]) > 6 and not far, far

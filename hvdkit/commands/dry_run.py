@@ -29,7 +29,7 @@ from hvdkit.results.parity import Parity
 from hvdkit.results.train import TrainResult, read_result
 from hvdkit.runtimes import machine
 from hvdkit.simulator import memory
-from hvdkit.tasks import duration, resnet
+from hvdkit.tasks import duration, few_samples, resnet
 from hvdkit.worker.profile import turns
 
 # Keys of a recipe that do not change how long a step takes; the number of threads is in the result.
@@ -111,6 +111,7 @@ def _described(
     lines |= dict.fromkeys(
         line for (plan, _), run in zip(plans, runs, strict=True) for line in _too_large(plan, run.memory)
     )
+    lines |= dict.fromkeys(line for plan, _ in plans for line in _few_samples(plan))
     lines |= dict.fromkeys(_images(plans[0][0]))
     return DryRun(command=command, recipe=recipe.model_dump(mode="json"), out=str(out), runs=runs, notes=list(lines))
 
@@ -187,6 +188,12 @@ def _too_large(plan: Plan, needs: Parts | None) -> list[str]:
     else:
         remedy = "give fewer ranks or a smaller model"
     return [f"memory: {who} at least {gib}, and {of} has {limit / 2**30:,.1f} GiB; {remedy}"]
+
+
+def _few_samples(plan: Plan) -> list[str]:
+    """A line if batch norms see few samples on each of the ranks that train together."""
+    model, ranks = plan.recipe.model, world_size(plan.np, plan.rival)
+    return few_samples.warning(model.name, model.batch_norm, plan.recipe.batch_size, ranks)
 
 
 def _images(plan: Plan) -> list[str]:

@@ -25,7 +25,7 @@ from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.guesses import guesses
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.plans import Plans
-from hvdkit.simulator.predict import Point, Record, cases, checked, point
+from hvdkit.simulator.predict import Point, Record, cases, checked, of_batch_norm, point
 from hvdkit.simulator.settings import Settings
 
 _LEAST_GAIN = 1.005  # a smaller gain is not reported
@@ -119,6 +119,7 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
     found = calibrate(profile)
     refusals.check(found, cluster, [ranks], settings)
     today = point(found, cluster, ranks, settings)
+    today.warnings.extend(of_batch_norm(profile, today))
     money.check(today.step_ms, today.batch_size, ranks)
     now = Candidate("software", "today", settings, {}, cluster, ranks)
     taken = guesses(found, cluster, settings.speed)

@@ -26,6 +26,7 @@ from hvdkit.simulator.engine import Schedule
 from hvdkit.simulator.piecewise_linear import Floats
 from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.step import Case
+from hvdkit.tasks import few_samples
 
 SAMPLES = 64  # of the slowest rank's compute, one from each of as many equal parts of its distribution
 MOST_RANKS = 10**9
@@ -114,6 +115,8 @@ def predict(profile: Profile, cluster: Cluster, ranks: Sequence[int], settings: 
     found, numbers = calibrate(profile), checked(ranks, cluster)
     refusals.check(found, cluster, numbers, settings)
     points = [point(found, cluster, number, settings) for number in numbers]
+    for each in points:
+        each.warnings.extend(of_batch_norm(profile, each))
     return Prediction(
         model=profile.model,
         profile=source(profile),
@@ -123,6 +126,14 @@ def predict(profile: Profile, cluster: Cluster, ranks: Sequence[int], settings: 
         check_percent=found.check_percent,
         points=points,
     )
+
+
+def of_batch_norm(profile: Profile, point: Point) -> list[str]:
+    """What a prediction leaves out of batch norm."""
+    model = profile.settings.get("model") or {}
+    if model.get("batch_norm") == "synchronized":
+        return ["the collectives of synchronized batch norm are taken to be part of compute, as they were measured"]
+    return few_samples.warning(profile.model, model.get("batch_norm"), point.batch_size, point.ranks)
 
 
 def source(profile: Profile) -> str:

@@ -16,11 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from layers import BUILD
 
 from hvdkit import adapters
+from hvdkit.core.session import Session
 from hvdkit.core.state import digest
+from hvdkit.core.synchronized import synchronize
 from hvdkit.data.dataset import Batch
-from hvdkit.recipe.schema import Recipe
+from hvdkit.recipe.schema import Recipe, Sgd
+from hvdkit.strategies.dense import Dense
 from hvdkit.worker.setup import Script, start
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,9 +93,48 @@ def proof(adapter: Any, framework: str) -> dict[str, Any]:
     return {"errors": errors, "digest": digest(shared.state())}
 
 
+def layers(adapter: Any, framework: str) -> dict[str, float]:
+    """The largest errors of a step of `layers.BUILD`, with another number of samples on each rank."""
+    size, rank = len(adapter.allgather_object(0, name="size")), int(os.environ["HOROVOD_RANK"])
+    ends = np.cumsum([0, *(5 + 3 * each for each in range(size))])
+    random = np.random.default_rng(7)
+    x, targets = random.standard_normal((ends[-1], 8)) + 3, random.standard_normal((ends[-1], 8))
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        values = adapter.tensors.reshape(outputs * outputs * targets, (1, -1)) * 0.1
+        return adapter.tensors.matmul(values, values, transpose_right=True)
+
+    def session(synchronized: bool) -> Session:
+        model = BUILD[framework](synchronized)
+        if synchronized:
+            assert synchronize(adapter, model, size)
+        strategy = Dense(adapter, size) if synchronized else None
+        return Session(adapter, model, Sgd(learning_rate=0.1), loss, strategy, "fp64")
+
+    shared, whole = session(True), session(False)
+    shared.load_state(whole.state())
+    mine = slice(ends[rank], ends[rank + 1])
+    got = shared.gradients(Batch(x[mine], targets[mine]))
+    wanted = whole.gradients(Batch(x, targets))
+    found = {"outputs": error(got.outputs, wanted.outputs[mine])}
+    pairs = [(name, size * got.averaged[name], value) for name, value in wanted.own.items()]
+    pairs += [(name, shared.buffers()[name], value) for name, value in whole.buffers().items()]
+    if framework == "mxnet":  # updates the statistics of a layer that is used twice in the order of backward
+        pairs = [pair for pair in pairs if not pair[0].startswith("last.running")]
+    # What comes before another batch norm has gradients of 0, but for rounding.
+    found |= {name: float(np.linalg.norm(a - b) / max(1.0, np.linalg.norm(b))) for name, a, b in pairs}
+    for _ in range(1 + rank):  # in evaluation mode ranks are on their own: some see more batches
+        predicted = shared.predict(x[mine])
+    whole.load_state(shared.state())
+    found["evaluation, in bits"] = float(not np.array_equal(predicted, whole.predict(x[mine])))
+    return found
+
+
 def main(framework: str, report: Path) -> None:
     adapter: Any = adapters.load(framework)
-    told = {"proof": proof(adapter, framework)}
+    told: dict[str, Any] = {"proof": proof(adapter, framework)}
+    if os.environ["HOROVOD_SIZE"] == "2":
+        told["layers"] = layers(adapter, framework)
     everyone = adapter.allgather_object(told, name="told")
     if int(os.environ["HOROVOD_RANK"]) == 0:
         report.write_text(json.dumps(everyone))

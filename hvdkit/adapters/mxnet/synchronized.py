@@ -186,7 +186,9 @@ class _Operator(mx.operator.CustomOp):
                 x.reshape((1, -1, 1, x.size // ones.size)), ones, ones, ones, ones, eps=0.0, momentum=1.0,
                 output_mean_var=True, cudnn_off=True,
             )  # fmt: skip
-        means, variances = means.reshape(groups), 1 / mx.nd.square(scales.reshape(groups))
+        scales = scales.reshape(groups)  # 1 / √variance; of equal values 0, or infinite
+        variances = mx.nd.where(scales == 0, mx.nd.zeros_like(scales), 1 / mx.nd.square(scales))
+        means = means.reshape(groups)
         mean = means.mean(axis=0)
         return mean, (variances + mx.nd.square(mx.nd.broadcast_sub(means, mean.expand_dims(0)))).mean(axis=0)
 
