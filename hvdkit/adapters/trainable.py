@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -23,6 +23,15 @@ def one_tensor(outputs: Any) -> Any:
     if "complex" in str(outputs.dtype):
         raise RequestError(f"model: expected real numbers as its output, got {outputs.dtype}; return abs() or .real")
     return outputs
+
+
+def check_synchronized(hvd: Any, local: Iterable[str]) -> None:
+    """Raise RequestError on several ranks if there is a layer that would be `local`, and is a synchronized batch norm
+    by its class. `hvd` is the framework's Horovod module."""
+    name = next(iter(local), None) if hvd.is_initialized() and hvd.size() > 1 else None
+    if name is not None:
+        call = "hvdkit.core.synchronized.synchronize(adapter, model, topology.size)"
+        raise RequestError(f"model: {name} is a synchronized batch norm that would be a local one; call {call} before")
 
 
 class Done:

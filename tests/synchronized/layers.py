@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hvdkit.core.synchronized import synchronize
+
 
 def pytorch(synchronized: bool) -> Any:
     import horovod.torch as hvd
@@ -96,3 +98,66 @@ def mxnet(synchronized: bool) -> Any:
 
 
 BUILD = {"pytorch": pytorch, "tensorflow": tensorflow, "keras": keras, "mxnet": mxnet}
+
+
+def _pytorch_ghost(adapter: Any) -> Any:
+    import torch
+    from torch import nn
+
+    class Ghost(nn.BatchNorm1d):
+        def forward(self, input: Any) -> Any:
+            return (input - input.mean(0)) / input.std(0)
+
+    model = nn.Sequential(nn.Linear(8, 8), Ghost(8))
+    synchronize(adapter, model, 2)
+    return model(torch.ones(4, 8))
+
+
+def _pytorch_other(adapter: Any) -> Any:
+    from torch import nn
+
+    class InPlaceABNSync(nn.Module):
+        pass
+
+    return synchronize(adapter, nn.Sequential(InPlaceABNSync()), 2, every=False)
+
+
+def _tensorflow_by_hand(adapter: Any) -> Any:
+    import tensorflow as tf
+
+    class ByHand(tf.Module):
+        def __init__(self) -> None:
+            self.mean = tf.Variable(tf.zeros(8), name="norm.moving_mean", trainable=False)
+
+    return synchronize(adapter, ByHand(), 2)
+
+
+def _keras_ghost(adapter: Any) -> Any:
+    import keras as k
+
+    class Ghost(k.layers.BatchNormalization):
+        def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+            return inputs
+
+    return synchronize(adapter, k.Sequential([k.Input((8,)), Ghost(name="ghost")]), 2)
+
+
+def _mxnet_ghost(adapter: Any) -> Any:
+    from mxnet.gluon import nn
+
+    class Ghost(nn.BatchNorm):
+        def hybrid_forward(self, F: Any, x: Any, *parameters: Any) -> Any:
+            return x
+
+    model = nn.HybridSequential()
+    model.add(Ghost(in_channels=8))
+    return synchronize(adapter, model, 2)
+
+
+# What cannot be synchronized, by the layer as messages name it.
+ODD: dict[str, dict[str, Any]] = {
+    "pytorch": {"1 (Ghost)": _pytorch_ghost, "0 (InPlaceABNSync)": _pytorch_other},
+    "tensorflow": {"norm": _tensorflow_by_hand},
+    "keras": {"ghost (Ghost)": _keras_ghost},
+    "mxnet": {"0 (Ghost)": _mxnet_ghost},
+}

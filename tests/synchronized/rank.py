@@ -12,18 +12,20 @@ import importlib.util
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from layers import BUILD
+from layers import BUILD, ODD
 
 from hvdkit import adapters
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest
 from hvdkit.core.synchronized import synchronize
 from hvdkit.data.dataset import Batch
-from hvdkit.recipe.schema import Recipe, Sgd
+from hvdkit.errors import RequestError
+from hvdkit.recipe.schema import Loss, Recipe, Sgd
 from hvdkit.strategies.dense import Dense
 from hvdkit.worker.setup import Script, start
 
@@ -130,11 +132,29 @@ def layers(adapter: Any, framework: str) -> dict[str, float]:
     return found
 
 
+def refusals(adapter: Any, framework: str) -> dict[str, Any]:
+    """What is said of models with layers that cannot be synchronized, and which layers claim that they are."""
+
+    def said(work: Any) -> str:
+        try:
+            return f"accepted: {work()}"
+        except RequestError as error:
+            return str(error)
+
+    def session(model: Any) -> Session:
+        return Session(adapter, model, Sgd(learning_rate=0.1), Loss(), precision="fp64")
+
+    told: dict[str, Any] = {name: said(partial(work, adapter)) for name, work in ODD[framework].items()}
+    told["claims"] = synchronize(adapter, BUILD[framework](True), 2, every=False)
+    told["a loop without"] = said(partial(session, BUILD[framework](True)))
+    return told
+
+
 def main(framework: str, report: Path) -> None:
     adapter: Any = adapters.load(framework)
     told: dict[str, Any] = {"proof": proof(adapter, framework)}
     if os.environ["HOROVOD_SIZE"] == "2":
-        told["layers"] = layers(adapter, framework)
+        told |= {"layers": layers(adapter, framework), "refusals": refusals(adapter, framework)}
     everyone = adapter.allgather_object(told, name="told")
     if int(os.environ["HOROVOD_RANK"]) == 0:
         report.write_text(json.dumps(everyone))

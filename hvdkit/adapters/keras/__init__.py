@@ -27,6 +27,7 @@ from hvdkit.adapters.tensorflow import (
     to_numpy,
     watch_hosts,
 )
+from hvdkit.adapters.trainable import check_synchronized
 from hvdkit.core.seam import AnyLoss, Observer, Session
 
 import keras  # isort: skip  # after the other adapter, which sets TensorFlow's log level
@@ -82,6 +83,8 @@ def synchronize_batch_norms(model: keras.Model, statistics: StatisticsOf, every:
 
 
 def bind(model: keras.Model, loss: AnyLoss, precision: str) -> training.TrainableModel:
+    synchronized = (layer for layer in model._flatten_layers() if getattr(layer, "synchronized", False))
+    check_synchronized(tf_adapter.hvd, (layer.name for layer in synchronized if "_moments" not in vars(layer)))
     return training.TrainableModel(model, loss, precision)
 
 

@@ -20,11 +20,13 @@ with without("sklearn", "scipy.stats"):
 import horovod
 import horovod.mxnet as hvd
 import numpy as np
+from mxnet.gluon.contrib.nn import SyncBatchNorm
 
 from hvdkit.adapters import capabilities
 from hvdkit.adapters.collectives import Collectives
 from hvdkit.adapters.mxnet import tensors, timing, training
 from hvdkit.adapters.mxnet.tensors import join, part
+from hvdkit.adapters.trainable import check_synchronized
 from hvdkit.core.seam import AnyLoss, Observer, Op, Session
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.recipe.schema import Loss
@@ -128,6 +130,9 @@ def synchronize_batch_norms(model: mx.gluon.Block, statistics: StatisticsOf, eve
 
 
 def bind(model: mx.gluon.Block, loss: AnyLoss, precision: str) -> training.TrainableModel:
+    found: list[mx.gluon.Block] = []
+    model.apply(lambda block: found.append(block) if isinstance(block, SyncBatchNorm) else None)
+    check_synchronized(hvd, (block.name for block in found if "by_operator" not in vars(block)))
     return training.TrainableModel(model, loss, precision, _context)
 
 

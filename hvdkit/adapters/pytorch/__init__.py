@@ -15,6 +15,7 @@ import torch
 from hvdkit.adapters import capabilities
 from hvdkit.adapters.pytorch import tensors, timing, training
 from hvdkit.adapters.pytorch.collectives import TorchCollectives
+from hvdkit.adapters.trainable import check_synchronized
 from hvdkit.core.seam import AnyLoss, Observer, Session
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.errors import RequestError
@@ -101,6 +102,8 @@ def bind(model: torch.nn.Module, loss: AnyLoss, precision: str) -> training.Trai
     if isinstance(model, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
         wrapper = type(model).__name__
         raise RequestError(f"model: expected the model itself, got a {wrapper} around it; return its `module`")
+    kind, each = torch.nn.SyncBatchNorm, model.named_modules()
+    check_synchronized(hvd, (name for name, m in each if isinstance(m, kind) and "statistics" not in vars(m)))
     return training.TrainableModel(model, loss, precision, _device)
 
 
