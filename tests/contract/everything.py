@@ -3,6 +3,7 @@
 # ruff: noqa: F401 - importing them adds theirs
 from __future__ import annotations
 
+import branches
 import brought
 import collectives
 import counted
