@@ -17,8 +17,10 @@ from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Adapter, Session
 from hvdkit.core.step_plan import Progress, StepPlan
 from hvdkit.core.strategy import without_strategy
+from hvdkit.core.topology import Topology
 from hvdkit.data.batches import Dataset
 from hvdkit.errors import RequestError, first_fault
+from hvdkit.files import read_bounded
 from hvdkit.recipe.schema import OwnData, Recipe, flat
 from hvdkit.tasks.own import script_sha256
 
@@ -209,3 +211,24 @@ def deciding(recipe: Recipe) -> dict[str, Any]:
     elsewhere = ("data.path", "data.workers", "model.weights", "model.script")
     settings = flat(recipe).items()
     return {key: value for key, value in settings if key.partition(".")[0] not in _FREE and key not in elsewhere}
+
+
+def last_record(folder: Path) -> Record | None:
+    """The record of the newest checkpoint in `folder`; None if there is none, or it cannot be read."""
+    try:
+        return Record.model_validate_json(read_bounded(folder / snapshots.LAST / snapshots.RECORD))
+    except (OSError, ValidationError):
+        return None
+
+
+def check_fresh(adapter: Adapter, topology: Topology, place: Path) -> None:
+    """Check that `place` has no checkpoints of an earlier run, because a new run's would mix with them; collective.
+
+    Raises RequestError, the same on every rank. `hvdkit train` empties the folder before; a recipe's script does not.
+    """
+    found = topology.is_root and any(place.glob("step-*"))
+    if adapter.allgather_object(found, name="fresh")[0]:
+        raise RequestError(
+            f"{place}: it holds the checkpoints of an earlier run; add --resume to go on from them, remove it, or "
+            "choose another --out"
+        )

@@ -28,10 +28,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, Va
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from hvdkit.core.seam import Adapter
 from hvdkit.core.state import AVERAGE, averaged_state, has_average, is_averaged, model_state, slot_name
 from hvdkit.core.step_plan import Progress
-from hvdkit.core.topology import Topology
 from hvdkit.data.dataset import Fingerprint, Preprocessing
 from hvdkit.errors import RequestError, RunError, first_fault
 from hvdkit.files import open_regular, read_bounded, write_atomic
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 MODEL, OPTIMIZER, RECORD = "model.safetensors", "optimizer.safetensors", "checkpoint.json"
 COMMUNICATION, AVERAGED = "communication.safetensors", "average.safetensors"
-_LAST, _BEST = "last", "best"
+LAST, _BEST = "last", "best"
 # Of the keys of validation metrics, by the field of `Progress`.
 _PREFIXES = {"validation": "val_", "average_validation": "average_val_"}
 State = dict[str, np.ndarray]
@@ -120,7 +118,7 @@ def locate(path: Path) -> Path:
         return path
     if (path / RECORD).exists():
         return path
-    for name in (_BEST, _LAST):
+    for name in (_BEST, LAST):
         if (path / "checkpoints" / name).is_dir():
             return path / "checkpoints" / name
     if (path / "checkpoints").is_dir() or (path / "config.yaml").exists():
@@ -137,7 +135,7 @@ def _none(path: Path) -> str:
     found = (
         "no such folder" if not there else "neither a run nor a checkpoint is in it" if path.is_dir() else "is a file"
     )
-    runs = sorted(Path("runs").glob(f"*/checkpoints/{_LAST}"), key=lambda each: each.lstat().st_mtime)
+    runs = sorted(Path("runs").glob(f"*/checkpoints/{LAST}"), key=lambda each: each.lstat().st_mtime)
     here = f"; the newest run here is {runs[-1].parent.parent}" if runs else ""
     return (
         f"{path}: {found}; expected a run's folder, such as runs/photos, or a checkpoint's, such as "
@@ -185,14 +183,6 @@ def _read_tensors(path: Path, expected: str) -> State:
         raise RequestError(f"{path}: cannot be read ({error.strerror}); use another checkpoint") from None
     except SafetensorError as error:
         raise RequestError(f"{path}: no safetensors file ({error}); use another checkpoint") from None
-
-
-def last_record(folder: Path) -> Record | None:
-    """The record of the newest checkpoint in `folder`; None if there is none, or it cannot be read."""
-    try:
-        return Record.model_validate_json(read_bounded(folder / _LAST / RECORD))
-    except (OSError, ValidationError):
-        return None
 
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -271,7 +261,7 @@ class Checkpoints:
 
     def kept(self) -> dict[str, Path]:
         """The folders that `last` and, if there is a validation split, `best` point to; complete after `wait`."""
-        links = {name: self._folder / name for name in (_LAST, _BEST)}
+        links = {name: self._folder / name for name in (LAST, _BEST)}
         return {name: self._folder / link.readlink() for name, link in links.items() if link.is_symlink()}
 
     def _start(self, writes: Callable[[], None]) -> None:
@@ -331,7 +321,7 @@ class Checkpoints:
         whole = [place for place in places if _progress(place) is not None]
         scored = {place: score for place in whole if (score := self._score(place)) is not None}
         best = max(scored, key=lambda place: (scored[place], place.name), default=None)
-        self._link(_LAST, whole[-1])  # before deleting: no link ever points to a deleted folder
+        self._link(LAST, whole[-1])  # before deleting: no link ever points to a deleted folder
         if best is not None:
             self._link(_BEST, best)
         for place in places[: -self._settings.keep]:
@@ -407,16 +397,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def check_fresh(adapter: Adapter, topology: Topology, place: Path) -> None:
-    """Check that `place` has no checkpoints of an earlier run, because a new run's would mix with them; collective.
-
-    Raises RequestError, the same on every rank. `hvdkit train` empties the folder before; a recipe's script does not.
-    """
-    found = topology.is_root and any(place.glob("step-*"))
-    if adapter.allgather_object(found, name="fresh")[0]:
-        raise RequestError(
-            f"{place}: it holds the checkpoints of an earlier run; add --resume to go on from them, remove it, or "
-            "choose another --out"
-        )

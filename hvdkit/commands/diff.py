@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hvdkit.checkpoint import snapshots
+from hvdkit.checkpoint.resume import last_record
 from hvdkit.errors import Faults
 from hvdkit.recipe import schema
 from hvdkit.results.diff import CheckpointDifference, Diff, Difference, LossDifference, TensorDifference
@@ -53,7 +54,7 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Di
 def _circumstances(folder: Path) -> dict[str, Any]:
     """As far as they are known: a run that failed has no result, and its last checkpoint says less."""
     if not (folder / "result.json").exists():
-        record = snapshots.last_record(folder / "checkpoints")
+        record = last_record(folder / "checkpoints")
         known = ("framework", "framework_version", "hvdkit_version", "np")
         return {} if record is None else {key: getattr(record, key) for key in known}
     result = read_result(folder / "result.json").model_dump(mode="json")

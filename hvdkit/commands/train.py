@@ -118,7 +118,7 @@ def _say(lines: list[str]) -> None:
 
 def writer(folder: Path) -> str | None:
     """The framework that has written the newest checkpoint of the run in the folder; None if there is none."""
-    from hvdkit.checkpoint.snapshots import last_record  # NumPy comes with it
+    from hvdkit.checkpoint.resume import last_record  # NumPy comes with it
 
     record = last_record(folder / "checkpoints")
     return record.framework if record and record.framework in FRAMEWORKS else None

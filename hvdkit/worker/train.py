@@ -17,7 +17,7 @@ import numpy as np
 
 import hvdkit
 from hvdkit.checkpoint import snapshots
-from hvdkit.checkpoint.snapshots import Checkpoint, check_fresh
+from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.core import metrics, tuning
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter, rival_of
@@ -115,6 +115,8 @@ def _train(
         warnings += notes
     else:
         if place and keeps:
+            from hvdkit.checkpoint.resume import check_fresh
+
             check_fresh(adapter, mesh.world, place)
         if mesh.world.size > 1:  # packing the state takes memory
             session.broadcast_state()

@@ -8,7 +8,7 @@ import numpy as np
 from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, error, features
 
 from hvdkit.core.session import Session
-from hvdkit.recipe.schema import Loss, Sgd
+from hvdkit.recipe.schema import AverageWeights, Loss, Sgd
 from hvdkit.strategies.dense import Dense
 
 LAYERS = ("fc", "side", "idle")
@@ -108,3 +108,30 @@ def a_parameter_that_a_rank_does_not_use_has_a_gradient_of_zeros_there(
         expected = before[name] - RATE * (mean + DECAY * before[name])  # decay acts on what nobody uses, too
         assert error(after[name], expected) < 1e-6, name
     assert error(after[of["idle"]], (1 - RATE * DECAY) * before[of["idle"]]) < 1e-6
+
+
+@case
+def constraints_hold_after_each_update_and_the_average_is_of_what_they_leave(
+    adapter: Adapter, topology: Topology, make: Make
+) -> None:
+    if adapter.NAME != "keras":
+        return
+    import keras
+
+    x = keras.Input((FEATURES,))
+    model = keras.Model(x, keras.layers.Dense(CLASSES, name="fc", kernel_constraint="nonneg")(x))
+    session = Session(adapter, model, Sgd(learning_rate=1.0), Loss(), Dense(adapter, topology.size))
+    session.broadcast_state()
+    session.keep_average(AverageWeights(decay=0.5))
+    mine = [features(topology.rank), features(topology.rank + 9)]
+    by_hand = None
+    for batches in (mine, mine[:1], mine):  # accumulated and single ones
+        session.train_step(batches)
+        state = session.state()
+        weight = state["fc.weight"]
+        assert weight.min() == 0 < weight.max()
+        by_hand = weight if by_hand is None else (by_hand + weight) / 2
+        assert error(state["optimizer.average.fc.weight"], by_hand) < 1e-6
+    with session.averaged():
+        assert error(session.state()["fc.weight"], by_hand) < 1e-6
+    assert np.array_equal(session.state()["fc.weight"], weight)
