@@ -19,7 +19,6 @@ import numpy as np
 
 from hvdkit.core.owned import Owned
 from hvdkit.core.state import AVERAGE, is_statistic, slot_name
-from hvdkit.core.tensors import scalar
 from hvdkit.errors import RunError
 from hvdkit.recipe.schema import AverageWeights
 
@@ -52,22 +51,18 @@ class Average:
 
     def add(self) -> None:
         """Add the weights as they are; part of a compiled step."""
-        self._add(zip(self.pieces.values(), self._owned.weights(), strict=True))
-        self._add((self.statistics[name], tensor) for name, tensor in self._buffers.items())
-        self.count.set(self.count.get() + 1)
-
-    def _add(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        for average, value in pairs:
-            kept = self._kept(average)
-            self._adapter.tensors.assign(average, average * kept + value * (1 - kept))
-
-    def _kept(self, like: Tensor) -> Any:
-        """The share of the average that stays, for arithmetic with `like`."""
+        averages = [*self.pieces.values(), *self.statistics.values()]
+        values = [*self._owned.weights(), *self._buffers.values()]
         count, decay = self.count.get(), self.settings.decay
-        if decay is None:
-            return scalar(self._adapter, count / (count + 1), like)
+        # The share of the average that stays: none of the zeros before the first weights.
+        kept = count / (count + 1) if decay is None else decay * self._begun(count)
+        self._adapter.tensors.blend(averages, values, kept)
+        self.count.set(count + 1)
+
+    def _begun(self, count: Any) -> Any:
+        """1 for a count above 0, else 0."""
         started = count > 0
-        return decay * (started if isinstance(started, bool) else scalar(self._adapter, started, like))
+        return started if isinstance(started, bool) else self._adapter.cast(started, "float64")
 
     def swap(self) -> None:
         """Exchange the average with the model's weights and running statistics; collective.

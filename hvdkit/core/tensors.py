@@ -1,7 +1,7 @@
 """The tensor operations with which the training step, optimizers and compression are written once for all frameworks.
 
-An adapter provides them as its `tensors`. Only `assign` and `scatter_add` change an argument. Core also uses what all
-tensors support: +, -, *, /, ==, abs, `.shape`, and slices.
+An adapter provides them as its `tensors`. Only `assign`, `blend` and `scatter_add` change an argument. Core also uses
+what all tensors support: +, -, *, /, ==, abs, `.shape`, and slices.
 """
 
 from __future__ import annotations
@@ -66,6 +66,9 @@ class Tensors(Protocol):
 
     def scaled(self, tensor: Tensor, factor: Tensor) -> Tensor:
         """The tensor times a factor of one element; in the tensor's own memory where the framework can."""
+
+    def blend(self, averages: Sequence[Tensor], values: Sequence[Tensor], kept: Any) -> None:
+        """Overwrite each variable a with kept × a + (1 − kept) × its value; `kept` a number or `Number`'s value."""
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         """The same elements in the same order in another shape; one size may be -1 and is then inferred."""

@@ -48,6 +48,11 @@ def scaled(tensor: np.ndarray, factor: np.ndarray) -> np.ndarray:
     return scaled
 
 
+def blend(averages: Sequence[np.ndarray], values: Sequence[np.ndarray], kept: float) -> None:
+    for average, value in zip(averages, values, strict=True):
+        average[...] = kept * average + (1 - kept) * value
+
+
 def reshape(tensor: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     return tensor.reshape(tuple(shape))
 

@@ -53,6 +53,12 @@ def scaled(tensor: mx.nd.NDArray, factor: mx.nd.NDArray) -> mx.nd.NDArray:
     return mx.nd.broadcast_mul(tensor, factor, out=tensor)
 
 
+def blend(averages: Sequence[mx.nd.NDArray], values: Sequence[mx.nd.NDArray], kept: float) -> None:
+    for average, value in zip(averages, values, strict=True):
+        average *= kept
+        average += (1 - kept) * value
+
+
 def reshape(tensor: mx.nd.NDArray, shape: Sequence[int]) -> mx.nd.NDArray:
     return tensor.reshape(tuple(shape))
 

@@ -48,6 +48,12 @@ def scaled(tensor: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     return tensor.mul_(factor.reshape(()))
 
 
+def blend(averages: Sequence[torch.Tensor], values: Sequence[torch.Tensor], kept: float) -> None:
+    with torch.no_grad():
+        torch._foreach_mul_(list(averages), kept)
+        torch._foreach_add_(list(averages), list(values), alpha=1 - kept)
+
+
 def reshape(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return tensor.reshape(tuple(shape))
 

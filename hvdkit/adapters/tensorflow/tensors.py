@@ -63,6 +63,12 @@ def scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     return tensor * tf.reshape(factor, ())
 
 
+def blend(averages: Sequence[tf.Variable], values: Sequence[Any], kept: Any) -> None:
+    for average, value in zip(averages, values, strict=True):
+        share = tf.cast(kept, average.dtype)
+        average.assign(share * average + (1 - share) * value)
+
+
 def reshape(tensor: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     return tf.reshape(tensor, tuple(shape))
 

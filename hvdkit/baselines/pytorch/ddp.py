@@ -16,9 +16,11 @@ from hvdkit.baselines.pytorch.process_group import ProcessGroup
 from hvdkit.baselines.pytorch.sessions import ByHandSession, TorchOptimSession, torch_optimizer
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.owned import Owned
-from hvdkit.core.seam import Adapter
+from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
+from hvdkit.data.dataset import Batch
+from hvdkit.errors import RunError
 from hvdkit.recipe.schema import Optimizer, Recipe
 
 if TYPE_CHECKING:
@@ -29,6 +31,17 @@ class _DdpSession(ByHandSession):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.trainable.forward = DistributedDataParallel(self.trainable.model, broadcast_buffers=False)
+
+    def _backward_of(self, batch: Batch, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
+        try:
+            return super()._backward_of(batch, parts)
+        except RuntimeError as error:
+            if "finished reduction in the prior iteration" not in str(error):
+                raise
+            raise RunError(
+                f"--rival {rival_of(self.adapter)}: a batch does not use all parameters, which DistributedDataParallel "
+                "refuses in its default setting, find_unused_parameters=False; hvdkit itself trains such a model"
+            ) from None
 
     def _without_communication(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = self.trainable.forward.no_sync()
