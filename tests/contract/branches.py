@@ -119,7 +119,7 @@ def constraints_hold_after_each_update_and_the_average_is_of_what_they_leave(
     import keras
 
     x = keras.Input((FEATURES,))
-    model = keras.Model(x, keras.layers.Dense(CLASSES, name="fc", kernel_constraint="nonneg")(x))
+    model = keras.Model(x, keras.layers.Dense(CLASSES, name="fc", kernel_constraint="non_neg")(x))
     session = Session(adapter, model, Sgd(learning_rate=1.0), Loss(), Dense(adapter, topology.size))
     session.broadcast_state()
     session.keep_average(AverageWeights(decay=0.5))
