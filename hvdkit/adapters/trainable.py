@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import numpy as np
-
 from hvdkit.core import trainer
 from hvdkit.core.seam import Block, Hooks, Joined, Pending, Session, Stamp, Tensor, UpdateKernel, Uses
 from hvdkit.errors import RequestError
@@ -58,7 +56,7 @@ class TrainableModel:
 
     traced = transposed = reports = overlaps = False
     parameters: dict[str, Tensor]
-    buffers: dict[str, Tensor]
+    warnings: Sequence[str] = ()
     stamp: Stamp
     session: Session
 
@@ -68,8 +66,9 @@ class TrainableModel:
     def constrain(self) -> None:
         """Nothing."""
 
-    def unsaved(self) -> Iterator[tuple[str, np.ndarray]]:
-        return iter(())
+    @property
+    def transient(self) -> Mapping[str, Tensor]:
+        return {}
 
     def compile(self, function: Function) -> Function:
         return function
@@ -105,13 +104,12 @@ class TrainableModel:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        adapter = self.session.adapter
-        kept = {name: adapter.to_numpy(tensor) for name, tensor in self.buffers.items()}
+        session = self.session
+        kept = session.buffers()
         try:
             yield
         finally:
-            for name, values in kept.items():
-                adapter.tensors.assign(self.buffers[name], adapter.from_numpy(values))
+            session.load_buffers(kept)
 
     def fit(self, hooks: Hooks) -> None:
         trainer.drive(self.session, hooks)

@@ -14,7 +14,7 @@ from types import TracebackType
 import numpy as np
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]  # by name: NumPy's dtype, and the shape
-_KINDS = {"f": "F", "i": "I", "u": "U"}
+_KINDS = {"f": "F", "i": "I", "u": "U", "c": "C"}
 _ALIGNED = 8  # bytes of the header, as the library has it
 
 

@@ -32,6 +32,7 @@ SAFETENSORS, ONNX, KERAS = ".safetensors", ".onnx", ".keras"
 SUFFIXES = (SAFETENSORS, ONNX, KERAS)
 _PRETRAINED = "model.safetensors"  # the name that transformers looks for
 ABOUT = "hvdkit.json"  # the metadata in a Keras archive, which is a zip file
+_COMPILED = "_orig_mod."  # in names of the tensors of a compiled module; the module itself has them without
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def plan(folder: Path, out: Path, overwrite: bool, average: bool = True) -> Expo
     with faults.collected(HvdkitError):
         checkpoint = snapshots.read(folder)
         state, averaged = checkpoint.model(average)
+        state = {name.replace(_COMPILED, ""): value for name, value in state.items()}
         found = ExportPlan(out.absolute(), checkpoint.record, state, None, averaged)
         recipe = schema.revise(checkpoint.record.recipe, f"{folder / snapshots.RECORD}: recipe")
         model = recipe.model

@@ -162,21 +162,26 @@ class Trainable(Protocol):
     """A model of this framework in training: the operations that only the framework can do, used by `core.session`.
 
     `parameters` and `buffers` map torchvision's names to tensors, which `Tensors.assign` changes. If `transposed`,
-    kernels are HWIO and matrices (in, out), other than in files; a model whose attribute `transposed` is False has
-    the files' layouts. If `traced`, functions are compiled once and run many times.
-    `stamp(names, tensors)` returns the tensors; while trace events are recorded it also records, under these names of
-    `core.trace_events`, when the tensors are ready. `reports` says whether backward can report each gradient, and
-    `overlaps` whether gradients are best sent then.
+    kernels are HWIO and matrices (in, out), unless a model's attribute `transposed` is False. If `traced`, functions
+    are compiled once and run many times. `stamp(names, tensors)` returns the tensors; while trace events are recorded
+    it also records, under these names of `core.trace_events`, when the tensors are ready. `reports` says whether
+    backward can report each gradient, and `overlaps` whether gradients are best sent then.
     """
 
     parameters: dict[str, Tensor]
-    buffers: dict[str, Tensor]
     transposed: bool
     traced: bool
     reports: bool
     overlaps: bool
     stamp: Stamp
     session: Session  # the session that uses it; set by the session
+    warnings: Sequence[str]  # lines about what training does otherwise than the model says, such as casts
+
+    @property
+    def buffers(self) -> dict[str, Tensor]: ...  # the other tensors of checkpoints, such as frozen parameters
+
+    @property
+    def transient(self) -> Mapping[str, Tensor]: ...  # those that no checkpoint has: the model makes them anew
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The batch's inputs and targets on the device."""
@@ -190,9 +195,6 @@ class Trainable(Protocol):
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
         """The outputs for a batch's inputs, in evaluation mode."""
-
-    def unsaved(self) -> Iterator[tuple[str, np.ndarray]]:
-        """The model's tensors that are neither parameters nor `buffers`, by name; floating ones as float64."""
 
     def losses(self, batch: Batch) -> np.ndarray:
         """Each target's cross-entropy (n, …) without label smoothing, in evaluation mode.
@@ -225,10 +227,8 @@ class Trainable(Protocol):
         """
 
     def on_ready(self, ready: Callable[[str, Tensor], bool]) -> None:
-        """Call `ready(name, gradient)` as soon as backward has computed a gradient. Only used if `reports`.
-
-        Where it returns true, backward keeps no reference to the gradient and leaves it out of its result.
-        """
+        """Call `ready(name, gradient)` as soon as backward has computed a gradient. Only used if `reports`. Where it
+        returns true, backward keeps no reference to the gradient and leaves it out of its result."""
 
     def join_gradients(self, groups: Sequence[tuple[Sequence[str], int]]) -> Joined | None:
         """Have `backward` leave gradients in vectors: for each group those of its parameters, in its order, in a vector
@@ -248,20 +248,15 @@ class Trainable(Protocol):
         """Start gathering the ranks' vectors of equal length into the vector `out`. Needs `shard-parameters`."""
 
     def blocks(self) -> dict[str, list[str]]:
-        """The names of the parameters by block, in forward order: a block's are used together.
-
-        ROOT_BLOCK is the first, unless it has none. Needs `shard-parameters`.
-        """
+        """The names of the parameters by block, in forward order: a block's are used together. ROOT_BLOCK is the first,
+        unless it has none. Needs `shard-parameters`."""
 
     def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses | None = None) -> dict[str, Block]:
         """Put the parameters into blocks, each with the names and the size of its vector, and report their `uses`.
-
-        Their values are lost, and `parameters` are new tensors. Needs `shard-parameters`.
-        """
+        Their values are lost, and `parameters` are new tensors. Needs `shard-parameters`."""
 
     def unchanged(self) -> AbstractContextManager[None]:
-        """A context for a backward pass that nothing is learned from: afterwards, buffers and the state of the
-        framework's random numbers are what they were, as far as the framework tells it."""
+        """A context after which buffers, and random numbers where the framework tells, are what they were before."""
 
     def fit(self, hooks: Hooks) -> None:
         """Train: call the loop's hooks in this framework's usual way."""
@@ -330,7 +325,7 @@ class Adapter(Protocol):
         """A tensor on this rank's device with the array's shape, dtype and values; a copy."""
 
     def to_numpy(self, tensor: Tensor) -> np.ndarray:
-        """The tensor's values as an array; waits for the device."""
+        """The tensor's values as an array, those of bfloat16 in float32 where NumPy lacks it; waits for the device."""
 
     def dtype(self, tensor: Tensor) -> str:
         """The tensor's dtype by NumPy's name."""

@@ -94,7 +94,7 @@ class Session(Stateful):
             del state
         # Before a strategy divides parameters: what a rank has itself, not what all ranks have together.
         whole = sorted((self.trainable.parameters | self.trainable.buffers).items()) if digests else []
-        self.initial_sha256 = digest((name, self._array(tensor)) for name, tensor in whole) if digests else None
+        self.initial_sha256 = digest((name, self.array(tensor)) for name, tensor in whole) if digests else None
         del whole
         self.strategy.bind(self, sum(int(np.prod(shape)) for shape in self.shapes.values()))
         settings = self.strategy.optimizer(optimizer)

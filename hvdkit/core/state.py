@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -21,6 +21,15 @@ _LEAVES = {
 }
 
 _MOST_LISTED = 5  # tensors that do not fit; another model's state has hundreds of them
+_MOST_NAMED = 3  # tensors in a line that is about many
+
+_FLOATING = {"float16", "bfloat16", "float32", "float64"}
+_WHOLE = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+_KNOWN = _FLOATING | _WHOLE | {"bool", "complex64", "complex128"}
+# What NumPy or its safetensors cannot hold, and what a state has in its place, without loss: complex128 as pairs of
+# real and imaginary parts, in a last axis.
+_HELD_AS = {"bfloat16": "float32", "complex128": "float64"}
+COUNT = "num_batches_tracked"  # batch norm's count of batches, which the checkpoints of earlier versions have not
 
 
 def canonical_name(name: str) -> str:
@@ -54,7 +63,71 @@ def slot_name(slot: str, name: str) -> str:
 
 def is_statistic(name: str) -> bool:
     """Whether a tensor of a state is one of batch norm's running statistics."""
-    return name.endswith((".running_mean", ".running_var"))
+    return name.rpartition(".")[2] in ("running_mean", "running_var")
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first few names, and the number of the others."""
+    every = list(names)
+    more = len(every) - _MOST_NAMED
+    return ", ".join(every[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def check_kinds(dtypes: Mapping[str, str], trained: Collection[str]) -> None:
+    """Check the dtypes of a model's tensors by name, of which some are trained. Raises RequestError naming a tensor."""
+    for name, dtype in dtypes.items():
+        if dtype not in _KNOWN:
+            raise RequestError(f"model: {name}: tensors of the dtype {dtype} can be neither sent nor saved")
+        if name in trained and dtype not in _FLOATING:
+            remedy = (
+                "store its real and imaginary parts as a real parameter, and combine them in the forward pass"
+                if dtype.startswith("complex")
+                else "use a floating dtype"
+            )
+            raise RequestError(
+                f"model: expected floating parameters to train, got {dtype} in {name}; {remedy}, or do not train it"
+            )
+
+
+def cast_lines(dtypes: Mapping[str, str], precision: str, wanted: str) -> list[str]:
+    """A line for each floating dtype, by tensor, that a model's tensors lose in this precision.
+
+    That float32 becomes the dtype of the precision, `wanted`, is what the recipe asks for.
+    """
+    return [
+        f"model: {listed(name for name, own in dtypes.items() if own == dtype)}: cast from {dtype} to {wanted}, the "
+        f"dtype of precision: {precision}"
+        for dtype in sorted(set(dtypes.values()) - {"float32", wanted})
+        if "float" in dtype
+    ]
+
+
+def held(array: np.ndarray) -> np.ndarray:
+    """An array as a state has it: in a dtype that NumPy and safetensors have."""
+    if array.dtype.name == "bfloat16":
+        return array.astype(np.float32)
+    return np.stack([array.real, array.imag], axis=-1) if array.dtype == np.complex128 else array
+
+
+def held_layout(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """The dtype and shape of `held` for an array of this dtype, by NumPy's name, and shape."""
+    return _HELD_AS.get(dtype, dtype), ((*shape, 2) if dtype == "complex128" else shape)
+
+
+def unheld(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
+    """The array that `held` had for tensor `name` of this dtype; bfloat16 stays float32.
+
+    Floating values are rounded to the dtype. Raises RequestError if others would change.
+    """
+    wanted = np.dtype(_HELD_AS.get(dtype, dtype))
+    if array.dtype != wanted:
+        floating = array.dtype.kind == wanted.kind == "f"
+        real = array.dtype.kind != "c" or wanted.kind == "c"
+        cast = array.astype(wanted) if real else array
+        if cast.dtype != wanted or not (floating or np.array_equal(cast, array)):
+            raise RequestError(f"tensor {name}: expected {dtype}, got {array.dtype} with values that it cannot hold")
+        array = cast
+    return array[..., 0] + 1j * array[..., 1] if dtype == "complex128" else array
 
 
 def parameters_of(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -104,13 +177,14 @@ def from_canonical(array: np.ndarray) -> np.ndarray:
 def check_fits(wanted: Mapping[str, tuple[int, ...]], state: Mapping[str, np.ndarray]) -> None:
     """Check that `state` has each wanted tensor in its shape and no unknown one.
 
-    Either all slots (`slot_name`) are present or none; the optimizer's scalars are not checked.
+    Either all slots (`slot_name`) are present or none; the optimizer's scalars are not checked, and a `COUNT` may be
+    missing.
     Raises RequestError naming the tensors that do not fit, at most the first few.
     """
     given = [name for name in state if not name.startswith("optimizer.") or name.count(".") > 1]
     slots = any(name.startswith("optimizer.") for name in given)
     needed = [name for name in wanted if slots or not name.startswith("optimizer.")]
-    faults = [f"tensor {name} is missing" for name in needed if name not in state]
+    faults = [f"tensor {name} is missing" for name in needed if name not in state and not name.endswith(COUNT)]
     faults += [f"tensor {name} is unknown to this model and optimizer" for name in given if name not in wanted]
     faults += [
         f"tensor {name}: expected shape {wanted[name]}, got {state[name].shape}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
@@ -11,7 +10,17 @@ import numpy as np
 from hvdkit.core.owned import Owned
 from hvdkit.core.seam import Adapter, Tensor, Trainable
 from hvdkit.core.shares import buckets
-from hvdkit.core.state import check_fits, from_canonical, has_average, is_averaged, to_canonical
+from hvdkit.core.state import (
+    check_fits,
+    from_canonical,
+    has_average,
+    held,
+    held_layout,
+    is_averaged,
+    is_statistic,
+    to_canonical,
+    unheld,
+)
 from hvdkit.core.update import Update
 
 _TURNED = {4: (3, 2, 0, 1), 2: (1, 0)}  # HWIO kernels to OIHW, (in, out) matrices to (out, in)
@@ -49,14 +58,14 @@ class Stateful:
         yield from self.model_arrays(keep)
         for name, tensor in self.update.tensors():
             if keep:
-                yield name, self._array(tensor)
+                yield name, self.array(tensor)
         for name, (number, dtype) in self.update.numbers().items() if keep else ():
             yield name, np.asarray(number.get()).astype(dtype)
 
     def state_layout(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """The dtype and shape of each array of `state`, by name."""
         whole = self.trainable.parameters | self.trainable.buffers | self.update.slot_tensors()
-        found = {name: (self.adapter.dtype(tensor), self._turned_shape(tensor)) for name, tensor in whole.items()}
+        found = {name: self._layout(tensor) for name, tensor in whole.items()}
         return found | {name: (dtype, ()) for name, (_, dtype) in self.update.numbers().items()}
 
     def model_state(self, keep: bool = True) -> dict[str, np.ndarray]:
@@ -71,17 +80,42 @@ class Stateful:
         buffers = sorted(self.trainable.buffers.items())
         for name, tensor in heapq.merge(self.update.owned.model(), buffers, key=lambda item: item[0]):
             if keep:
-                yield name, self._array(tensor)
+                yield name, self.array(tensor)
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """This rank's buffers, in names and layouts as in `model_state`."""
-        return self._arrays(self.trainable.buffers)
+        """This rank's buffers, in names and layouts as in `model_state`, with those that no checkpoint has."""
+        return self._arrays({**self.trainable.buffers, **self.trainable.transient})
 
     def load_buffers(self, state: Mapping[str, np.ndarray]) -> None:
-        """Set all buffers."""
-        for name, tensor in self.trainable.buffers.items():
-            array = self._native(state[name]).astype(self.adapter.dtype(tensor), copy=False)
-            self.adapter.tensors.assign(tensor, self.adapter.from_numpy(array))
+        """Set the buffers that the state has. Raises RequestError for values that a buffer's dtype cannot hold."""
+        for name, tensor in {**self.trainable.buffers, **self.trainable.transient}.items():
+            if name in state:
+                self._assign(tensor, self._native(unheld(name, state[name], self.adapter.dtype(tensor))))
+
+    def _assign(self, tensor: Tensor, array: np.ndarray) -> None:
+        """Set a tensor from an array of its dtype, or of one that holds its values."""
+        adapter = self.adapter
+        value, dtype = adapter.from_numpy(array), adapter.dtype(tensor)
+        adapter.tensors.assign(tensor, value if adapter.dtype(value) == dtype else adapter.cast(value, dtype))
+
+    def merge_buffers(self) -> list[str]:
+        """Make the buffers of all ranks one: running statistics are averaged, others as in `merging.py`; collective.
+
+        Each rank's statistics come from its own batches. The ranks then evaluate and save the same model. Returns a
+        line for each kind of other buffers that has differed, the same on all ranks.
+        """
+        adapter, buffers = self.adapter, {**self.trainable.buffers, **self.trainable.transient}
+        running = {name: self.array(buffers.pop(name)) for name in list(buffers) if is_statistic(name)}
+        if running:
+            means = adapter.allreduce(
+                [adapter.from_numpy(each) for each in running.values()], name="running_statistics"
+            )
+            self.load_buffers({name: adapter.to_numpy(mean) for name, mean in zip(running, means, strict=True)})
+        if not buffers:
+            return []
+        from hvdkit.core.merging import merge_buffers  # most models have no others
+
+        return merge_buffers(adapter, self, buffers)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Load `state`. Optimizer slots may be absent. Raises RequestError naming the tensors that do not fit.
@@ -93,9 +127,9 @@ class Stateful:
         if not has_average(state):  # as it has not begun
             slots = {name: tensor for name, tensor in slots.items() if not is_averaged(name)}
         wanted = {**tensors, **self.trainable.buffers, **slots}
-        check_fits({name: self._turned_shape(tensor) for name, tensor in wanted.items()}, state)
+        check_fits({name: self._layout(tensor)[1] for name, tensor in wanted.items()}, state)
         arrays = {
-            name: self._native(state[name]).astype(self.adapter.dtype(tensor), copy=False)
+            name: self._native(unheld(name, state[name], self.adapter.dtype(tensor)))
             for name, tensor in (tensors | slots).items()
             if name in state
         }
@@ -109,10 +143,10 @@ class Stateful:
 
     def _load_model(self, state: Mapping[str, np.ndarray]) -> None:
         parameters = self.trainable.parameters
-        shapes = {name: self._turned_shape(each) for name, each in (parameters | self.trainable.buffers).items()}
+        shapes = {name: self._layout(each)[1] for name, each in (parameters | self.trainable.buffers).items()}
         check_fits(shapes, state)
         Owned(self.adapter, parameters).load(
-            {name: self._native(state[name]).astype(self.dtype, copy=False) for name in parameters}
+            {name: self._native(unheld(name, state[name], self.dtype)) for name in parameters}
         )
         self.load_buffers(state)
 
@@ -122,33 +156,46 @@ class Stateful:
         `found` is a state that the root has in place of its own, such as a checkpoint's; the others then pass an empty
         one. Without it, ranks keep their shares of slots and parameters as they are.
         """
+        owned, buffers = self.update.owned, dict(self.trainable.transient)
         if found is not None:
             own = self.state()
             given = {name: value.astype(own[name].dtype) for name, value in found.items()}
-            state = {name: self.adapter.from_numpy(value.reshape(-1)) for name, value in (own | given).items()}
-            roots = ((name, self.adapter.to_numpy(tensor)) for name, tensor in self._broadcast(state, root_rank))
-            self.load_state({name: array.reshape(own[name].shape) for name, array in roots})
-            return
-        owned = self.update.owned
-        tensors = self.trainable.buffers | (self.trainable.parameters if owned.keeps_model else {})
-        tensors |= dict(self.update.tensors() if owned.in_place else ())
-        for name, tensor in self._broadcast(tensors, root_rank):
-            self.adapter.tensors.assign(tensors[name], tensor)
-        if owned.in_place:
+            self.load_state(dict(self.broadcast_arrays(own | given, root_rank)))
+        else:
+            buffers |= self.trainable.buffers
+            tensors = dict(self.trainable.parameters if owned.keeps_model else {})
+            tensors |= self.update.tensors() if owned.in_place else ()
+            for name, tensor in self._broadcast(tensors, root_rank):
+                self.adapter.tensors.assign(tensors[name], tensor)
+        arrays = {name: self.adapter.to_numpy(tensor) for name, tensor in buffers.items()}
+        for name, array in self.broadcast_arrays(arrays, root_rank):
+            self._assign(buffers[name], array)
+        if owned.in_place and found is None:
             for name, (number, _) in self.update.numbers().items():
                 value = self.adapter.from_numpy(np.asarray([number.get()], np.float64))
                 number.set(float(self.adapter.to_numpy(self.adapter.broadcast(value, root_rank, f"state.{name}"))[0]))
 
     def _broadcast(self, tensors: Mapping[str, Tensor], root_rank: int) -> Iterator[tuple[str, Tensor]]:
-        """The root's tensors, a bucket at a time."""
-        adapter, by_dtype = self.adapter, defaultdict[str, dict[str, tuple[int, ...]]](dict)
-        for name, tensor in tensors.items():
-            by_dtype[adapter.dtype(tensor)][name] = tuple(int(size) for size in tensor.shape)
-        for dtype, shapes in by_dtype.items():
-            for number, bucket in enumerate(buckets(shapes, 1, np.dtype(dtype).itemsize)):
-                got = adapter.broadcast(self._joined(tensors, bucket.shapes), root_rank, f"state.{dtype}.{number}")
-                yield from zip(bucket.shapes, adapter.tensors.part(got, list(bucket.shapes.values())), strict=True)
-                del got
+        """The root's tensors of the parameters' dtype, a bucket at a time."""
+        shapes = {name: tuple(int(size) for size in tensor.shape) for name, tensor in tensors.items()}
+        for number, bucket in enumerate(buckets(shapes, 1, np.dtype(self.dtype).itemsize)):
+            got = self.adapter.broadcast(self._joined(tensors, bucket.shapes), root_rank, f"state.{number}")
+            yield from zip(bucket.shapes, self.adapter.tensors.part(got, list(bucket.shapes.values())), strict=True)
+            del got
+
+    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray], root_rank: int) -> Iterator[tuple[str, np.ndarray]]:
+        """The root's arrays, a bucket at a time.
+
+        They are sent as bytes, since each framework's Horovod refuses other dtypes, and some tensors without elements.
+        """
+        yield from ((name, array) for name, array in arrays.items() if not array.nbytes)
+        sizes = {name: (array.nbytes,) for name, array in arrays.items() if array.nbytes}
+        for number, bucket in enumerate(buckets(sizes, 1, 1)):
+            sent = np.concatenate([_bytes(arrays[name]) for name in bucket.shapes])
+            got = self.adapter.broadcast(self.adapter.from_numpy(sent), root_rank, f"state.bytes.{number}")
+            ends = np.cumsum([size for (size,) in bucket.shapes.values()])
+            for name, part in zip(bucket.shapes, np.split(self.adapter.to_numpy(got), ends[:-1]), strict=True):
+                yield name, np.frombuffer(part.tobytes(), arrays[name].dtype).reshape(arrays[name].shape)
 
     def _joined(self, tensors: Mapping[str, Tensor], names: Collection[str]) -> Tensor:
         """The tensors of these names as one vector: a single one without a copy."""
@@ -186,11 +233,15 @@ class Stateful:
         return from_canonical(array) if self.trainable.transposed else array
 
     def _arrays(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-        return {name: self._array(tensor) for name, tensor in tensors.items()}
+        return {name: self.array(tensor) for name, tensor in tensors.items()}
 
-    def _array(self, tensor: Tensor) -> np.ndarray:
+    def array(self, tensor: Tensor) -> np.ndarray:
+        """A tensor of the model as an array of `state`."""
         array = self.adapter.to_numpy(tensor)
-        return to_canonical(array) if self.trainable.transposed else array
+        return held(to_canonical(array) if self.trainable.transposed else array)
+
+    def _layout(self, tensor: Tensor) -> tuple[str, tuple[int, ...]]:
+        return held_layout(self.adapter.dtype(tensor), self._turned_shape(tensor))
 
     def _turned(self, tensor: Tensor, axes: Mapping[int, tuple[int, ...]]) -> Tensor:
         dimensions = len(tensor.shape)
@@ -202,3 +253,7 @@ class Stateful:
         shape = tuple(int(size) for size in tensor.shape)
         axes = _TURNED.get(len(shape)) if self.trainable.transposed else None
         return tuple(shape[axis] for axis in axes) if axes else shape
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

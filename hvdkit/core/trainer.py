@@ -13,7 +13,7 @@ from hvdkit.core import metrics
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.metrics import evaluate as evaluate  # users import it from here
 from hvdkit.core.seam import Adapter, Hooks, Session, Tensor
-from hvdkit.core.state import digest, is_statistic
+from hvdkit.core.state import digest
 from hvdkit.core.step_plan import Progress, StepPlan
 from hvdkit.data.batches import Batch, Dataset
 from hvdkit.errors import RequestError, RunError, Stopped
@@ -84,6 +84,7 @@ class Loop:
             self._average = EpochAverage(session, mesh, self.plan, dataset.train, self._measure, on_batch)
         self.warnings: list[str] = []  # for the next line of metrics.jsonl, which comes at once; the same on all ranks
         self.notes: list[str] = []  # for the next line too, which comes when it is due
+        self._said: set[str] = set()  # of these
         self.enter_epoch(self.progress.epoch)
         if recipe.early_stopping and not self.progress.samples:  # it may have stopped before
             self._look_whether_to_stop(self.progress.epoch)
@@ -196,7 +197,7 @@ class Loop:
     def evaluate(self) -> dict[str, float]:
         """The means of the task's metrics over the validation split, by name; empty if the split is."""
         self._strategy.synchronize()
-        merge_statistics(self._adapter, self._session, self._mesh)
+        self._merge_buffers()
         return self._measure()
 
     def _measure(self) -> dict[str, float]:
@@ -217,13 +218,21 @@ class Loop:
         self._report("checkpoint", self.progress.step)
         self._strategy.settle()
         self._read_losses()
-        merge_statistics(self._adapter, self._session, self._mesh)
+        self._merge_buffers()
         if self._average:
             self._average.settle()
         self._keep(self.progress)
         # Only rank 0 copies and writes; the others wait for it here, so that their next step's time excludes the wait.
         metrics.reduce_sums(self._adapter, kept=1.0)
         self.clock.resume()
+
+    def _merge_buffers(self) -> None:
+        found = self._session.merge_buffers() if self._mesh.data.size > 1 else []
+        new = [line for line in found if line not in self._said]
+        self._said.update(new)
+        self.warnings += new
+        if self._mesh.is_root:
+            print("".join(f"warning: {line}\n" for line in new), end="", flush=True)
 
     def _read_losses(self) -> None:
         """Fetch the losses left on the device, averaged over all ranks."""
@@ -314,21 +323,6 @@ def drive(session: Session, loop: Hooks) -> None:
             loop.begin_step()
             loop.end_step(session.train_step(group))
         loop.end_epoch()
-
-
-def merge_statistics(adapter: Adapter, session: Session, mesh: Mesh) -> None:
-    """Average batch norm's running statistics over all ranks; collective.
-
-    Each rank's statistics come from its own batches. Averaging makes the ranks evaluate and save the same model.
-    """
-    if mesh.data.size == 1:
-        return
-    buffers = session.buffers()
-    names = [name for name in buffers if is_statistic(name)]
-    if names:
-        means = adapter.allreduce([adapter.from_numpy(buffers[name]) for name in names], name="running_statistics")
-        merged = {name: adapter.to_numpy(mean) for name, mean in zip(names, means, strict=True)}
-        session.load_buffers(buffers | merged)
 
 
 def check_ranks(adapter: Adapter, session: Session, mesh: Mesh, step: int) -> None:

@@ -46,7 +46,7 @@ def check(
         "data": {name: asdict(each) for name, each in (dataset.fingerprints or {}).items()},
         "text": dataset.text_sha256,
         "weights": weights,
-        "unsaved": {name: _sketch(name, array) for name, array in session.trainable.unsaved()},
+        "unsaved": {name: _sketch(name, session.array(each)) for name, each in session.trainable.transient.items()},
         "outputs": [_projected(each) for each in outputs if own_share(dataset.val) is dataset.val],
         "held": held,
         "warnings": list(warnings),

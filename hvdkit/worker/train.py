@@ -95,7 +95,8 @@ def _train(
     if setup.task.own:
         from hvdkit.worker.sanity_check import sanity_check
 
-        warnings = sanity_check(session, setup.task, dataset, recipe.batch_size, recipe.precision, seen)
+        doubts = sanity_check(session, setup.task, dataset, recipe.batch_size, recipe.precision, seen)
+        warnings = [*session.trainable.warnings, *doubts]
     if keeps or mesh.world.size > 1:
         from hvdkit.data import fingerprint
 

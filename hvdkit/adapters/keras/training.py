@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hvdkit.adapters.tensorflow.training import TrainableModel as TensorFlowModel
+from hvdkit.adapters.tensorflow.training import check_complete
 from hvdkit.adapters.trainable import one_tensor
 from hvdkit.core import trace_events
 from hvdkit.core.seam import AnyLoss, Hooks
@@ -34,6 +35,7 @@ class TrainableModel(TensorFlowModel):
         variables = [(_name(each), each.value) for each in model.variables if not _is_seed(each)]
         super().__init__(variables, [_name(variable) for variable in model.trainable_variables], loss, precision)
         self.model, self.transposed = model, getattr(model, "transposed", True)
+        self._called = False
         _bound.add(self)
         with floatx(self.dtype):  # the dtype of the sum of losses
             model.compile(
@@ -45,7 +47,9 @@ class TrainableModel(TensorFlowModel):
         model.optimizer.build(model.trainable_variables)
 
     def logits(self, inputs: tf.Tensor, training: bool) -> tf.Tensor:
-        return tf.cast(one_tensor(self.model(_listed(inputs), training=training)), self.dtype)
+        outputs = one_tensor(self.model(_listed(inputs), training=training))
+        self._check_complete()
+        return tf.cast(outputs, self.dtype)
 
     def loss(self, inputs: tf.Tensor, targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         return self.model.compute_loss(x=_listed(inputs), y=targets, y_pred=logits)
@@ -61,7 +65,14 @@ class TrainableModel(TensorFlowModel):
         return value + more * tf.cast(tf.add_n(self.model.losses), value.dtype)
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
-        return np.asarray(one_tensor(self.model.predict_on_batch(_listed(inputs))), self.dtype)
+        outputs = np.asarray(one_tensor(self.model.predict_on_batch(_listed(inputs))), self.dtype)
+        if not self._called:
+            self._check_complete()
+            self._called = True
+        return outputs
+
+    def _check_complete(self) -> None:
+        check_complete(self.parameters | self.buffers, [_name(variable) for variable in self.model.weights])
 
     def fit(self, hooks: Hooks) -> None:
         # In Keras every epoch of a `fit` has the same number of batches, so a partial epoch needs a separate `fit`.

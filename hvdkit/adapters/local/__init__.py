@@ -139,7 +139,8 @@ class TrainableModel(EagerModel):
         if not isinstance(loss, Loss):
             raise RequestError("loss: expected a recipe's loss, as the local adapter differentiates no functions")
         self.model, self._smoothing = model, loss.label_smoothing
-        self.parameters, self.buffers = model.parameters, {}
+        self.parameters = model.parameters
+        self.buffers: dict[str, np.ndarray] = {}
         self.stamp = _stamp
 
     def inputs(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:

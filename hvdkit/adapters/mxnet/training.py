@@ -16,7 +16,7 @@ from hvdkit.adapters.trainable import one_tensor
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import AnyLoss, UpdateKernel, class_weights
-from hvdkit.core.state import canonical_name
+from hvdkit.core.state import canonical_name, cast_lines, check_kinds
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.errors import RequestError
@@ -31,7 +31,7 @@ class TrainableModel(EagerModel):
     def __init__(self, model: mx.gluon.Block, loss: AnyLoss, precision: str, context: mx.Context) -> None:
         self.model, self._context = model, context
         self.dtype = PRECISIONS[precision].parameters
-        model.cast(self.dtype)
+        self.warnings = _cast(model, precision, self.dtype)
         _initialize(model, context)
         if self.dtype == "float64":
             from hvdkit.adapters.mxnet.synchronized import sum_exactly  # most runs do not need it
@@ -42,7 +42,10 @@ class TrainableModel(EagerModel):
         model.hybridize(static_alloc=True, static_shape=True)
         # By canonical name: Gluon's own names depend on the number of models created before.
         named = {canonical_name(name): each for name, each in model._collect_params_with_prefix().items()}
-        self._trained = {name: each for name, each in named.items() if each.grad_req != "null"}
+        first = {id(each): name for name, each in reversed(named.items())}  # of parameters that layers share
+        self._trained = {
+            name: each for name, each in named.items() if each.grad_req != "null" and first[id(each)] == name
+        }
         self.parameters = {name: each.data() for name, each in self._trained.items()}
         self.buffers = {name: each.data() for name, each in named.items() if name not in self._trained}
         self._loss = _CrossEntropy(loss.label_smoothing) if isinstance(loss, Loss) else loss
@@ -75,9 +78,9 @@ class TrainableModel(EagerModel):
         for parameter in self._trained.values():
             weight = parameter.data()
             if not weight._fresh_grad:  # unused in this batch, but maybe used in the last one or on other ranks
-                parameter.grad()[:] = 0
+                parameter.zero_grad()
             weight._fresh_grad = False
-        return logits, loss, {name: parameter.grad() for name, parameter in self._trained.items()}
+        return logits, loss, {name: _dense(each) for name, each in self._trained.items()}
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
         return np.asarray(one_tensor(self.model(*arguments(mapped(self._put, inputs)))).asnumpy())
@@ -151,6 +154,31 @@ def counted_cross_entropy(
         spread = (every if loss.class_weights is None else mx.nd.broadcast_mul(every, weights)).mean(axis=-1)
         total = total + smoothing * (some * spread).sum()
     return total, count.astype("float64").sum()
+
+
+def _dense(parameter: mx.gluon.Parameter) -> mx.nd.NDArray:
+    """A parameter's gradient for all elements: `sparse_grad` of an embedding makes one of some rows."""
+    gradient = parameter.grad()
+    return gradient if parameter._grad_stype == "default" else gradient.tostype("default")
+
+
+def _cast(model: mx.gluon.Block, precision: str, dtype: str) -> list[str]:
+    """Cast a block's floating tensors to `dtype`, that of the precision.
+
+    Returns a line for each dtype that they lose. Raises RequestError naming a tensor that cannot be trained or kept.
+    """
+    named = {canonical_name(name): each for name, each in model._collect_params_with_prefix().items()}
+    dtypes = {name: np.dtype(each.dtype).name for name, each in named.items()}
+    check_kinds(dtypes, {name for name, each in named.items() if each.grad_req != "null"})
+    if sparse := [name for name, each in named.items() if each._stype != "default"]:
+        raise RequestError(f"model: {sparse[0]}: expected a dense parameter, got the storage type row_sparse")
+    kept = [each for name, each in named.items() if "float" not in dtypes[name]]
+    for parameter in kept:
+        parameter.cast = lambda dtype: None  # the block casts all of its parameters
+    model.cast(dtype)
+    for parameter in kept:
+        del parameter.cast
+    return cast_lines(dtypes, precision, dtype)
 
 
 def _initialize(model: mx.gluon.Block, context: mx.Context) -> None:

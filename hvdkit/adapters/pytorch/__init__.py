@@ -81,7 +81,8 @@ def from_numpy(array: np.ndarray) -> torch.Tensor:
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    return np.array(tensor.detach().cpu().numpy())
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    return np.array((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
 
 
 def dtype(tensor: torch.Tensor) -> str:

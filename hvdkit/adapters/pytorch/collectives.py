@@ -68,6 +68,11 @@ class Started:
         return bool(hvd.poll(self._handle))
 
 
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient as it is sent, with all elements; `sparse=True` of an embedding makes one of some rows."""
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
 def start_average(tensor: torch.Tensor, name: str) -> Started:
     """Start averaging a tensor over all ranks in place."""
     return Started(hvd.allreduce_async_(tensor, op=hvd.Average, name=name))

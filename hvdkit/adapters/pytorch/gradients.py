@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from hvdkit.adapters.pytorch.collectives import dense
 from hvdkit.adapters.pytorch.pages import Pages
 
 
@@ -31,10 +32,11 @@ class JoinedGradients:
 
     def _copy(self, name: str, parameter: nn.Parameter) -> None:
         assert parameter.grad is not None
+        gradient = dense(parameter.grad)
         if name in self._copied:
-            self._parts[name].add_(parameter.grad)
+            self._parts[name].add_(gradient)
         else:
-            self._parts[name].copy_(parameter.grad)
+            self._parts[name].copy_(gradient)
             self._copied.add(name)
         parameter.grad = None
 

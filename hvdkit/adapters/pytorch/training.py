@@ -6,18 +6,22 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 
 from hvdkit.adapters.pytorch import timing
-from hvdkit.adapters.pytorch.collectives import Started, start_allgather, start_average, start_reducescatter
+from hvdkit.adapters.pytorch.collectives import Started, dense, start_allgather, start_average, start_reducescatter
 from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.adapters.trainable import one_tensor
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import AnyLoss, Block, UpdateKernel, Uses, class_weights
+from hvdkit.core.state import COUNT, cast_lines, check_kinds
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.errors import RequestError
@@ -52,7 +56,8 @@ class TrainableModel(EagerModel):
     ) -> None:
         self._precision = PRECISIONS[precision]
         self._dtype = getattr(torch, self._precision.parameters)
-        self.model = model.to(device, self._dtype)
+        self.warnings = _move(model, device, precision, self._dtype)
+        self.model = model
         self.forward: Any = self.model
         # Layers that the user has put into evaluation mode, such as a frozen batch norm, stay in it. A model that is in
         # it as one, as libraries of trained models return theirs, is trained as one.
@@ -64,17 +69,35 @@ class TrainableModel(EagerModel):
         # Without frozen ones, which weight decay would change.
         self.trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
         self.parameters = {name: parameter.detach() for name, parameter in self.trained.items()}
-        self.buffers = {  # without PyTorch's count of batches, which nothing reads here
-            name: tensor
-            for name, tensor in model.state_dict().items()
-            if name not in self.parameters and not name.endswith("num_batches_tracked")
-        }
         self.overlaps = device.type in OVERLAPPED_ON
         self.stamp = partial(timing.stamp, device)
         self._taken: set[str] = set()  # gradients of the last backward that `on_ready` has handed over
         self._joined: JoinedGradients | None = None
         self._whole = True  # whether all parameters are there all the time
         self._pools: dict[int, torch.Tensor] = {}  # of inputs that stay on the device
+
+    @property
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Persistent buffers, frozen parameters, and further names of trained ones."""
+        return {name: tensor for name, tensor, saved in self._untrained() if saved}
+
+    @property
+    def transient(self) -> dict[str, torch.Tensor]:
+        """The buffers that are not persistent."""
+        return {name: tensor for name, tensor, saved in self._untrained() if not saved}
+
+    def _untrained(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        """The tensors that are not trained, and whether checkpoints have them.
+
+        They are those of the present, since a module may put another tensor in the place of a buffer. Batch norm's
+        count of batches is among them only where the norm reads it.
+        """
+        for path, module in self.model.named_modules(remove_duplicate=False):
+            unread = isinstance(module, _NormBase) and module.momentum is not None
+            for leaf, tensor in chain(module._parameters.items(), module._buffers.items()):
+                name = f"{path}.{leaf}" if path else leaf
+                if tensor is not None and name not in self.trained and not (unread and leaf == COUNT):
+                    yield name, tensor.detach(), leaf not in module._non_persistent_buffers_set
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         def pick(pool: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
@@ -121,7 +144,7 @@ class TrainableModel(EagerModel):
         if self._joined is not None:
             return self._joined.gradients()
         return {
-            name: torch.zeros_like(self.parameters[name]) if parameter.grad is None else parameter.grad
+            name: torch.zeros_like(self.parameters[name]) if parameter.grad is None else dense(parameter.grad)
             for name, parameter in self.trained.items()
             if name not in self._taken
         }
@@ -134,13 +157,6 @@ class TrainableModel(EagerModel):
         ):  # not inference_mode, whose tensors a model that keeps them cannot train on
             logits = self.model(*arguments(mapped(self._put, inputs)))
         return np.array(one_tensor(logits).to(self._dtype).cpu().numpy())
-
-    def unsaved(self) -> Iterator[tuple[str, np.ndarray]]:
-        for name, buffer in self.model.named_buffers():
-            if name not in self.buffers:
-                tensor = torch.view_as_real(buffer) if buffer.is_complex() else buffer
-                tensor = tensor.detach().to("cpu", torch.float64 if tensor.is_floating_point() else None)
-                yield name, np.array(tensor)
 
     def losses(self, batch: Batch) -> np.ndarray:
         inputs, targets = self.inputs(batch)
@@ -188,7 +204,7 @@ class TrainableModel(EagerModel):
     def on_ready(self, ready: Callable[[str, torch.Tensor], bool]) -> None:
         def take(parameter: torch.Tensor, name: str) -> None:
             assert parameter.grad is not None
-            if ready(name, parameter.grad):
+            if ready(name, dense(parameter.grad)):
                 parameter.grad = None
                 self._taken.add(name)
 
@@ -219,16 +235,14 @@ class TrainableModel(EagerModel):
         from hvdkit.adapters.pytorch.blocks import BlockMemory, tied_names, watch
 
         named = {block: {name: self.trained[name] for name in names} for block, (names, _) in blocks.items()}
-        tied = tied_names(self.model)
         if uses is not None:
-            if tied:
+            if tied := tied_names(self.model):
                 raise RequestError(_TWICE.format(*next(iter(tied.items()))))
             watch(self.model, named, uses)
             self._whole = False
         found = {block: BlockMemory(named[block], size) for block, (_, size) in blocks.items()}
         views = {name: view for memory in found.values() for name, view in memory.views.items()}
         self.parameters = {name: views[name] for name in self.trained}
-        self.buffers |= {name: views[first] for name, first in tied.items() if name in self.buffers and first in views}
         return dict(found)
 
     def _autocast(self) -> torch.autocast:
@@ -245,6 +259,49 @@ class TrainableModel(EagerModel):
 
     def _as_dtype(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+
+def _move(model: torch.nn.Module, device: torch.device, precision: str, dtype: torch.dtype) -> list[str]:
+    """Move a module to a device, its floating tensors in `dtype`, that of the precision.
+
+    Returns a line for each dtype that they lose, and for what no checkpoint has. Raises RequestError naming a tensor
+    that cannot be trained or kept.
+    """
+    tensors = _tensors(model)
+    for name, tensor in tensors.items():
+        if fault := _fault(tensor):
+            raise RequestError(f"model: {name}: {fault}")
+    lines = cast_lines({name: _name(tensor.dtype) for name, tensor in tensors.items()}, precision, _name(dtype))
+    # The module's `to` would keep only the real parts of complex tensors.
+    model._apply(lambda each: each.to(device, dtype) if each.is_floating_point() else each.to(device))
+    placed = _tensors(model)
+    trained = [name for name, each in placed.items() if isinstance(each, torch.nn.Parameter) and each.requires_grad]
+    check_kinds({name: _name(tensor.dtype) for name, tensor in placed.items()}, trained)
+    return lines + [
+        f"model: {path or type(module).__name__}: no checkpoint has the extra state of its get_extra_state"
+        for path, module in model.named_modules()
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state
+    ]
+
+
+def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return dict(chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _fault(tensor: torch.Tensor) -> str | None:
+    if is_lazy(tensor):
+        return "it has no shape yet; call the model once in model(), with inputs such as a batch's"
+    if tensor.is_meta:
+        return "it has no values, as it is on the device meta; initialize it in model()"
+    if tensor.is_quantized:
+        return "quantized tensors cannot be trained; quantize the model after training"
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return "sparse and nested tensors can be neither sent nor saved; keep a dense tensor, or indices and values"
+    return None
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, **how: Any) -> torch.Tensor:

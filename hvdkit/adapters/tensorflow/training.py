@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -14,7 +14,7 @@ from hvdkit.adapters.trainable import one_tensor
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import AnyLoss, Tensor, UpdateKernel, class_weights
-from hvdkit.core.state import canonical_name, check_distinct
+from hvdkit.core.state import canonical_name, check_distinct, check_kinds
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.errors import RequestError
@@ -28,7 +28,8 @@ class TrainableModel(EagerModel):
     """A model's variables in training. `variables` have canonical names; `trained` are the names of the trainable
     ones, in the order of their gradients. A subclass defines `logits`, and may replace `loss`.
 
-    Raises RequestError if two variables have the same name, or a trainable one is not in the dtype of `precision`.
+    Raises RequestError if two variables have the same name, a trainable one is not in the dtype of `precision`, or one
+    cannot be saved.
     """
 
     traced = transposed = True
@@ -36,6 +37,8 @@ class TrainableModel(EagerModel):
     def __init__(self, variables: Variables, trained: list[str], loss: AnyLoss, precision: str) -> None:
         check_distinct([name for name, _ in variables])
         named = dict(variables)
+        check_kinds({name: variable.dtype.name for name, variable in variables}, trained)
+        _check_shapes(named)
         self.parameters = {name: named[name] for name in trained}
         self.buffers = {name: variable for name, variable in named.items() if name not in self.parameters}
         self.dtype = PRECISIONS[precision].parameters
@@ -127,12 +130,16 @@ class ModuleModel(TrainableModel):
 
     def __init__(self, model: tf.Module, loss: AnyLoss, precision: str) -> None:
         variables = [(_name(variable), variable) for variable in model.variables]
-        super().__init__(variables, [_name(variable) for variable in model.trainable_variables], loss, precision)
+        # Whole numbers have no gradients, but a `tf.Variable` of them is trainable unless it says otherwise.
+        trainable = [each for each in model.trainable_variables if not (each.dtype.is_integer or each.dtype.is_bool)]
+        super().__init__(variables, [_name(variable) for variable in trainable], loss, precision)
         self.model, self.transposed = model, getattr(model, "transposed", True)
 
     def logits(self, inputs: tf.Tensor, training: bool) -> tf.Tensor:
         given = arguments(mapped(self.as_dtype, inputs))
-        return tf.cast(one_tensor(self.model(*given, training=training)), self.dtype)
+        outputs = one_tensor(self.model(*given, training=training))
+        check_complete(self.parameters | self.buffers, [_name(variable) for variable in self.model.variables])
+        return tf.cast(outputs, self.dtype)
 
 
 def unmarked(names: tuple[str, ...], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -243,6 +250,21 @@ def _adamw(
         epsilon=own(settings.epsilon * tf.sqrt(corrections[1])),
         grad=gradient,
     )
+
+
+def check_complete(known: Collection[str], names: list[str]) -> None:
+    """Check that a model makes no variables when it is called. Raises RequestError naming one."""
+    if new := [name for name in names if name not in known]:
+        raise RequestError(
+            f"model: it makes variables when it is called, such as {new[0]}, which would not be trained; call it once "
+            "in model(), with inputs such as a batch's"
+        )
+
+
+def _check_shapes(variables: dict[str, tf.Variable]) -> None:
+    for name, variable in variables.items():
+        if not variable.shape.is_fully_defined():
+            raise RequestError(f"model: {name}: expected a variable of a fixed shape, got {variable.shape}")
 
 
 def _check_dtypes(trained: dict[str, tf.Variable], wanted: str, precision: str) -> None:

@@ -1,0 +1,60 @@
+"""What ranks have changed in their buffers by their own samples becomes one model: to evaluate it, and to save it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from hvdkit.core.seam import Adapter, Session, Tensor
+from hvdkit.core.state import digest, listed
+from hvdkit.errors import RunError
+
+
+def merge_buffers(adapter: Adapter, session: Session, buffers: Mapping[str, Tensor]) -> list[str]:
+    """Set the buffers that differ between ranks to their mean, where they are not floating to rank 0's; collective.
+
+    Buffers that are equal on all ranks keep their bits. Returns a line for each kind of change, the same on all ranks.
+    Raises RunError, the same on every rank, if ranks have given a buffer different shapes.
+    """
+    arrays = {name: session.array(tensor) for name, tensor in buffers.items()}
+    mine = {name: (digest([(name, array)]), array.shape) for name, array in arrays.items()}
+    everyone = adapter.allgather_object(mine, name="buffers")
+    first, names = everyone[0], sorted({name for each in everyone for name in each})
+    differing = [name for name in names if any(each.get(name) != first.get(name) for each in everyone)]
+    for name in differing:
+        shapes = [each[name][1] if name in each else None for each in everyone]
+        for rank, shape in enumerate(shapes):
+            if shape != shapes[0]:
+                raise RunError(
+                    f"buffer {name}: expected the same shape on all ranks, got {shapes[0]} on rank 0 and {shape} on "
+                    f"rank {rank}; give it that shape in model()"
+                )
+    averaged = [name for name in differing if arrays[name].dtype.kind in "fc"]
+    rest = [name for name in differing if name not in averaged]
+    if averaged:
+        sent = [adapter.from_numpy(_real(arrays[name])) for name in averaged]
+        means = adapter.allreduce(sent, name="buffers")
+        merged = {
+            name: _in(arrays[name].dtype, adapter.to_numpy(mean)) for name, mean in zip(averaged, means, strict=True)
+        }
+        session.load_buffers(merged)
+    session.load_buffers(dict(session.broadcast_arrays({name: arrays[name] for name in rest}, 0)))
+    return [
+        f"buffers: {listed(changed)} differ between ranks, which compute them from their own samples; {what} evaluated "
+        "and saved, and go to all ranks"
+        for changed, what in ((averaged, "their means are"), (rest, "those of rank 0 are"))
+        if changed
+    ]
+
+
+def _real(array: np.ndarray) -> np.ndarray:
+    """Floating or complex values in a dtype that every framework's Horovod averages."""
+    if array.dtype.kind == "c":
+        return np.stack([array.real, array.imag], axis=-1)
+    return array.astype(np.float32) if array.dtype == np.float16 else array
+
+
+def _in(dtype: np.dtype, real: np.ndarray) -> np.ndarray:
+    """The inverse of `_real`."""
+    return (real[..., 0] + 1j * real[..., 1] if dtype.kind == "c" else real).astype(dtype)

@@ -1,0 +1,203 @@
+"""Every kind of tensor in a model of the user's: trained, sharded, saved, resumed and exported, or refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import FRAMEWORKS, ROOT
+from launching import framework_job
+from safetensors.numpy import load_file
+
+from hvdkit.checkpoint import snapshots
+from hvdkit.commands import export
+from hvdkit.core.state import check_fits, held, held_layout, unheld
+from hvdkit.errors import RequestError
+from hvdkit.launch.launchers import LAUNCHERS
+
+sys.path.insert(0, str(ROOT / "tests" / "contract"))
+import kinds  # as the ranks import it
+
+STAGES = {"pytorch": 3, "tensorflow": 3, "keras": 3, "mxnet": 2}
+REMEDY = (
+    "store its real and imaginary parts as a real parameter, and combine them in the forward pass, or do not train it"
+)
+CALL = "call it once in model(), with inputs such as a batch's"
+LATER = "model: it makes variables when it is called, such as "
+REFUSED = {
+    "pytorch": {
+        "complex parameter": f"model: expected floating parameters to train, got complex64 in weight; {REMEDY}",
+        "lazy parameter": "model: weight: it has no shape yet; call the model once in model(), with inputs such as",
+        "without values": "model: weight: it has no values, as it is on the device meta; initialize it in model()",
+        "sparse buffer": "model: odd: sparse and nested tensors can be neither sent nor saved; keep a dense tensor, or",
+        "complex outputs": "model: expected real numbers as its output, got ",
+    },
+    "tensorflow": {
+        "complex parameter": f"model: expected floating parameters to train, got complex64 in odd; {REMEDY}",
+        "float64 parameter": "precision: fp32 expects a model whose variables are float32, got float64 in odd; build",
+        "text": "model: odd: tensors of the dtype string can be neither sent nor saved",
+        "without shape": "model: odd: expected a variable of a fixed shape, got <unknown>",
+        "made when called": f"{LATER}late, which would not be trained; call it once in model(), with inputs such",
+        "complex outputs": "model: expected real numbers as its output, got ",
+    },
+    "keras": {
+        "made when called": LATER,
+        "integer parameter": "model: expected floating parameters to train, got int32 in ",
+    },
+    "mxnet": {
+        "integer parameter": "model: expected floating parameters to train, got int32 in odd; use a floating dtype, or",
+        "sparse parameter": "model: odd: expected a dense parameter, got the storage type row_sparse",
+        "lazy parameter": "model: expected the shapes of all parameters, got none for ",
+    },
+}
+# What is said in the first lines of a run, and after the first epoch.
+SAID = {
+    "pytorch": [
+        "model: rough, of_bfloat16: cast from bfloat16 to float32, the dtype of precision: fp32",
+        "model: of_float16: cast from float16 to float32, the dtype of precision: fp32",
+        "model: fine, of_float64: cast from float64 to float32, the dtype of precision: fp32",
+    ],
+    "mxnet": [
+        "model: rough: cast from float16 to float32, the dtype of precision: fp32",
+        "model: of_float64: cast from float64 to float32, the dtype of precision: fp32",
+    ],
+}
+_DIFFER = (
+    "buffers: {} differ between ranks, which compute them from their own samples; {} evaluated and saved, and go to"
+)
+MEANS, ROOTS = (_DIFFER.format("{}", f"{what} are") for what in ("their means", "those of rank 0"))
+MERGED = {
+    "pytorch": [MEANS.format("phase, size"), ROOTS.format("large")],
+    "tensorflow": [MEANS.format("phase, size"), ROOTS.format("large")],
+    "keras": [MEANS.format("state.size")],
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The folder with the runs of a framework, from one pair of processes."""
+
+    @cache
+    def runs(framework: str) -> Path:
+        folder = tmp_path_factory.mktemp(framework)
+        asked = (ROOT / "tests" / "contract" / "kinds_rank.py", framework, folder)
+        LAUNCHERS["direct"].run(framework_job(framework, folder / "logs", *asked))
+        return folder
+
+    return runs
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(framework: str, trained: Any) -> None:
+    folder = trained(framework)
+    for rank in range(2):
+        assert json.loads((folder / f"rank-{rank}.json").read_text())["faults"] == []
+    stages = [path.name.removesuffix("-straight") for path in sorted(folder.glob("*-straight"))]
+    assert len(stages) == STAGES[framework]
+    for stage in stages:
+        whole, resumed = (
+            snapshots.read(folder / f"{stage}-{how}" / "checkpoints" / "last") for how in ("straight", "stopped")
+        )
+        assert whole.record.progress.step == resumed.record.progress.step == 8
+        assert whole.record.files == resumed.record.files, stage
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_nothing_is_cast_or_merged_in_silence(framework: str, trained: Any) -> None:
+    folder = trained(framework) / "optimizer-straight"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    told = [warning for line in lines for warning in line.get("warnings") or []]
+    warnings = [line for line in told if line.startswith(("model: ", "buffers: "))]
+    expected = SAID.get(framework, []) + MERGED.get(framework, [])
+    assert len(warnings) == len(expected)
+    assert all(got.startswith(told) for got, told in zip(warnings, expected, strict=True)), warnings
+    state = snapshots.read(folder / "checkpoints" / "last").state
+    found = {
+        name.rpartition("of_")[2]: value for name, value in state.items() if "of_" in name and name[:9] != "optimizer"
+    }
+    for dtype, values in kinds.constants(tuple(each for each in found if each != "bfloat16")).items():
+        wanted = held(values)
+        if f"of_{dtype}:" in str(SAID.get(framework)):
+            wanted = wanted.astype(np.float32)
+        assert found[dtype].dtype == wanted.dtype and np.array_equal(found[dtype], wanted), dtype
+    if framework in ("pytorch", "tensorflow"):
+        assert state["seen"] == 64 and state["seen"].dtype == np.int64
+        assert state["third"] == np.float32(1 / 3) and state["no_rows"].size == 0
+        assert state["phase"].dtype == np.complex64 and np.allclose(state["phase"].imag, 2 * state["phase"].real)
+        assert state["rough" if framework == "tensorflow" else "of_bfloat16"].flat[0] == np.float32(0.333984375)
+    if framework == "pytorch":
+        assert state["cumulative.num_batches_tracked"] == 8 and "usual.num_batches_tracked" not in state
+        assert "drawn" not in state and np.array_equal(state["first.weight"], state["second.weight"])
+        assert "optimizer.exp_avg.frozen.weight" not in state and state["nothing"].shape == (0, 3)
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_what_cannot_be_trained_is_refused_by_name(framework: str, trained: Any) -> None:
+    told = json.loads((trained(framework) / "rank-0.json").read_text())["refused"]
+    assert told.keys() == REFUSED[framework].keys()
+    wrong = {name: line for name, line in told.items() if not line.startswith(REFUSED[framework][name])}
+    assert not wrong and not any("\n" in line for line in told.values()), wrong
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_all_kinds_are_exported(framework: str, trained: Any, tmp_path: Path) -> None:
+    last = trained(framework) / "optimizer-straight" / "checkpoints" / "last"
+    export.run(export.plan(last, tmp_path / "model.safetensors", False))
+    there, kept = load_file(tmp_path / "model.safetensors"), load_file(last / snapshots.MODEL)
+    plain = {name.replace("_orig_mod.", ""): value for name, value in kept.items()}
+    assert there.keys() == plain.keys() and (framework != "pytorch" or "head.weight" in there)
+    assert all(value.tobytes() == plain[name].tobytes() for name, value in there.items())
+
+
+@pytest.mark.check
+def test_the_state_holds_every_dtype_and_gives_it_back() -> None:
+    for dtype, values in kinds.constants((*kinds.WHOLE, *kinds.COMPLEX, "float16", "float32", "float64")).items():
+        kept = held(values)
+        assert (str(kept.dtype), kept.shape) == held_layout(dtype, values.shape)
+        back = unheld("a", kept, dtype)
+        assert back.dtype == dtype and back.tobytes() == values.tobytes()
+    assert unheld("a", np.ones(2, np.float64), "float32").dtype == np.float32, "a checkpoint of another precision"
+    assert unheld("a", np.array([3.0, 1.0], np.float32), "int64").tolist() == [3, 1], "as older versions saved it"
+    for given, dtype in [
+        (np.array([1j], np.complex64), "float32"),
+        (np.array([0.5]), "int64"),
+        (np.array([2]), "bool"),
+    ]:
+        with pytest.raises(RequestError, match=f"tensor a: expected {dtype}, got {given.dtype} with values that it ca"):
+            unheld("a", np.asarray(given), dtype)
+
+
+@pytest.mark.check
+def test_a_checkpoint_of_an_older_version_has_no_counts_of_batches() -> None:
+    weight, shapes = np.ones(3, np.float32), {"norm.weight": (3,), "norm.num_batches_tracked": ()}
+    check_fits(shapes, {"norm.weight": weight})
+    with pytest.raises(RequestError, match=re.escape("tensor norm.weight is missing")):
+        check_fits(shapes, {})
+
+
+def _refusing(row: dict[str, str]) -> set[str]:
+    return {framework for framework, cell in row.items() if "refused" in cell}
+
+
+@pytest.mark.check
+def test_the_table_of_kinds_says_what_is_refused_and_what_is_warned_of() -> None:
+    page = (ROOT / "docs" / "own-model.md").read_text()
+    rows = [line.split("|")[1:-1] for line in page.partition("## Kinds of tensors")[2].splitlines() if line[:2] == "| "]
+    table = {row[0].strip(): dict(zip(("pytorch", "tensorflow", "mxnet"), row[1:], strict=True)) for row in rows}
+    late = {framework for framework, told in REFUSED.items() if {"lazy parameter", "made when called"} & told.keys()}
+    assert {"keras", *_refusing(table["lazy parameters"])} == late
+    odd = {framework for framework, told in REFUSED.items() if "complex parameter" in told}
+    assert _refusing(table["complex parameters"]) == odd
+    cast = table["floating tensors in another dtype than that of `precision`"]
+    assert {framework for framework, cell in cast.items() if "with a warning" in cell} == SAID.keys()
+    assert "refused" in cast["tensorflow"] and "float64 parameter" in REFUSED["tensorflow"]
