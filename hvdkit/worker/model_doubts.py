@@ -78,7 +78,7 @@ def _check_unchanged(batch: Batch, before: object) -> None:
 def not_sums(metrics: Metrics, outputs: np.ndarray, targets: np.ndarray) -> list[str]:
     """A warning for each metric whose value for a batch is not the sum of those for its halves, such as an AUC."""
     half = len(outputs) // 2
-    if metrics.sums is None or half == 0 or not np.isfinite(outputs).all():
+    if metrics.sums is None or not metrics.names or half == 0 or not np.isfinite(outputs).all():
         return []
     try:
         rows = [np.array(checked_sums(metrics, outputs[part], targets[part])) for part in _halves(half)]
