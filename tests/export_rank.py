@@ -39,7 +39,7 @@ def main(framework: str, weights: Path, folder: Path, out: Path, images: Path | 
     session, dataset, architecture = begun.session(recipe), begun.dataset, begun.architecture
     batch_size, shard = recipe.batch_size, begun.mesh.shard
     sums, _ = metrics.summed(adapter, session, begun.task.metrics, dataset.val, batch_size, shard)
-    told: dict[str, Any] = {"correct": round(sums["accuracy"])}
+    told: dict[str, Any] = {"correct": round(sums["accuracy"][0])}
     if framework == "pytorch":  # as torchvision's models are loaded
         from safetensors.torch import load_file
 

@@ -62,7 +62,10 @@ def completed(inside: Hvdkit, line: str) -> list[str]:
         ),
         (
             "hvdkit advise resnet20-digits epochs=3 checkp",
-            ["checkpoint.every_epochs=", "checkpoint.every_steps=", "checkpoint.keep="],
+            [
+                *("checkpoint.every_epochs=", "checkpoint.every_steps=", "checkpoint.keep="),
+                "checkpoint.accept_changed_data=",
+            ],
         ),
         # bash hands over the sign as a word of its own
         ("hvdkit train resnet20-digits optimizer.name =", ["sgd", "adamw", "lars", "lamb"]),

@@ -109,7 +109,7 @@ def test_parity_refuses_what_is_not_byte_equal(tmp_path: Path) -> None:
         ),
         ("{name: imagefolder, path: a, augment: crop}", "data.augment: expected 'none' or 'resized-crop-flip'"),
         ("{name: imagefolder, path: a, corrupt: skip}", "data.corrupt: expected 'refuse' or 'replace', got 'skip'"),
-        ("{name: imagefolder, path: 3}", "data.path: expected a text, got 3"),
+        ("{name: imagefolder, path: [3]}", "data.path: expected a text, got ['3']"),
         ('{name: imagefolder, path: ""}', "data.path: "),
         ('{name: cifar10, path: "a\\0b"}', "data.path: expected a path"),
         ("{name: cifar10, path: a, workers: 2}", "data.workers: unknown key"),

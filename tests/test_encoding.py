@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from conftest import Hvdkit
 
 from hvdkit.commands import generate
@@ -80,14 +81,10 @@ def test_pieces_have_the_tokens_of_the_whole() -> None:
         assert len(found) > 1 or " " not in text
 
 
-def package() -> Any:
-    return pytest.importorskip("tokenizers", reason="needs `pip install tokenizers`")
-
-
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
     """A tokenizer of bytes, with two special tokens."""
-    kind = package()
+    kind: Any = tokenizers
     made = kind.Tokenizer(kind.models.BPE())
     made.pre_tokenizer = kind.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = kind.decoders.ByteLevel()
@@ -122,7 +119,7 @@ def test_tokens_that_are_made_need_no_package(plain: Path, tmp_path: Path, monke
 
 
 def test_text_without_a_token_is_counted_or_refused(tmp_path: Path) -> None:
-    kind = package()
+    kind: Any = tokenizers
     (tmp_path / "b.txt").write_text("ab é ab\n" * 50)
     letters = {"a": 0, "b": 1, " ": 2, "\n": 3}
     kind.Tokenizer(kind.models.BPE(letters, [])).save(str(tmp_path / "none.json"))
@@ -138,7 +135,7 @@ def test_text_without_a_token_is_counted_or_refused(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_with_gaps_counts_up_to_its_last_token(tmp_path: Path) -> None:
-    kind = package()
+    kind: Any = tokenizers
     letters = {letter: 300 * number for number, letter in enumerate(sorted(set(TEXT)))}
     kind.Tokenizer(kind.models.BPE(letters, [])).save(str(tmp_path / "gaps.json"))
     found = opened(tmp_path / "a.txt", tmp_path / "gaps.json")
@@ -148,7 +145,7 @@ def test_a_vocabulary_with_gaps_counts_up_to_its_last_token(tmp_path: Path) -> N
 
 def test_generated_text_is_all_that_follows_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoders such as Llama 2's drop the first space of what they decode; special tokens are text too."""
-    kind = package()
+    kind: Any = tokenizers
     made = kind.Tokenizer(kind.models.BPE({"\u2581": 0, "a": 1, "b": 2}, []))
     made.pre_tokenizer, made.decoder = kind.pre_tokenizers.Metaspace(), kind.decoders.Metaspace()
     made.add_special_tokens(["</s>"])

@@ -48,7 +48,7 @@ DRY = ("--dry-run", "--json")
          "batch_size=64 optimizer.learning_rate=0.1 tensorboard=true"),
         (["--optimizer.momentum", "0.8", "--framework", "mxnet"], "expected optimizer.momentum=0.8\n"),
         (["dropout=0.1"], "dropout: unknown key; known keys: accumulate"),
-        (["loss.name=mse"], "loss.name: unknown key; known keys: label_smoothing"),
+        (["loss.name=mse"], "loss.name: unknown key; known keys: class_weights, ignored_label, label_smoothing"),
         (["model=resnet8"], "got 'resnet8'; did you mean model.name=resnet8?"),
         (["data=mnist"], "got 'mnist'; did you mean data.name=mnist5k?"),
         (["epochs", 3], "override 'epochs 3': a change is one word, key=value; expected epochs=3\n"),

@@ -28,6 +28,10 @@ SAID: dict[tuple[str, str], dict[str, str | None]] = {
         "InPlace": "model: it changes its inputs in place",
         "RootOfZero": "model: the gradient of head.weight is not finite although the loss is",
         "SumLoss": "loss: ",
+        "PlainList": "model: layers: its parameters are not registered and not trained",
+        "Frozen": None,
+        "Unused": None,
+        "Tied": None,
         "Parallel": "model: expected the model itself, got a DataParallel around it",
         "Dictionary": "model: expected one tensor as its output, got a dict",
         "FromOne": "targets: expected labels for cross-entropy",
@@ -35,18 +39,23 @@ SAID: dict[tuple[str, str], dict[str, str | None]] = {
         "Words": "ArraySplit: targets: expected numbers",
         "NotANumber": "samples: the training inputs have NaN",
         "Warned": None,
+        "DefaultDouble": "model: 0.weight, 0.bias, 2.weight and 1 more: cast from float64",  # the last: it stays so
     },
     ("reports_keras", "tensorflow"): {
         "Task": None,
         "Softmax": PROBABILITIES,
         "AlwaysDropout": None,  # Keras 3 switches it off in evaluation all the same
         "Regularized": None,
+        "Frozen": None,
+        "Compiled": "model: it is compiled with Adam already",
         "Unbuilt": "model: expected parameters to train, got a model without any; give layers",
+        "Policy": "precision: fp32, but 3 layers compute in bfloat16",  # the last: it stays so
     },
     ("reports_tensorflow", "tensorflow"): {
         "Task": None,
         "KerasModel": "model: expected a tf.Module, got keras's Sequential",
         "NoTraining": "TypeError",
+        "LateVariables": "model: it makes variables when it is called, such as scale",
     },
 }
 

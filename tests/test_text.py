@@ -167,7 +167,6 @@ def test_images_need_another_model(inside: Hvdkit) -> None:
 
 
 def test_a_tokenizer_is_trained_and_used(tmp_path: Path, inside: Hvdkit) -> None:
-    pytest.importorskip("tokenizers", reason="needs `pip install tokenizers`")
     (tmp_path / "a.txt").write_text("the cat sat on the mat, the dog ate the cat; größer\n" * 40, encoding="utf-8")
     done = inside("tokenizer", "train", "a.txt", "--out", "tokens.json", "--vocabulary", 280)
     assert done.returncode == 0, done.stderr

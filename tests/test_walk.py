@@ -244,7 +244,6 @@ def test_two_names_of_one_folder_are_no_silent_classes(tmp_path: Path, inside: H
 
 
 def test_a_tokenizers_text_is_counted_too(tmp_path: Path, inside: Hvdkit) -> None:
-    pytest.importorskip("tokenizers", reason="needs `pip install tokenizers`")
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("words and words\n" * 20)
     (tmp_path / "texts" / "gone.txt").symlink_to("nowhere")

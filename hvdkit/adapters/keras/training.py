@@ -16,6 +16,7 @@ from hvdkit.adapters.tensorflow.training import TrainableModel as TensorFlowMode
 from hvdkit.adapters.tensorflow.training import check_complete
 from hvdkit.adapters.trainable import one_tensor
 from hvdkit.core import trace_events
+from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import AnyLoss, Hooks
 from hvdkit.core.state import canonical_name
 from hvdkit.errors import RequestError
@@ -36,6 +37,7 @@ class TrainableModel(TensorFlowModel):
         super().__init__(variables, [_name(variable) for variable in model.trainable_variables], loss, precision)
         self.model, self.transposed = model, getattr(model, "transposed", True)
         self._called = False
+        self.warnings = [*_compiled(model), *_other_precision(model, precision)]
         _bound.add(self)
         with floatx(self.dtype):  # the dtype of the sum of losses
             model.compile(
@@ -223,6 +225,25 @@ def reseed(value: int) -> None:
     for trainable in _bound:
         for number, state in enumerate(filter(_is_seed, trainable.model.variables)):
             state.assign(np.array([(value + number) % 2**31, 0]))
+
+
+def _compiled(model: keras.Model) -> list[str]:
+    if not model.compiled or isinstance(model.optimizer, DistributedOptimizer):
+        return []
+    name = type(model.optimizer).__name__
+    return [
+        f"model: it is compiled with {name} already: the recipe's optimizer and loss are used, not those of `compile`"
+    ]
+
+
+def _other_precision(model: keras.Model, precision: str) -> list[str]:
+    """A line if layers compute in another dtype than the recipe's `precision` says."""
+    allowed = {PRECISIONS[precision].parameters, PRECISIONS[precision].compute}
+    other = [each for each in model._flatten_layers(include_self=False) if each.compute_dtype not in allowed]
+    if not other:
+        return []
+    dtype = other[0].compute_dtype
+    return [f"precision: {precision}, but {len(other)} layers compute in {dtype}, such as {other[0].name}"]
 
 
 def _is_seed(variable: keras.Variable) -> bool:

@@ -56,7 +56,7 @@ class TrainableModel(EagerModel):
     ) -> None:
         self._precision = PRECISIONS[precision]
         self._dtype = getattr(torch, self._precision.parameters)
-        self.warnings = _move(model, device, precision, self._dtype)
+        self.warnings = _move(model, device, precision, self._dtype) + _unregistered(model)
         self.model = model
         self.forward: Any = self.model
         # Layers that the user has put into evaluation mode, such as a frozen batch norm, stay in it. A model that is in
@@ -87,10 +87,9 @@ class TrainableModel(EagerModel):
         return {name: tensor for name, tensor, saved in self._untrained() if not saved}
 
     def _untrained(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
-        """The tensors that are not trained, and whether checkpoints have them.
+        """The tensors that are not trained now, as modules may replace them, and whether checkpoints have them.
 
-        They are those of the present, since a module may put another tensor in the place of a buffer. Batch norm's
-        count of batches is among them only where the norm reads it.
+        Batch norm's count of batches is among them only where the norm reads it.
         """
         for path, module in self.model.named_modules(remove_duplicate=False):
             unread = isinstance(module, _NormBase) and module.momentum is not None
@@ -282,6 +281,25 @@ def _move(model: torch.nn.Module, device: torch.device, precision: str, dtype: t
         for path, module in model.named_modules()
         if type(module).get_extra_state is not torch.nn.Module.get_extra_state
     ]
+
+
+def _unregistered(model: torch.nn.Module) -> list[str]:
+    """A line for each attribute of a module, such as a list of layers, whose parameters PyTorch does not know of."""
+    known = set(map(id, model.parameters()))
+    return [
+        f"model: {path}{'.' * bool(path)}{name}: its parameters are not registered and not trained; use nn.ModuleList"
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if not name.startswith("_") and any(each.requires_grad and id(each) not in known for each in _leaves(value))
+    ]
+
+
+def _leaves(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield from [value] if value.is_leaf else []
+    elif isinstance(value, torch.nn.Module | list | tuple | dict):
+        parts = value.parameters() if isinstance(value, torch.nn.Module) else value
+        yield from chain.from_iterable(map(_leaves, parts.values() if isinstance(parts, dict) else parts))
 
 
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -115,16 +116,21 @@ def cast(tensor: tf.Tensor, dtype: str) -> tf.Tensor:
     return tf.cast(tensor, dtype)
 
 
+def _check_kind(model: Any) -> None:
+    if not isinstance(model, tf.Module):
+        kind = f"{type(model).__module__.partition('.')[0]}'s {type(model).__name__}"
+        raise RequestError(f"model: expected a tf.Module, got {kind}; for a Keras model, import hvdkit.adapters.keras")
+
+
 def synchronize_batch_norms(model: tf.Module, statistics: StatisticsOf, every: bool) -> list[str]:
     from hvdkit.adapters.tensorflow import synchronized  # most runs do not need it
 
+    _check_kind(model)
     return synchronized.synchronize_batch_norms(model, statistics, every)
 
 
 def bind(model: tf.Module, loss: AnyLoss, precision: str) -> training.TrainableModel:
-    if not isinstance(model, tf.Module):
-        kind = f"{type(model).__module__.partition('.')[0]}'s {type(model).__name__}"
-        raise RequestError(f"model: expected a tf.Module, got {kind}; for a Keras model, import hvdkit.adapters.keras")
+    _check_kind(model)
     return training.ModuleModel(model, loss, precision)
 
 
