@@ -15,11 +15,17 @@ from conftest import FRAMEWORKS, ROOT
 from launching import framework_job
 from safetensors.numpy import load_file
 
+from hvdkit import adapters
 from hvdkit.checkpoint import snapshots
 from hvdkit.commands import export
+from hvdkit.core.mesh import Mesh
 from hvdkit.core.state import check_fits, held, held_layout, unheld
+from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
 from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.recipe.communication import TopK
+from hvdkit.strategies.reducer import Reducer
+from hvdkit.strategies.transports import Ring
 
 sys.path.insert(0, str(ROOT / "tests" / "contract"))
 import kinds  # as the ranks import it
@@ -183,6 +189,18 @@ def test_a_checkpoint_of_an_older_version_has_no_counts_of_batches() -> None:
     check_fits(shapes, {"norm.weight": weight})
     with pytest.raises(RequestError, match=re.escape("tensor norm.weight is missing")):
         check_fits(shapes, {})
+
+
+@pytest.mark.check
+def test_the_state_of_compression_has_parameters_without_elements() -> None:
+    local: Any = adapters.load("local")
+    reducer = Reducer(Ring(local, Mesh(Topology())), TopK(ratio=0.5))
+    shapes = {"bias": (4,), "nothing": (0, 3)}
+    reducer.packed(np.arange(4.0), shapes)
+    saved = reducer.state()
+    assert {saved[name].shape for name in saved if name.endswith(".nothing")} == {(1, 0, 3)}
+    reducer.load_state(saved)
+    assert np.isfinite(reducer.packed(np.arange(4.0), shapes)).all()
 
 
 def _refusing(row: dict[str, str]) -> set[str]:

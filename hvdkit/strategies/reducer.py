@@ -93,7 +93,7 @@ class Reducer:
             start = 0
             for name, shape in self._shapes.items():
                 size = int(np.prod(shape))
-                part = whole[:, start : start + size].reshape(-1, *shape)
+                part = whole[:, start : start + size].reshape(len(whole), *shape)
                 found[f"{slot}.{name}"] = part if slot in OWN else part[0]
                 start += size
         return found
