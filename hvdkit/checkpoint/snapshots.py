@@ -65,6 +65,8 @@ def _to_file(progress: Progress) -> dict[str, Any]:
     fields["images"] = fields.pop("samples")
     for field, prefix in _PREFIXES.items():
         fields |= {f"{prefix}{name}": value for name, value in fields.pop(field).items()}
+    if not progress.watched:  # without early stopping, files are those of earlier versions
+        fields = {key: value for key, value in fields.items() if key not in ("watched", "best", "best_epoch")}
     return fields
 
 
