@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hvdkit.core.owned import Owned
-from hvdkit.core.state import AVERAGE, is_statistic, slot_name
+from hvdkit.core.state import AVERAGE, COUNT, is_statistic, slot_name
 from hvdkit.errors import RunError
 from hvdkit.recipe.schema import AverageWeights
 
@@ -174,13 +174,15 @@ def renew_statistics(session: Session, mesh: Mesh, batches: Iterable[Batch], rep
     if not names:
         return
 
+    counts = {name: np.zeros_like(before[name]) for name in before if name.endswith(COUNT)}  # m may depend on them
+
     def after(batch: Batch, start: float) -> dict[str, np.ndarray]:
-        session.load_buffers(before | {name: np.full_like(before[name], start) for name in names})
+        session.load_buffers(before | counts | {name: np.full_like(before[name], start) for name in names})
         session.trainable.observe(*session.trainable.inputs(batch))
         now = session.buffers()
         return {name: now[name].astype(np.float64) for name in names}
 
-    sums, shares, count = {name: np.zeros(before[name].shape) for name in names}, dict[str, float](), 0
+    sums, shares, count = {name: np.zeros(before[name].shape) for name in names}, dict[str, float | None](), 0
     for batch in batches:
         report()
         if not count:
@@ -188,11 +190,13 @@ def renew_statistics(session: Session, mesh: Mesh, batches: Iterable[Batch], rep
         from_0 = after(batch, 0.0)
         if not count:
             adapter.seed(0)  # the same masks of dropout again, so that b is the same
-            shares = {name: _share(name, from_0[name], after(batch, 1.0)[name]) for name in names}
+            from_1 = after(batch, 1.0)
+            shares = {name: _share(from_0[name], from_1[name]) for name in names}
+            _check_repeated(adapter, [name for name, share in shares.items() if share is None])
         count += 1
         sums = {name: total + from_0[name] for name, total in sums.items()}
     means = {
-        name: total / (count * shares[name]) if shares[name] else before[name].astype(np.float64)
+        name: total / (count * share) if (share := shares[name]) else before[name].astype(np.float64)
         for name, total in sums.items()
     }
     joined = np.concatenate([means[name].reshape(-1) for name in names])
@@ -204,14 +208,21 @@ def renew_statistics(session: Session, mesh: Mesh, batches: Iterable[Batch], rep
     session.load_buffers(before | {name: array.astype(before[name].dtype) for name, array in renewed.items()})
 
 
-def _share(name: str, from_0: np.ndarray, from_1: np.ndarray) -> float:
-    """The share m of a batch in a running statistic; 0 for one that training leaves as it is."""
+def _share(from_0: np.ndarray, from_1: np.ndarray) -> float | None:
+    """The share m of a batch in a running statistic; 0 for one that training leaves as it is; None if it is not one."""
     kept = from_1 - from_0
     share = 1 - float(np.median(kept))
     off = float(np.abs(kept - np.median(kept)).max()) / max(1.0, float(np.abs(from_0).max()))
-    if off > _SAME or not -_SAME < share < 1 + _SAME:
+    if not off <= _SAME or not -_SAME < share < 1 + _SAME:
+        return None
+    return share if share > 1e-6 else 0.0
+
+
+def _check_repeated(adapter: Adapter, names: list[str]) -> None:
+    """Raise RunError, on all ranks, if on any rank the same batch has given statistics of these names other values."""
+    everyone = adapter.allgather_object(names, name="repeated_statistics")
+    if name := next((name for each in everyone for name in each), None):
         raise RunError(
             f"average_weights.from_epoch: {name} cannot be computed for the averaged weights, as the same batch gives "
             "other values each time; expected no random layer before this batch norm, or give average_weights.decay"
         )
-    return share if share > 1e-6 else 0.0

@@ -16,7 +16,7 @@ from hvdkit.adapters.trainable import one_tensor
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import AnyLoss, UpdateKernel, class_weights
-from hvdkit.core.state import canonical_name, cast_lines, check_kinds
+from hvdkit.core.state import canonical_name, cast_lines, check_kinds, is_statistic
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.errors import RequestError
@@ -81,6 +81,17 @@ class TrainableModel(EagerModel):
                 parameter.zero_grad()
             weight._fresh_grad = False
         return logits, loss, {name: _dense(each) for name, each in self._trained.items()}
+
+    def observe(self, inputs: mx.nd.NDArray, targets: mx.nd.NDArray) -> None:
+        self.backward(inputs, targets, None)
+        mx.nd.waitall()  # backward writes statistics, and the engine lets others read them before (batch_norm.py)
+
+    def constrain(self) -> None:
+        """Have averages read the statistics that backward has written: the engine knows of this write to them alone."""
+        if self.session.update.average is not None:
+            for name, tensor in self.buffers.items():
+                if is_statistic(name):
+                    tensor *= 1
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
         return np.asarray(one_tensor(self.model(*arguments(mapped(self._put, inputs)))).asnumpy())
