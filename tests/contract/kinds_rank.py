@@ -39,6 +39,7 @@ def recipe(framework: str, sharding: str) -> Recipe:
         "sharding": sharding,
         "checkpoint": {"every_epochs": 1, "keep": 9},
         "check_ranks": 2,
+        "average_weights": {"decay": 0.9},
     }
     return Recipe.model_validate(document)
 
