@@ -120,6 +120,8 @@ def _losses(session: Session, batch: Batch, valid: int, ignored: int | None) -> 
     """The sum of a batch's cross-entropies and its count: of samples, or with an `ignored` label of targets."""
     if ignored is None:
         each = session.trainable.losses(batch)[:valid]
+        if not valid:  # a rank whose samples have run out computes beside the others
+            return 0.0, 0.0
         return float(each.reshape(valid, -1).mean(axis=1).sum(dtype=np.float64)), valid
     counts = batch.targets != ignored
     each = session.trainable.losses(Batch(batch.inputs, np.where(counts, batch.targets, 0)))[:valid]
