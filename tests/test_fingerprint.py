@@ -17,6 +17,7 @@ from pictures import draw_folder
 
 from hvdkit import adapters
 from hvdkit.checkpoint import snapshots
+from hvdkit.checkpoint.resume import last_record
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.data import Shard, fingerprint, shares
 from hvdkit.data import batches as data
@@ -225,7 +226,7 @@ def test_a_run_is_not_resumed_with_other_samples(changes: dict[str, Any], told: 
 def test_the_same_samples_and_old_checkpoints_are_resumed_and_a_changed_script_is_said(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("one")
     started(tmp_path, epochs=2)
-    record = snapshots.last_record(tmp_path / "checkpoints")
+    record = last_record(tmp_path / "checkpoints")
     assert record and record.data and record.data["train"].samples == 40 and record.script_sha256
     (tmp_path / "own.py").write_text("other")
     assert started(tmp_path, True, epochs=4).first_step == 10

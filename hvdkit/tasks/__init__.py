@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from hvdkit.recipe.schema import Recipe
-from hvdkit.tasks.task import Task
+if TYPE_CHECKING:  # `hvdkit predict` reads no recipe
+    from hvdkit.recipe.schema import Recipe
+    from hvdkit.tasks.task import Task
 
 
 def choose(recipe: Recipe) -> Task:
