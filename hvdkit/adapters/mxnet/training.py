@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import warnings
 from collections.abc import Sequence
 from functools import partial
 
@@ -39,7 +41,9 @@ class TrainableModel(EagerModel):
             sum_exactly(model)
         self._statistics: dict[tuple[tuple[int, ...], ...], Statistics | None] = {}  # by the shapes of a batch's inputs
         self._statistics_of = statistics_of(model)
-        model.hybridize(static_alloc=True, static_shape=True)
+        with warnings.catch_warnings():  # of hooks that children would lose; those of the model itself take effect
+            warnings.filterwarnings("ignore", f'(?s)"{re.escape(str(model))}" is being hybridized')
+            model.hybridize(static_alloc=True, static_shape=True)
         # By canonical name: Gluon's own names depend on the number of models created before.
         named = {canonical_name(name): each for name, each in model._collect_params_with_prefix().items()}
         first = {id(each): name for name, each in reversed(named.items())}  # of parameters that layers share
