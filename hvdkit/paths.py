@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 import re
-import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import hvdkit
+from hvdkit import replaced
 from hvdkit.errors import RequestError
-from hvdkit.files import open_lock
+from hvdkit.folder_lock import NAME as _LOCK
+from hvdkit.folder_lock import FolderLock
 
 # All that hvdkit's commands write into a folder. `--overwrite` deletes these names and nothing else.
 _OURS = {
@@ -28,10 +29,8 @@ _OURS = {
     "bench.json", "bench.csv", "cluster.yaml", "bench.png", "request.json", "rows.json", "ranks.json",
     "profile.json", "profile.csv", "profile.png", "trace.json", "timeline.json", "record.json", "own-profile",
 }  # fmt: skip
-_LOCK = ".lock"
-_REPLACED = ".replaced"  # what --overwrite replaces, kept until the command ends: a refused request gives it back
 # What a command or its ranks write before there is a result.
-_PREPARED = {_LOCK, _REPLACED, "config.yaml", "request.json", "logs", "debug", "tuning", "trace", "tensorboard",
+_PREPARED = {_LOCK, *replaced.NAMES, "config.yaml", "request.json", "logs", "debug", "tuning", "trace", "tensorboard",
              "timeline.json"}  # fmt: skip
 
 
@@ -101,7 +100,7 @@ def check_free(folder: Path, overwrite: bool, resume: bool = False, inputs: Iter
         raise RequestError(f"--out {folder}: cannot be read ({error.strerror}); choose another folder") from error
     if content and not overwrite and not resume:
         raise RequestError(f"--out {folder}: the folder is not empty; add --overwrite or choose another one")
-    foreign = sorted(name for name in content - _OURS - {_REPLACED} if not _unfinished(name))
+    foreign = sorted(name for name in content - _OURS - set(replaced.NAMES) if not _unfinished(name))
     if foreign:
         raise RequestError(
             f"--out {folder}: it holds {foreign[0]!r}, which hvdkit has not written; choose another folder"
@@ -118,8 +117,9 @@ def claimed(
 ) -> Iterator[Path]:
     """Lock `folder` for this process and, without `resume`, empty it; yields its absolute path.
 
-    If the block raises RequestError before there are results, everything is as it was before the command: what it wrote
-    is removed, and what `overwrite` replaced is put back. Folders that the command made and left empty are removed.
+    What `overwrite` replaces is put back if the block ends without a checkpoint or a result, whatever ends it, and
+    deleted as soon as there is one. If the block raises RequestError before there are results, what the command wrote
+    into an empty folder is removed. Folders that the command made and left empty are removed.
 
     Raises RequestError like `check_free`, and if another run is writing there.
     """
@@ -127,88 +127,70 @@ def claimed(
     made = [place for place in (folder.absolute(), *folder.absolute().parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open_lock(folder / _LOCK)
     except OSError as error:
         raise RequestError(f"--out {folder}: cannot be written ({error.strerror}); choose another folder") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A run that has just ended deletes its lock file, and a lock on a deleted file locks nothing.
-            mine = os.path.samestat(os.fstat(lock.fileno()), (folder / _LOCK).stat())
-        except (BlockingIOError, FileNotFoundError):
-            mine = False
-        if not mine:
-            raise RequestError(f"--out {folder}: another run is writing there; choose another folder")
-        place, done = folder.absolute(), False
-        try:
-            with _undone_if_refused(place, resume):
-                yield place
-            done = True
-        finally:
-            (place / _LOCK).unlink(missing_ok=True)
-            for each in [] if done else made:
-                with suppress(OSError):  # not empty
-                    each.rmdir()
+    place, done = folder.absolute(), False
+    try:
+        with FolderLock(folder), _undone_if_nothing_comes(folder, place, resume):
+            yield place
+        done = True
+    finally:
+        for each in [] if done else made:
+            with suppress(OSError):  # not empty
+                each.rmdir()
 
 
 @contextmanager
-def _undone_if_refused(folder: Path, resume: bool) -> Iterator[None]:
-    """Set aside what is there, unless it is resumed; put it back if the block raises RequestError without results."""
-    fresh = not resume or not _ours(folder)
-    if not resume:
-        _set_aside(folder)
+def _undone_if_nothing_comes(named: Path, folder: Path, resume: bool) -> Iterator[None]:
+    """Set aside what is there, unless it is resumed; put it back if the block ends without results."""
+    if replaced.settle(folder, ours):
+        _say_back(named)
+    for path in folder.iterdir():
+        if _unfinished(path.name) and path.is_file():  # of a command that was killed while it wrote
+            path.unlink()
+    fresh = not resume or not ours(folder)
+    set_aside = False if resume else replaced.set_aside(named, folder, ours(folder))
     try:
-        yield
-    except RequestError:
-        if fresh and not _results(folder):
+        with replaced.deleted_once_trained(folder):
+            yield
+    except BaseException as error:
+        if replaced.given_back(folder, ours):
+            _say_back(named)
+        elif isinstance(error, RequestError) and fresh and not set_aside and not _results(folder):
             with suppress(OSError):  # the refusal matters more
-                _remove(_ours(folder))
-                _put_back(folder)
+                replaced.remove(ours(folder))
         raise
-    finally:
-        shutil.rmtree(folder / _REPLACED, ignore_errors=True)
+    replaced.delete(folder)
 
 
-def _ours(folder: Path) -> list[Path]:
+def settled(folder: Path) -> Path:
+    """The folder, for reading: earlier results that a killed `--overwrite` had set aside are put back before.
+
+    Nothing happens while a run is writing there, and where this process may not write.
+    """
+    if replaced.left(folder):
+        with suppress(RequestError), FolderLock(folder):
+            if replaced.settle(folder.absolute(), ours):
+                _say_back(folder)
+    return folder
+
+
+def _say_back(folder: Path) -> None:
+    line = f"{folder}: the run with --overwrite has left no checkpoint and no result; the earlier files are back"
+    print(line, file=sys.stderr, flush=True)
+
+
+def ours(folder: Path) -> list[Path]:
     """What hvdkit's commands have written into the folder."""
     return [path for path in folder.iterdir() if path.name in _OURS or _unfinished(path.name)]
 
 
 def _unfinished(name: str) -> bool:
     """Whether it is a temporary file that a killed command left (files.write_atomic)."""
-    return name.startswith(".") and name[1:].rpartition(".")[0] in _OURS
+    return name.startswith(".") and name[1:].rpartition(".")[0] in {_LOCK} | _OURS
 
 
 def _results(folder: Path) -> bool:
     """Whether a command has written more into the folder than its request, logs and empty files."""
     files = (path for path in folder.rglob("*") if _PREPARED.isdisjoint(path.relative_to(folder).parts))
     return any(path.is_file() and path.stat().st_size for path in files)
-
-
-def _set_aside(folder: Path) -> None:
-    """Move what an earlier run left into `_REPLACED`."""
-    replaced = folder / _REPLACED
-    shutil.rmtree(replaced, ignore_errors=True)  # of a command that was killed
-    try:
-        for path in _ours(folder):
-            replaced.mkdir(exist_ok=True)
-            path.rename(replaced / path.name)
-    except OSError as error:
-        _put_back(folder)
-        raise RequestError(
-            f"--out {folder}: {error.filename} cannot be removed ({error.strerror}); choose another folder"
-        ) from error
-
-
-def _put_back(folder: Path) -> None:
-    replaced = folder / _REPLACED
-    for path in list(replaced.iterdir()) if replaced.is_dir() else []:
-        path.rename(folder / path.name)
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ import numpy as np
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.resume import last_record
 from hvdkit.errors import Faults
+from hvdkit.paths import settled
 from hvdkit.recipe import schema
 from hvdkit.results.diff import CheckpointDifference, Diff, Difference, LossDifference, TensorDifference
 from hvdkit.results.train import MetricLine, read_metrics, read_result
@@ -25,7 +26,7 @@ _CIRCUMSTANCES = (
 def run(first: Path, second: Path) -> Diff:
     """Compare two folders of `hvdkit train`. Raises RequestError for others, and for damaged files, all at once."""
     faults = Faults()
-    for folder in (first, second):
+    for folder in map(settled, (first, second)):
         if not (folder / "config.yaml").is_file():
             what = "it has no config.yaml" if folder.is_dir() else "no such folder"
             faults.append(f"{folder}: {what}; expected the folder of an `hvdkit train`, such as runs/first")

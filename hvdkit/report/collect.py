@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from hvdkit.errors import RequestError
 from hvdkit.files import open_regular
+from hvdkit.paths import settled
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.recipe.yaml_files import named
@@ -55,7 +56,7 @@ def read(folder: Path) -> Found:
     """Read what a report is made from. Raises RequestError with the first file that is missing or damaged."""
     expected = "expected a folder that `hvdkit compare` or `hvdkit train` has written"
     try:
-        names = {path.name for path in folder.iterdir()}
+        names = {path.name for path in settled(folder).iterdir()}
     except OSError as error:
         reasons: dict[type[OSError], str] = {FileNotFoundError: "no such folder", NotADirectoryError: "is a file"}
         reason = reasons.get(type(error), f"cannot be read ({error.strerror})")

@@ -36,8 +36,10 @@ from hvdkit.worker.setup import Script, Setup, seed_rank, start
 
 if TYPE_CHECKING:
     from hvdkit.checkpoint.elastic import Commits
+    from hvdkit.worker.one_writer import OneWriter
 
 T = TypeVar("T")
+LAUNCHED = "HVDKIT_LAUNCHER"  # in the environment of ranks that hvdkit starts: it holds the lock of the run's folder
 
 
 def train(
@@ -49,21 +51,30 @@ def train(
     there is none. Without `resume`, `out` must not have checkpoints. Without `out`, nothing is written. Under an
     elastic launcher, training continues when ranks are lost or join.
 
-    Raises RequestError if the framework, device, model, data or checkpoint does not allow what the recipe asks for,
-    RunError if a file cannot be written or ranks diverge, Stopped if a rank was asked to stop. Errors of Horovod and
-    the framework are not caught.
+    Raises RequestError if the framework, device, model, data or checkpoint does not allow what the recipe asks for, or
+    if another run is writing into `out`, RunError if a file cannot be written or ranks diverge, Stopped if a rank was
+    asked to stop. Errors of Horovod and the framework are not caught.
     """
     if recipe.tensorboard:
         from hvdkit.core import tensorboard
 
         tensorboard.check_installed()
-    attempt = partial(_train, adapter, script, recipe, out, heartbeat)
-    if recipe.elastic:
-        from hvdkit.checkpoint import elastic
+    writer = None
+    if out and LAUNCHED not in os.environ:
+        from hvdkit.worker.one_writer import OneWriter
 
-        if elastic.active():
-            return elastic.run_until_done(adapter, attempt, heartbeat)
-    return attempt(None, resume)
+        writer = OneWriter(out)
+    attempt = partial(_train, adapter, script, recipe, out, heartbeat, writer)
+    try:
+        if recipe.elastic:
+            from hvdkit.checkpoint import elastic
+
+            if elastic.active():
+                return elastic.run_until_done(adapter, attempt, heartbeat)
+        return attempt(None, resume)
+    finally:
+        if writer:
+            writer.release()
 
 
 def _train(
@@ -72,11 +83,14 @@ def _train(
     recipe: Recipe,
     out: Path | None,
     heartbeat: Heartbeat,
+    writer: OneWriter | None,
     commits: Commits | None,
     resume: bool = True,
 ) -> TrainResult:
     setup = start(adapter, script, recipe)
     mesh, dataset = setup.mesh, setup.dataset
+    if writer:
+        writer.check(adapter, mesh.world)
     heartbeat.beat("building the model")
     setup.check_trainable()
     if recipe.early_stopping:
@@ -285,7 +299,7 @@ def _result(
         model=recipe.model.name,
         parameters=sum(math.prod(shape) for shape in session.shapes.values()),
         np=measured.processes,
-        launcher=os.environ.get("HVDKIT_LAUNCHER") or ("horovodrun" if "HOROVOD_RANK" in os.environ else "none"),
+        launcher=os.environ.get(LAUNCHED) or ("horovodrun" if "HOROVOD_RANK" in os.environ else "none"),
         device=world.device,
         threads=threads_per_rank(None if recipe.threads == "auto" else recipe.threads, world.local_size),
         seed=recipe.seed,

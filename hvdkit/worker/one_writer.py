@@ -1,0 +1,49 @@
+"""The lock of a folder that a recipe's script writes without `hvdkit train`, whose launcher would hold it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hvdkit import replaced
+from hvdkit.core.seam import Adapter
+from hvdkit.core.topology import Topology
+from hvdkit.errors import RequestError
+from hvdkit.folder_lock import FolderLock
+
+
+class OneWriter:
+    """Locks `folder` on rank 0 until `release`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock: FolderLock | None = None
+
+    def check(self, adapter: Adapter, world: Topology) -> None:
+        """Take the lock, unless a rank of this run has it; collective.
+
+        After a loss another rank may be rank 0 of an elastic run. Raises RequestError, the same on every rank, if
+        another run is writing there.
+        """
+        refusal = ""
+        if not any(adapter.allgather_object(self._lock is not None, name="locked")):
+            if world.is_root:
+                try:
+                    self._take()
+                except RequestError as error:
+                    refusal = str(error)
+            refusal = adapter.allgather_object(refusal, name="writer")[0]
+        if refusal:
+            raise RequestError(refusal)
+
+    def _take(self) -> None:
+        if replaced.left(self._folder):
+            from hvdkit.paths import settled
+
+            settled(self._folder)
+        self._lock = FolderLock(self._folder)
+
+    def release(self) -> None:
+        """Remove the lock, if this rank has it."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
