@@ -308,7 +308,7 @@ def test_an_elastic_run_ends_for_the_earliest_failure_of_a_rank_itself(clock: Cl
     ]
     heard = set()
     for order in itertools.permutations(ends):
-        workers = elastic._Workers(replace(job(5), elastic=Elastic(1, 5)), restarts=False)
+        workers = elastic._Workers(replace(job(5), elastic=Elastic(1, 5)))
         for each in order:
             workers.note(each, clock.now)
         assert workers.must_stop
@@ -321,7 +321,7 @@ def test_an_elastic_driver_that_gives_up_names_the_strongest_cause(clock: Clock)
     heard = set()
     lost = [report(0, 899.0, WITNESSES["word of a lost peer"]), report(1, 901.0, {"signal": 9})]
     for order in itertools.permutations(lost):
-        workers = elastic._Workers(replace(job(2), elastic=Elastic(2, 2)), restarts=False)
+        workers = elastic._Workers(replace(job(2), elastic=Elastic(2, 2)))
         for each in order:
             workers.note(each, clock.now)
             workers.note({**each, "event": "started", "pid": 4_000_000 + each["rank"]}, clock.now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hvdkit.core.seam import HostWatch, Op, Tensor
+from hvdkit.core.seam import Op, Tensor
 from hvdkit.core.topology import Topology
 
 
@@ -24,11 +24,6 @@ class Collectives:
         hvd = self._hvd
         hvd.init()
         return Topology(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
-
-    def watch_hosts(self) -> HostWatch:
-        from hvdkit.adapters.host_updates import Watch  # only elastic runs need it
-
-        return Watch(self.allgather_object)
 
     def allreduce(
         self,

@@ -1,25 +1,36 @@
 """Elastic training: attempts, one after another, each with the ranks that Horovod's rendezvous has at that time.
 
-Horovod's elastic driver (`horovodrun --min-np`, or hvdkit's own launcher) notices lost and new ranks. A rank then shuts
-Horovod down, initializes it again, and continues from a state that it has kept in memory.
+hvdkit's elastic driver notices lost and new ranks. A rank then shuts Horovod down, initializes it again, and continues
+from a state that it has kept in memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import os
+import pickle
 import socket
+import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.core.heartbeat import WAITING, Heartbeat, first_line, lost_a_peer
 from hvdkit.core.seam import Adapter
+from hvdkit.errors import RunError, Stopped
 from hvdkit.results.train import Recovery
 
 T = TypeVar("T")
+ANSWER_S = 60.0  # for the driver to answer: it is busy where there are thousands of ranks
+NOTICE_S = 1.0  # for a rank to notice a loss by its connections before they are closed
+MOST_BYTES = 2**24
+AGAIN = 75  # the exit status of a rank that could not connect (launch/launchers/elastic_rounds.py)
+_HEAD = struct.Struct("<Q")
 
 
 def active() -> bool:
@@ -71,36 +82,176 @@ class HostsChanged(Exception):
     """Hosts were added or removed; all ranks shut Horovod down and initialize it again."""
 
 
+class Driver:
+    """This rank's line to the elastic driver (launch/launchers/elastic_driver.py), which starts ranks and forms rounds:
+    groups of ranks that train together until one is lost or hosts change.
+
+    Raises RunError where the driver does not answer any more.
+    """
+
+    def __init__(self) -> None:
+        self._at = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+        self._key = f"{os.environ['HOROVOD_HOSTNAME']}:{os.environ['HOROVOD_LOCAL_RANK']}"
+        self._round = 0
+        self._connected = False
+        self.changed = False  # whether hosts have, in this round
+
+    def join(self) -> dict[str, Any]:
+        """Wait for the next round and take this rank's numbers from it; returns what the driver says of it.
+
+        Raises Stopped where this rank's host has been taken away.
+        """
+        self._connected, self.changed = False, False
+        found: dict[str, Any] = {}
+        while not found:
+            found = self._ask("GET", f"join/{self._key}")
+        if found.get("leaves"):
+            raise Stopped("this rank has been removed from elastic job: its host is not there any more")
+        os.environ.update({f"HOROVOD_{name.upper()}": str(value) for name, value in found["numbers"].items()})
+        self._round = found["round"]
+        threading.Thread(target=self._follow, args=(self._round,), daemon=True).start()
+        return found
+
+    def leave(self) -> None:
+        """This rank leaves its round."""
+        self._round = 0
+
+    def connected(self) -> None:
+        """Horovod is initialized."""
+        self._connected = True
+        self._ask("PUT", f"connected/{self._key}")
+
+    def trained(self, **what: object) -> None:
+        """Say for all ranks of the round that it has made its first update (`recovery`) or its first commit."""
+        self._ask("PUT", f"trained/{self._round}", json.dumps(what))
+
+    def _follow(self, number: int) -> None:
+        """Wait for the end of a round. A rank that is lost while others connect leaves them waiting inside Horovod."""
+        found: dict[str, Any] = {}
+        while not found:
+            try:
+                found = self._ask("GET", f"round/{number}")
+            except RunError:  # the driver is gone, and ends this rank
+                return
+            if self._round != number:
+                return
+        if found["over"] == "hosts" and self._connected:
+            self.changed = True
+        elif self._connected:
+            time.sleep(NOTICE_S)
+            if self._round == number:  # it waits for the lost one, whose host may have gone without a word
+                close_peer_sockets()
+        else:
+            print("another rank is gone while ranks connect: this one starts again", flush=True)
+            os._exit(AGAIN)
+
+    def _ask(self, method: str, path: str, body: str | None = None) -> dict[str, Any]:
+        connection = http.client.HTTPConnection(*self._at, timeout=ANSWER_S)
+        try:
+            connection.request(method, f"/{path}", body or "")
+            answer = connection.getresponse()
+            said = answer.read(MOST_BYTES)
+            found = json.loads(said or b"{}")
+            if answer.status != http.client.OK or not isinstance(found, dict):
+                raise ValueError(f"status {answer.status}")
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise RunError(f"the elastic driver does not answer any more: {error}; see logs/") from error
+        finally:
+            connection.close()
+        return found
+
+
+class Kept:
+    """The newest commit where ranks that start find it if all others are lost at once: in two files in turn, which lie
+    in the driver's memory. A rank on another host does not see them."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self._paths = paths
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Keep this one in place of the older of two."""
+        with contextlib.suppress(OSError):
+            numbers = [self._number(path) for path in self._paths]
+            oldest = numbers.index(min(numbers))
+            with open(self._paths[oldest], "r+b", buffering=0) as file:  # noqa: PTH123 - unbuffered: nothing is copied
+                file.write(_HEAD.pack(0))  # not whole until it is
+                pickle.dump(checkpoint, file, protocol=5)
+                file.truncate()
+                file.seek(0)
+                file.write(_HEAD.pack(max(numbers) + 1))
+
+    def read(self) -> Checkpoint | None:
+        """The newest; None where there is none."""
+        with contextlib.suppress(OSError):
+            number, newest = max((self._number(path), path) for path in self._paths)
+            if number:
+                with Path(newest).open("rb") as file:
+                    file.seek(_HEAD.size)
+                    found: Checkpoint = pickle.load(file)  # of this run's own ranks, in its driver's memory
+                    return found
+        return None
+
+    @staticmethod
+    def _number(path: str) -> int:
+        with Path(path).open("rb") as file:
+            head = file.read(_HEAD.size)
+        return int(_HEAD.unpack(head)[0]) if len(head) == _HEAD.size else 0
+
+
 class Commits:
     """The last state that this rank keeps in memory, and the recoveries so far.
 
-    `look` raises HostsChanged, on all ranks, if hosts were added or removed.
+    `look` says whether hosts were added or removed, the same on all ranks; it is collective.
     """
 
-    def __init__(self, look: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, driver: Driver | None = None, look: Callable[[], bool] = lambda: False) -> None:
         self.held: Checkpoint | None = None
         self.recoveries: list[Recovery] = []
-        self._look = look
-        self._np = 0
+        self._driver, self._look = driver, look
+        self._kept: Kept | None = None
+        self._leads = False
+        self._said: set[str] = set()  # of this round, to the driver
         self._since: tuple[float, Literal["lost", "hosts"], int] | None = None
 
-    def take(self, checkpoint: Checkpoint) -> None:
-        """Keep this state in place of the previous one; raises HostsChanged as `look` does."""
-        self.held = checkpoint
-        self._look()
+    def begin(self, found: dict[str, Any]) -> None:
+        """Begin a round, of which the driver says this (`Driver.join`)."""
+        self._leads, self._said = found["numbers"]["rank"] == 0, set()
+        self.recoveries = [Recovery(**each) for each in found["recoveries"]]
+        before = found["interrupted"]
+        self._since = before and (time.monotonic() - before["ago_s"], before["why"], before["np"])
+        self._kept = Kept(found["kept"]) if self._leads else None
+        if self._kept and found["fresh"]:
+            self.held = self._kept.read()
 
-    def interrupted(self, why: Literal["lost", "hosts"]) -> None:
-        """Record that an attempt ended before training did."""
-        self._since = self._since or (time.monotonic(), why, self._np)
+    def connected(self) -> None:
+        """Horovod is initialized."""
+        if self._driver:
+            self._driver.connected()
+
+    def take(self, checkpoint: Checkpoint) -> None:
+        """Keep this state in place of the previous one; raises HostsChanged as `look` tells."""
+        self.held = checkpoint
+        if self._kept:
+            self._kept.write(checkpoint)
+        self._say("committed", True)
+        if self._look():
+            raise HostsChanged
 
     def stepped(self, step: int, np: int) -> None:
         """Record that update `step` was made with `np` ranks; the first one after an interruption ends the recovery."""
-        self._np = np
+        recovery = None
         if self._since is not None:
             began, why, before = self._since
             seconds = round(time.monotonic() - began, 3)
-            self.recoveries.append(Recovery(why=why, step=step, np_before=before, np=np, seconds=seconds))
+            recovery = Recovery(why=why, step=step, np_before=before, np=np, seconds=seconds)
+            self.recoveries.append(recovery)
             self._since = None
+        self._say("recovery", recovery and recovery.model_dump())
+
+    def _say(self, what: str, value: object) -> None:
+        if self._driver and self._leads and what not in self._said:
+            self._said.add(what)
+            self._driver.trained(**{what: value})
 
 
 def run_until_done(adapter: Adapter, attempt: Callable[[Commits], T], heartbeat: Heartbeat) -> T:
@@ -108,22 +259,22 @@ def run_until_done(adapter: Adapter, attempt: Callable[[Commits], T], heartbeat:
 
     An attempt starts with `adapter.init`. Exceptions with another cause are raised to the caller.
     """
-    hosts = adapter.watch_hosts()
-    commits = Commits(hosts.look)
-    why: Literal["lost", "hosts"]
+    driver = Driver()
+    commits = Commits(driver, lambda: bool(adapter.allgather_object(driver.changed, name="hosts")[0]))
     while True:
+        heartbeat.beat(WAITING)
+        commits.begin(driver.join())
+        heartbeat.beat("connecting to the other ranks")
         try:
             return attempt(commits)
         except HostsChanged:
-            why = "hosts"
+            print("hosts have changed", flush=True)
         except Exception as error:
             if not lost_a_peer(error):
                 raise
-            why = "lost"
             print(f"another rank is gone: {first_line(error)}", flush=True)
-        commits.interrupted(why)
         heartbeat.beat(WAITING)
+        driver.leave()
         with contextlib.suppress(Exception):  # shutdown may fail because its peers are gone
             adapter.shutdown()
         close_peer_sockets()
-        hosts.forget()

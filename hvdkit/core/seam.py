@@ -262,16 +262,6 @@ class Trainable(Protocol):
         """Train: call the loop's hooks in this framework's usual way."""
 
 
-class HostWatch(Protocol):
-    """Notifications of added and removed hosts (`hvdkit/adapters/host_updates.py`)."""
-
-    def look(self) -> None:
-        """Raise `hvdkit.checkpoint.elastic.HostsChanged` on all ranks if hosts have changed; collective."""
-
-    def forget(self) -> None:
-        """Discard pending notifications, because Horovod is about to be initialized again."""
-
-
 class Observer(Protocol):
     """The adapter's part of `hvdkit profile`, beside the events of `core.trace_events` (each adapter's `timing.py`).
 
@@ -311,9 +301,6 @@ class Adapter(Protocol):
 
     def shutdown(self) -> None:
         """Shut Horovod down; `init` may start it again."""
-
-    def watch_hosts(self) -> HostWatch:
-        """Register with the elastic launcher that started this rank; called before `init`."""
 
     def seed(self, value: int) -> None:
         """Seed the framework's random number generator."""

@@ -185,6 +185,9 @@ class Agents:
     def note_end(self, end: exits.RankEnd) -> None:
         """A rank has ended."""
 
+    def note_said(self, report: dict[str, Any]) -> None:
+        """The program that starts ranks reports something."""
+
     def note_link_down(self, report: dict[str, Any]) -> None:
         """The network interface of a rank's host is down."""
         raise NotImplementedError
@@ -204,6 +207,8 @@ class Agents:
         if report["rank"] is None:
             if event == "ended":
                 self.launcher_end = report
+            else:
+                self.note_said(report)
         elif event == "left":
             self._to_clean.discard(name)
         else:

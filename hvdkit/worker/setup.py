@@ -124,8 +124,16 @@ class Setup:
         return OWN_PAGES_FROM[self.adapter.NAME][parameter_count(self.architecture) >= LARGE_MODEL]
 
 
-def start(adapter: Adapter, script: Script, recipe: Recipe, dataset: Dataset | None = None) -> Setup:
+def start(
+    adapter: Adapter,
+    script: Script,
+    recipe: Recipe,
+    dataset: Dataset | None = None,
+    connected: Callable[[], None] = lambda: None,
+) -> Setup:
     """Start Horovod, check that the recipe can run here, open its data set, or take `dataset`, and describe its model.
+
+    `connected` is called once Horovod is initialized.
 
     Raises RequestError if the recipe cannot run here, ranks have different recipes, or the data set cannot be opened.
     """
@@ -135,6 +143,7 @@ def start(adapter: Adapter, script: Script, recipe: Recipe, dataset: Dataset | N
     restart_names()
     with _recording_sockets_if_elastic(recipe):
         world = adapter.init(recipe.device, threads)
+    connected()
     mesh = Mesh(world)
     each = threads_per_rank(threads, world.local_size)
     usage.pin_where_asked(world.local_rank, world.local_size, each)

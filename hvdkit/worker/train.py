@@ -87,7 +87,7 @@ def _train(
     commits: Commits | None,
     resume: bool = True,
 ) -> TrainResult:
-    setup = start(adapter, script, recipe)
+    setup = start(adapter, script, recipe, connected=commits.connected) if commits else start(adapter, script, recipe)
     mesh, dataset = setup.mesh, setup.dataset
     if writer:
         writer.check(adapter, mesh.world)

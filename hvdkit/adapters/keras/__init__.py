@@ -25,7 +25,6 @@ from hvdkit.adapters.tensorflow import (
     synchronize,
     tensors,
     to_numpy,
-    watch_hosts,
 )
 from hvdkit.adapters.trainable import check_synchronized
 from hvdkit.core.seam import AnyLoss, Observer, Session
@@ -62,7 +61,6 @@ __all__ = [
     "tensors",
     "to_numpy",
     "versions",
-    "watch_hosts",
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from hvdkit.adapters import capabilities, timing
 from hvdkit.adapters.local import tensors
 from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
-from hvdkit.core.seam import AnyLoss, HostWatch, Observer, Op, Session
+from hvdkit.core.seam import AnyLoss, Observer, Op, Session
 from hvdkit.core.topology import Topology
 from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
@@ -58,10 +58,6 @@ def init(device: str, threads: int | None = None) -> Topology:
 
 def shutdown() -> None:
     pass
-
-
-def watch_hosts() -> HostWatch:
-    raise RequestError("elastic: expected a framework with Horovod, got one process without")
 
 
 def seed(value: int) -> None:

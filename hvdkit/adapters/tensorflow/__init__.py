@@ -61,7 +61,6 @@ _collectives = _Collectives(hvd, lambda splits: tf.constant(splits, tf.int32))
 allreduce, allgather, broadcast = _collectives.allreduce, _collectives.allgather, _collectives.broadcast
 alltoall, reducescatter = _collectives.alltoall, _collectives.reducescatter
 allgather_object, process_set = _collectives.allgather_object, _collectives.process_set
-watch_hosts = _collectives.watch_hosts
 
 __all__ = ["tensors"]
 

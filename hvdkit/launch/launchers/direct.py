@@ -35,7 +35,7 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
         rank = agent_command(str(job.python), "rank", job, job.command())
         names = [f"{slot.hostname}-{slot.local_rank}" for slot in job.slots()]
         driver = elastic.driver(job, rank, _environment(job, _HERE), places=names)
-        elastic.supervise(job, driver, on_tick, restarts=True)
+        elastic.supervise(job, driver, on_tick)
         return
     server = places[job.hosts[0].name]
     with rendezvous(job, server.address, server.enter) as port:

@@ -1,4 +1,4 @@
-"""Elastic runs: Horovod's elastic driver decides which ranks take part, and training goes on with those.
+"""Elastic runs: the elastic driver decides which ranks take part, and training goes on with those.
 
 A run survives a rank that is killed, frozen or lost with its host. A rank whose own record says that it failed by
 itself would fail again: it ends the run.
@@ -11,11 +11,11 @@ import json
 import os
 import signal
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hvdkit.core.heartbeat import STARTING
 from hvdkit.errors import RunError
 from hvdkit.launch.agent_command import AgentCommand
 from hvdkit.launch.agents import Agents
@@ -23,14 +23,16 @@ from hvdkit.launch.diagnosis import blame, exits
 from hvdkit.launch.diagnosis.stalls import open_collectives
 from hvdkit.launch.hosts import is_this_machine
 from hvdkit.launch.job import Job, Tick
+from hvdkit.launch.launchers.elastic_rounds import AGAIN
 from hvdkit.launch.listener import Listener
 
 _DRIVER = Path(__file__).with_name("elastic_driver.py")
-REMOVED = "has been removed from elastic job"  # what Horovod prints in a rank that it excludes, before it aborts
+REMOVED = "has been removed from elastic job"  # what a rank prints whose place is gone, before it ends
+_TOGETHER_S = 0.5  # losses are told together
 
 
 def driver(job: Job, command: list[str], environment: dict[str, str], name: str = "", **where: object) -> AgentCommand:
-    """Horovod's elastic driver under the runtime's interpreter, for an elastic job.
+    """The elastic driver under the runtime's interpreter, for an elastic job.
 
     `where` says where it starts workers, and so what `command` is (elastic_driver.py). It goes by `name` in logs.
     """
@@ -40,18 +42,15 @@ def driver(job: Job, command: list[str], environment: dict[str, str], name: str 
     return AgentCommand(None, line, environment, name=name or AgentCommand.name)
 
 
-def supervise(
-    job: Job, driver: AgentCommand, on_tick: Tick | None, restarts: bool = False, listener: Listener | None = None
-) -> None:
+def supervise(job: Job, driver: AgentCommand, on_tick: Tick | None, listener: Listener | None = None) -> None:
     """Run the driver and its workers to their end, calling `on_tick` every 0.1 s; writes exits.json.
 
-    `restarts` says that the driver starts all workers again where all are lost. Workers that a cluster's program starts
-    connect to `listener`.
+    Workers that a cluster's program starts connect to `listener`.
 
     Raises RankFailure or RequestError where a rank fails by its own fault, RunError where too few ranks are left or the
     driver fails, and as `Agents.run` does.
     """
-    _Workers(job, restarts, listener).run([driver], on_tick)
+    _Workers(job, listener).run([driver], on_tick)
 
 
 class _Workers(Agents):
@@ -59,10 +58,13 @@ class _Workers(Agents):
 
     _ends_connected = False  # workers end with the driver, which would start others in place of these
 
-    def __init__(self, job: Job, restarts: bool, listener: Listener | None = None) -> None:
+    def __init__(self, job: Job, listener: Listener | None = None) -> None:
         super().__init__(job, listener)
-        self._restarts = restarts
-        self._told_to_end: set[str] = set()  # by this process, as they hang or cannot go on
+        self._told_to_end: set[str] = set()  # by this process, as they hang
+        self._trains = False  # or has trained
+        self._gave_up: str | None = None
+        self._lost: list[str] = []  # what is still to be told
+        self._lost_at = 0.0
         self._fatal = False
         self._hung: str | None = None
         self.ended: list[exits.RankEnd] = []  # all that have ended, except those that Horovod has removed
@@ -89,26 +91,33 @@ class _Workers(Agents):
         if self._succeeded:
             return None
         if driver is None or driver["signal"]:
-            how = "the agent of Horovod's elastic driver was killed"
+            how = "the agent of the elastic driver was killed"
             if driver is not None:
-                how = f"Horovod's elastic driver was killed by {exits.signal_name(driver['signal'])}"
+                how = f"the elastic driver was killed by {exits.signal_name(driver['signal'])}"
             return RunError(f"{how}, and all ranks with it; go on with --resume")
         lost = blame.judge(self.ended)
-        if lost is None:
+        if self._gave_up is None and lost is None:
             output = exits.shown_tail("its output", driver["tail"])
-            return RunError(f"Horovod's elastic driver ended with exit code {driver['exit_code']}; {output}")
-        assert self._job.elastic is not None
-        return RunError(
-            f"Horovod's elastic driver gave up: {len(self.ends)} rank(s) were lost, expected at least "
-            f"{self._job.elastic.min_np} (elastic.min_np) to go on; the first lost: {blame.failure(self._job, lost)}"
-        )
+            return RunError(f"the elastic driver ended with exit code {driver['exit_code']}; {output}")
+        first = "" if lost is None else f"; the first lost: {blame.failure(self._job, lost)}"
+        why = self._gave_up or f"it ended with exit code {driver['exit_code']}"
+        return RunError(f"the elastic driver gave up: {why}; go on with --resume{first}")
 
     def note_start(self, report: dict[str, Any]) -> None:
         name = report["name"]
         if len(self._ranks) >= self._job.np:
-            _print(f"{name} joins" if name not in self._ranks else f"{name} is started again")
+            _print(f"{name} is starting" if name not in self._ranks else f"{name} is started again")
         self._ranks[name] = report["rank"], report["host"] or "?"
         self.ends.pop(name, None)
+
+    def note_said(self, report: dict[str, Any]) -> None:
+        if report["event"] == "round":
+            self._trains = True
+        elif report["event"] == "gave up":
+            self._gave_up = report["text"]
+        elif report["event"] == "said" and self._stopped_at is None:
+            self._tell_losses()
+            _print(report["text"])
 
     def note_link_down(self, report: dict[str, Any]) -> None:
         _print(f"{report['name']}: its host's interface {report['interface']} is down")
@@ -116,24 +125,42 @@ class _Workers(Agents):
     def note_end(self, end: exits.RankEnd) -> None:
         self.hangs.pop(end.name, None)
         removed = end.record is None and REMOVED in end.tail
-        if not removed:
+        again = end.exit_code == AGAIN and end.record is None
+        if not removed and not again:
             self.ended.append(end)
-        lost = end.failed or end.name in self._told_to_end
-        if not lost or self._stopped_at is not None:
+        if self._stopped_at is not None:
             return
-        if end.record is not None and not end.secondary:
-            self._fatal = True
-        elif removed:
+        if removed:
             _print(f"{end.name} leaves: its host is not there any more")
+        elif again:
+            _print(f"{end.name} starts again: another rank was lost while it connected")
+        elif end.failed and end.record is not None and not end.secondary:
+            self._fatal = True
+        elif end.failed or end.name in self._told_to_end:
+            self._lost_at = self._lost_at if self._lost else time.monotonic()
+            self._lost.append(f"{end.name} {_how(end)}")
+
+    def _tell_losses(self) -> None:
+        """Print the losses of the last moment, and what comes of them."""
+        if not self._lost:
+            return
+        assert self._job.elastic is not None
+        left, needed = len(self._pids.keys() - self.ends.keys()), self._job.elastic.min_np
+        if not self._trains:
+            then = "training has not begun yet"
+        elif left == 0:
+            then = "no rank is left, so ranks start again from the last commit"
+        elif left < needed:
+            then = f"{left} left, and training goes on once there are {needed} (elastic.min_np)"
         else:
-            trains = not self._restarts or self._any_trains()
-            then = "training goes on with the others" if trains else "none is training, so all begin anew"
-            _print(f"{end.name} {_how(end)}; {then}")
-            if not trains:
-                self._kill(*self._pids.keys() - self.ends.keys())
+            then = "training goes on with the others"
+        _print(f"{', '.join(self._lost)}; {then}")
+        self._lost.clear()
 
     def enforce(self) -> None:
         super().enforce()
+        if time.monotonic() > self._lost_at + _TOGETHER_S and self._stopped_at is None:
+            self._tell_losses()
         if self.hangs_settled:
             name = min(self.hangs, key=lambda name: self.hangs[name].order)
             hang = self.hangs[name]
@@ -147,11 +174,6 @@ class _Workers(Agents):
                 self._kill(name)
             else:
                 self._hung = f"{what}; it is on another host, so all ranks were ended; go on with --resume"
-
-    def _any_trains(self) -> bool:
-        """Whether a worker that is left has finished Horovod's start. If none has, all wait long for the lost one."""
-        left = self._pids.keys() - self.ends.keys()
-        return not left or any(phase_of(self._job.log_dir / f"{name}.beat") != STARTING for name in left)
 
     def _kill(self, *names: str) -> None:
         """End these workers, as if they were lost."""
@@ -174,11 +196,3 @@ def _how(end: exits.RankEnd) -> str:
 
 def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def phase_of(beat: Path) -> str:
-    """The phase that a rank has written to its file; STARTING where it has written none."""
-    try:
-        return beat.read_text().split(" ", 2)[2].strip()
-    except (OSError, IndexError):
-        return STARTING

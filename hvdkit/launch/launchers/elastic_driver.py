@@ -1,4 +1,5 @@
-"""Horovod's own elastic driver. Runs under a runtime's interpreter.
+"""The driver of an elastic run: starts workers, and tells them in which rounds they train. Runs under a runtime's
+interpreter.
 
 usage: python elastic_driver.py SETTINGS COMMAND...
 
@@ -6,6 +7,16 @@ SETTINGS is JSON: `np` places to wait for, `min_np`, `max_np`, and `places`, a l
 that prints host:slots a line as it does for horovodrun. COMMAND is started for each rank; it finds Horovod's variables
 in its environment. With `cluster` true, COMMAND is a program that offers places on a cluster and starts ranks there
 (elastic_places.py). Ends with status 0 where a worker has succeeded.
+
+Workers ask over the HTTP of Horovod's rendezvous (checkpoint/elastic.py):
+
+    GET join/KEY        the worker's next round: its numbers, what has happened so far, where commits are kept
+    GET round/NUMBER    why the round is over
+    PUT connected/KEY   Horovod is initialized
+    PUT trained/NUMBER  its first update, as a recovery, or its first commit
+
+The first two answer within a few seconds, `{}` where there is nothing to say yet. Horovod's own elastic driver counts
+on a worker from when it is started. A loss meanwhile leaves all others waiting until Gloo aborts them.
 """
 
 from __future__ import annotations
@@ -15,70 +26,255 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
-# The folder of a script comes first in sys.path: its files would hide what Horovod imports.
-del sys.path[0]
-# ruff: noqa: E402 - what is imported below must not be found there
+if __name__ == "__main__":
+    # The folder of a script comes first in sys.path: its files would hide what Horovod imports.
+    del sys.path[0]
 
-from horovod.runner.elastic.driver import ElasticDriver
-from horovod.runner.elastic.rendezvous import create_rendezvous_handler
-from horovod.runner.elastic.worker import HostUpdateResult
-from horovod.runner.http.http_server import RendezvousServer
 
-from hvdkit.launch.launchers.elastic_places import Cluster, Local, Places
-from hvdkit.launch.slots import horovod_environment
+from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-RESTARTS = 2
+from hvdkit.launch.agent.reports import Reports
+from hvdkit.launch.launchers.elastic_places import Cluster, Local
+from hvdkit.launch.launchers.elastic_rounds import Place, Rounds, Worker
+from hvdkit.launch.slots import Slot, horovod_environment
+
+TIMEOUT_S = 600.0  # HOROVOD_ELASTIC_TIMEOUT
+ANSWER_S = 5.0  # a request is answered within it
+_TICK_S = 0.1
+_DISCOVER_S = 1.0
+_LEAVE_S = 10.0  # for the other workers to end, once one has succeeded
+
+Start = Callable[[Slot, list[threading.Event]], "tuple[int, float]"]
+
+
+class Driver:
+    """Takes the place of Horovod's ElasticDriver, in horovodrun too: the public methods and `timeout` are its.
+
+    `discovery` finds the places. With `rename`, a worker that is started where another was lost gets a host's name of
+    its own, and so its own files.
+    """
+
+    def __init__(
+        self,
+        rendezvous: Any,
+        discovery: Any,
+        min_num_proc: int,
+        max_num_proc: int | None,
+        timeout: float | None = None,
+        rename: bool = False,
+        **_: Any,
+    ) -> None:
+        self._rendezvous, self._discovery, self._rename = rendezvous, discovery, rename
+        patience_s = float(timeout or os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or TIMEOUT_S)
+        most = max_num_proc or sys.maxsize
+        self._rounds = Rounds(min_num_proc, min_num_proc, most, patience_s, time.monotonic())
+        self._changed = threading.Condition()
+        self._ending = threading.Event()
+        self._start: Start | None = None
+        self._reports = Reports("driver")
+        # Commits of the first rank, two in turn. They are gone with this process.
+        self._kept = [os.memfd_create(f"commit-{number}") for number in range(2)]
+        threading.Thread(target=self._discover, daemon=True).start()
+
+    def wait_for_available_slots(self, np: int, min_hosts: int = 1) -> Any:
+        """Wait until there are so many slots; returns the hosts as Horovod describes them. Ends the process where it
+        takes too long."""
+        with self._changed:
+            self._rounds.np = np
+            while len(self._rounds.offered) < np:
+                self._rounds.advance(time.monotonic())
+                self._tell()
+                self._changed.wait(_TICK_S)
+            return SimpleNamespace(host_assignment_order=list(dict.fromkeys(host for host, _ in self._rounds.offered)))
+
+    def start(self, np: int, start: Start) -> None:
+        """Begin with `np` workers; `start` runs one to its end and returns its exit status."""
+        self._rounds.np, self._start = np, start
+
+    def get_results(self) -> Any:
+        """Return when training is done. Ends the process where it cannot go on."""
+        done_at = None
+        with self._changed:
+            while done_at is None or (self._rounds.workers and time.monotonic() < done_at + _LEAVE_S):
+                number = self._rounds.number
+                for place in self._rounds.advance(time.monotonic()):
+                    self._begin(place)
+                if self._rounds.number != number:
+                    self._rendezvous.init(list(self._rounds.slots.values()))
+                    self._reports.send("round", np=len(self._rounds.members))
+                    self._changed.notify_all()
+                if self._rounds.over is not None:
+                    self._changed.notify_all()
+                self._tell()
+                if self._rounds.succeeded and done_at is None:
+                    done_at = time.monotonic()
+                self._changed.wait(_TICK_S)
+        return SimpleNamespace(error_message=None, worker_results={})
+
+    def stop(self) -> None:
+        """End workers that are left."""
+        self._ending.set()
+        until = time.monotonic() + _LEAVE_S
+        with self._changed:
+            while self._rounds.workers and time.monotonic() < until:
+                self._changed.wait(_TICK_S)
+
+    def _tell(self) -> None:
+        """Pass on what people are to know. Ends the process where the run has failed."""
+        for line in self._rounds.said:
+            self._reports.send("said", text=line)
+        self._rounds.said.clear()
+        if self._rounds.failure is not None:
+            self._reports.send("gave up", text=self._rounds.failure)
+            print(self._rounds.failure, flush=True)
+            os._exit(1)  # the agents of workers end those
+
+    def _discover(self) -> None:
+        """Ask for the places again and again; where that fails they stay as they are."""
+        while True:
+            try:
+                found = self._discovery.find_available_hosts_and_slots()
+                with self._changed:
+                    self._rounds.offer((host, slot) for host, slots in found.items() for slot in range(slots))
+                    self._changed.notify_all()
+            except Exception as error:
+                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            time.sleep(_DISCOVER_S)
+
+    def _begin(self, place: Place) -> None:
+        """Start a worker. Its numbers are for its first messages: those of its round come when it joins."""
+        worker = self._rounds.start(place, self._rename)
+        host, _, slot = worker.key.rpartition(":")
+        index = len(self._rounds.workers) - 1
+        size = max(len(self._rounds.workers), self._rounds.np)
+        threading.Thread(
+            target=self._run, args=(worker, Slot(host, index, size, int(slot), int(slot) + 1, 0, 1)), daemon=True
+        ).start()
+
+    def _run(self, worker: Worker, slot: Slot) -> None:
+        assert self._start is not None
+        status, _ = self._start(slot, [self._ending])
+        with self._changed:
+            self._rounds.end(worker, status, time.monotonic())
+            self._changed.notify_all()
+
+    def numbers(self, key: str) -> bytes | None:
+        """A member's numbers, as Horovod asks for them where it is initialized again; `key` is host:local_rank."""
+        with self._changed:
+            for slot in self._rounds.slots.values():
+                if f"{slot.hostname}:{slot.local_rank}" == key:
+                    numbers = (slot.rank, slot.size, slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size)
+                    return ",".join(map(str, numbers)).encode()
+        return None
+
+    def join(self, key: str) -> dict[str, Any] | None:
+        """The next round of the worker of that key; empty where there is none yet, None where there is none such."""
+        until = time.monotonic() + ANSWER_S
+        with self._changed:
+            worker = self._rounds.worker(key)
+            if worker is None:
+                return None
+            self._rounds.join(worker, time.monotonic())
+            self._changed.notify_all()
+            while worker.joined_at is not None and not worker.leaves and time.monotonic() < until:
+                self._changed.wait(until - time.monotonic())
+            if worker.leaves:
+                return {"leaves": True}
+            if worker.joined_at is not None:
+                return {}
+            slot, since = self._rounds.slots[key], self._rounds.interrupted
+            return {
+                "round": worker.round,
+                "numbers": {name: getattr(slot, name) for name in _NUMBERS},
+                "fresh": self._rounds.fresh,
+                "recoveries": self._rounds.recoveries,
+                "interrupted": since and {"ago_s": time.monotonic() - since[0], "why": since[1], "np": since[2]},
+                "kept": [f"/proc/{os.getpid()}/fd/{number}" for number in self._kept],
+            }
+
+    def why_over(self, number: int) -> dict[str, Any]:
+        """Why the round of that number is over; empty where it is not."""
+        until = time.monotonic() + ANSWER_S
+        with self._changed:
+            while self._rounds.number == number and self._rounds.over is None and time.monotonic() < until:
+                self._changed.wait(until - time.monotonic())
+            if self._rounds.number != number:
+                return {"over": "lost"}
+            return {} if self._rounds.over is None else {"over": self._rounds.over}
+
+    def note(self, scope: str, key: str, value: bytes) -> None:
+        """Take in what a worker says."""
+        with self._changed:
+            if scope == "connected" and (worker := self._rounds.worker(key)) is not None:
+                worker.connected = True
+            elif scope == "trained":
+                said = json.loads(value)
+                self._rounds.note(int(key), said.get("recovery"), bool(said.get("committed")))
+            self._changed.notify_all()
+
+
+_NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+
+
+def create_rendezvous_handler(driver: Driver) -> type[RendezvousHandler]:
+    """The handler of Horovod's rendezvous that answers workers too."""
+
+    class Handler(RendezvousHandler):
+        """Requests of Horovod's own store, and those of the module's docstring."""
+
+        def _get_value(self, scope: str, key: str) -> bytes | None:
+            if scope == "rank_and_size":
+                return driver.numbers(key)
+            if scope == "join":
+                found = driver.join(key)
+                return None if found is None else json.dumps(found).encode()
+            if scope == "round":
+                return json.dumps(driver.why_over(int(key))).encode()
+            found_there: bytes | None = super()._get_value(scope, key)
+            return found_there
+
+        def _put_value(self, scope: str, key: str, value: bytes) -> None:
+            if scope in ("connected", "trained"):
+                driver.note(scope, key, value)
+            else:
+                super()._put_value(scope, key, value)
+
+    return Handler
+
+
+class Rendezvous(RendezvousHTTPServer):
+    """Horovod's server with a longer queue, at an address of one's own."""
+
+    request_queue_size = 1024
+
+    def __init__(self, address: str) -> None:
+        super().__init__((address, 0), RendezvousHandler, False)
 
 
 def main() -> None:
-    """Start workers, and again as others are lost or join, until training is done.
-
-    Where all are lost at once, or one before the rendezvous of all (the others wait for it until they fail), all start
-    again from the newest checkpoint.
-    """
+    """Run workers until training is done."""
     settings, command = json.loads(sys.argv[1]), sys.argv[2:]
-    places = Cluster(command) if settings["cluster"] else Local(settings, command)
-    for _ in range(1 + RESTARTS):
-        train(settings, places)
-        if places.succeeded:
-            break
-        places.renew()
-        if settings["cluster"]:  # whose nodes may be gone
-            settings["np"] = settings["min_np"]
-    sys.stdout.flush()
-    os._exit(0 if places.succeeded else 1)
+    cluster = settings["cluster"]
+    places = Cluster(command) if cluster else Local(settings, command)
+    server = Rendezvous("0.0.0.0" if cluster else places.address)
+    driver = Driver(server, places, settings["min_np"], settings["max_np"], rename=not cluster)
+    server.RequestHandlerClass = create_rendezvous_handler(driver)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    port = server.server_address[1]
 
-
-class ClusterDriver(ElasticDriver):
-    """Horovod's elastic driver, for places that are gone only once their workers are (elastic_places.Cluster)."""
-
-    def _notify_workers_host_changes(self, current_hosts: Any, update_res: Any) -> None:
-        """Notify workers of new places only.
-
-        They notice a lost one by themselves, and wait for the next rendezvous by then. A notice would make them leave
-        that one too, and begin again with the same ranks.
-        """
-        if update_res != HostUpdateResult.removed:
-            super()._notify_workers_host_changes(current_hosts, update_res)
-
-
-def train(settings: dict[str, Any], places: Places) -> None:
-    """Horovod's elastic driver from start to end."""
-    server = RendezvousServer(0)
-    kind = ClusterDriver if settings["cluster"] else ElasticDriver
-    driver = kind(server, places, settings["min_np"], settings["max_np"])
-    port = server.start(create_rendezvous_handler(driver))
-
-    def work(slot: Any, events: list[threading.Event]) -> tuple[int, float]:
+    def work(slot: Slot, events: list[threading.Event]) -> tuple[int, float]:
         environment = horovod_environment(slot, places.address, port, places.interface)
         return places.run(slot.hostname, {"HOROVOD_ELASTIC": "1", **environment}, events), time.time()
 
-    driver.wait_for_available_slots(settings["np"])
     driver.start(settings["np"], work)
     driver.get_results()
     driver.stop()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Where Horovod's elastic driver may start workers (elastic_driver.py). Runs under a runtime's interpreter.
+"""Where the elastic driver may start workers (elastic_driver.py). Runs under a runtime's interpreter.
 
-To Horovod each place is a host of its own with one slot, since it blacklists a whole host for one failure.
+Each place is a host of its own with one slot, so that numbers on a host do not change as others come and go.
 """
 
 from __future__ import annotations
@@ -16,27 +16,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod.runner.elastic.discovery import HostDiscovery
-
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import discovered
 
 LOST_CLUSTER = 3  # the exit status where the cluster's program has ended
-_LOOK_S, _SEEN_S = 0.05, 3.0
+_LOOK_S = 0.05
 
 
-class Places(HostDiscovery):
+class Places:
     """The places there are now, by name. `address` and `interface` are those of the rendezvous for workers there."""
 
     address, interface = "127.0.0.1", "lo"
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self.succeeded = False  # whether a worker has
         self.lock = threading.Lock()
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """Horovod asks this each second."""
+        """The driver asks this each second."""
         with self.lock:
             return dict.fromkeys(self.names, 1)
 
@@ -47,26 +44,17 @@ class Places(HostDiscovery):
         """
         raise NotImplementedError
 
-    def renew(self) -> None:
-        """Back to the start, with none of the places lost."""
-        raise NotImplementedError
-
 
 class Local(Places):
-    """Places on this machine: a list, or what a script prints. Without one a lost place is replaced where too few would
-    be left."""
+    """Places on this machine: a list, or what a script prints."""
 
     def __init__(self, settings: dict[str, Any], command: list[str]) -> None:
         super().__init__()
         self.command = command
         self.names = settings["places"]
         self.script = settings["discovery"]
-        self.min_np = settings["min_np"]
-        self.np = settings["np"]
-        self.lost: set[str] = set()
         self.count = len(list(Path("/dev").glob("nvidia[0-9]*")))
         self.gpus: dict[str, int] = {}  # by the place whose worker has it
-        self.made = 0
         if self.script:
             self.names = []
             threading.Thread(target=self._ask_script, daemon=True).start()
@@ -82,26 +70,10 @@ class Local(Places):
             time.sleep(_LOOK_S)
         with self.lock:
             self.gpus.pop(name, None)
-            if process.returncode == 0:
-                self.succeeded = True
-            else:
-                self.lost.add(name)
-                while not self.script and len(set(self.names) - self.lost) < self.min_np:
-                    self.names.append(self._another())
         return process.returncode
 
-    def renew(self) -> None:
-        """As in the base class: `np` places."""
-        with self.lock:
-            self.lost.clear()
-            if not self.script:
-                self.names = [self._another() for _ in range(self.np)]
-
     def _ask_script(self) -> None:
-        """Ask the script for ever; where it fails, hosts stay as they are.
-
-        Not in Horovod's own thread: no new rendezvous is possible while that waits for a slow script.
-        """
+        """Ask the script for ever; where it fails, hosts stay as they are."""
         while True:
             try:
                 hosts = discovered(Path(self.script), here=True)
@@ -123,20 +95,13 @@ class Local(Places):
             self.gpus[name] = min(range(self.count), key=held.count)
             return {"CUDA_VISIBLE_DEVICES": str(self.gpus[name])}
 
-    def _another(self) -> str:
-        self.made += 1
-        return f"again-{self.made}"
-
 
 class Cluster(Places):
     """Places that a program of a cluster offers (ray_places.py), which starts a worker in each that it is asked for.
 
-    A lost worker is reported to Horovod once that has seen the places that are left: it would count on those of the
-    same node otherwise, which may be lost too, and all others would wait for them until they fail.
-
     They speak in lines of JSON. The program prints {"places": [NAME, …]} when they change, and {"ended": NAME,
-    "status": N}. It reads {"start": NAME, "environment": {…}}, {"end": NAME}, and {"renew": true}. A place has one
-    worker at most: where that is lost, the program offers another place.
+    "status": N}. It reads {"start": NAME, "environment": {…}} and {"end": NAME}. A place has one worker at most: where
+    that is lost, the program offers another place.
     """
 
     address = ""  # the worker's agent finds out which of this machine's it reaches (agent/task.py)
@@ -145,7 +110,6 @@ class Cluster(Places):
     def __init__(self, command: list[str]) -> None:
         super().__init__()
         self._ends: dict[str, queue.SimpleQueue[int]] = {}
-        self._looks = 0  # of Horovod at the places
         self._program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -162,25 +126,7 @@ class Cluster(Places):
                     self._say(end=name)
                     asked = True
                 continue
-            self.succeeded |= status == 0
-            if status != 0:
-                self._wait_for_a_look()
             return status
-
-    def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """As in the base class."""
-        self._looks += 1
-        return super().find_available_hosts_and_slots()
-
-    def _wait_for_a_look(self) -> None:
-        """Until Horovod has taken in the places of now; not for ever, as it may be telling a dead worker."""
-        seen, until = self._looks + 2, time.monotonic() + _SEEN_S  # one look may be under way
-        while self._looks < seen and time.monotonic() < until:
-            time.sleep(_LOOK_S)
-
-    def renew(self) -> None:
-        """As in the base class."""
-        self._say(renew=True)
 
     def _listen(self) -> None:
         """Take in what the program says. Without it nothing can go on."""

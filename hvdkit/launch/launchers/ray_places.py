@@ -94,13 +94,8 @@ class Pool:
             gpus = {"CUDA_VISIBLE_DEVICES": ",".join(place.gpus)} if place.gpus else {}
             environment = {**self.environment, **order["environment"], **gpus}
             place.worker = ray_nodes.run(place.actor, self.command, environment)
-        elif "end" in order:
-            if order["end"] in self.places:
-                ray.kill(self.places[order["end"]].actor)
-        else:  # all begin anew
-            self.failures.clear()
-            self.resting.clear()
-            self.look_at = 0.0
+        elif order["end"] in self.places:
+            ray.kill(self.places[order["end"]].actor)
 
     def _look_at_actors(self) -> None:
         """Take in which actors run, and how workers have ended."""

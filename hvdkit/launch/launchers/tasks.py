@@ -80,7 +80,7 @@ def run_elastic(
         }  # fmt: skip
         rank = agent_command(str(job.python), "task", job, job.command())
         driver = elastic.driver(job, [*command(environment), *rank], environment, name=launcher, cluster=True)
-        elastic.supervise(job, driver, on_tick, restarts=True, listener=listener)
+        elastic.supervise(job, driver, on_tick, listener=listener)
 
 
 def passed(job: Job, environment: Mapping[str, str]) -> list[str]:
