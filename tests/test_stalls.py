@@ -164,7 +164,7 @@ def test_an_elastic_run_names_it_before_it_ends_the_rank(
     killed: list[str] = []
     monkeypatch.setattr(elastic._Workers, "_kill", lambda _, *names: killed.extend(names))
     job = Job(Path("python"), [], 2, [Host("localhost", 2)], {}, tmp_path, stall_timeout_s=1e-9, elastic=Elastic(1, 2))
-    workers = elastic._Workers(job, restarts=True)
+    workers = elastic._Workers(job)
     for rank in range(2):
         report = {"rank": rank, "name": f"worker-localhost-{rank}", "host": "localhost", "clock": 1.0}
         facts = {"step": 3, "phase": "step", "seconds": 50.0, "frozen": False, "frames": WAITS[:1] if rank == 0 else []}
