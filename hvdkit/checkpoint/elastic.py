@@ -31,6 +31,8 @@ NOTICE_S = 1.0  # for a rank to notice a loss by its connections before they are
 MOST_BYTES = 2**24
 AGAIN = 75  # the exit status of a rank that could not connect (launch/launchers/elastic_rounds.py)
 _HEAD = struct.Struct("<Q")
+# What is known of a round under Horovod's own driver, as of `horovodrun` without hvdkit: ranks outlive a loss there too.
+_OTHER: dict[str, Any] = {"numbers": {}, "fresh": False, "recoveries": [], "interrupted": None, "kept": []}
 
 
 def active() -> bool:
@@ -104,7 +106,10 @@ class Driver:
         self._connected, self.changed = False, False
         found: dict[str, Any] = {}
         while not found:
-            found = self._ask("GET", f"join/{self._key}")
+            answer = self._ask("GET", f"join/{self._key}")
+            found = _OTHER if answer is None else answer
+        if found is _OTHER:
+            return _OTHER
         if found.get("leaves"):
             raise Stopped("this rank has been removed from elastic job: its host is not there any more")
         os.environ.update({f"HOROVOD_{name.upper()}": str(value) for name, value in found["numbers"].items()})
@@ -130,7 +135,7 @@ class Driver:
         found: dict[str, Any] = {}
         while not found:
             try:
-                found = self._ask("GET", f"round/{number}")
+                found = self._ask("GET", f"round/{number}") or {}
             except RunError:  # the driver is gone, and ends this rank
                 return
             if self._round != number:
@@ -145,13 +150,16 @@ class Driver:
             print("another rank is gone while ranks connect: this one starts again", flush=True)
             os._exit(AGAIN)
 
-    def _ask(self, method: str, path: str, body: str | None = None) -> dict[str, Any]:
+    def _ask(self, method: str, path: str, body: str | None = None) -> dict[str, Any] | None:
+        """The answer; None where the driver knows of no such thing."""
         connection = http.client.HTTPConnection(*self._at, timeout=ANSWER_S)
         try:
             connection.request(method, f"/{path}", body or "")
             answer = connection.getresponse()
             said = answer.read(MOST_BYTES)
-            found = json.loads(said or b"{}")
+            if answer.status == http.client.NOT_FOUND:
+                return None
+            found: dict[str, Any] = json.loads(said or b"{}")
             if answer.status != http.client.OK or not isinstance(found, dict):
                 raise ValueError(f"status {answer.status}")
         except (OSError, ValueError, http.client.HTTPException) as error:
@@ -215,7 +223,7 @@ class Commits:
 
     def begin(self, found: dict[str, Any]) -> None:
         """Begin a round, of which the driver says this (`Driver.join`)."""
-        self._leads, self._said = found["numbers"]["rank"] == 0, set()
+        self._leads, self._said = found["numbers"].get("rank") == 0, set()
         self.recoveries = [Recovery(**each) for each in found["recoveries"]]
         before = found["interrupted"]
         self._since = before and (time.monotonic() - before["ago_s"], before["why"], before["np"])

@@ -171,13 +171,13 @@ class Driver:
                     return ",".join(map(str, numbers)).encode()
         return None
 
-    def join(self, key: str) -> dict[str, Any] | None:
-        """The next round of the worker of that key; empty where there is none yet, None where there is none such."""
+    def join(self, key: str) -> dict[str, Any]:
+        """The next round of the worker of that key; empty where there is none yet."""
         until = time.monotonic() + ANSWER_S
         with self._changed:
             worker = self._rounds.worker(key)
             if worker is None:
-                return None
+                return {"leaves": True}
             self._rounds.join(worker, time.monotonic())
             self._changed.notify_all()
             while worker.joined_at is not None and not worker.leaves and time.monotonic() < until:
@@ -230,8 +230,7 @@ def create_rendezvous_handler(driver: Driver) -> type[RendezvousHandler]:
             if scope == "rank_and_size":
                 return driver.numbers(key)
             if scope == "join":
-                found = driver.join(key)
-                return None if found is None else json.dumps(found).encode()
+                return json.dumps(driver.join(key)).encode()
             if scope == "round":
                 return json.dumps(driver.why_over(int(key))).encode()
             found_there: bytes | None = super()._get_value(scope, key)
