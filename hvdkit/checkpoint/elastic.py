@@ -31,7 +31,7 @@ NOTICE_S = 1.0  # for a rank to notice a loss by its connections before they are
 MOST_BYTES = 2**24
 AGAIN = 75  # the exit status of a rank that could not connect (launch/launchers/elastic_rounds.py)
 _HEAD = struct.Struct("<Q")
-# What is known of a round under Horovod's own driver, as of `horovodrun` without hvdkit: ranks outlive a loss there too.
+# What is known of a round under Horovod's own driver, as of plain `horovodrun`: ranks outlive a loss there too.
 _OTHER: dict[str, Any] = {"numbers": {}, "fresh": False, "recoveries": [], "interrupted": None, "kept": []}
 
 
@@ -218,12 +218,17 @@ class Commits:
         self._driver, self._look = driver, look
         self._kept: Kept | None = None
         self._leads = False
+        self._np = 0
         self._said: set[str] = set()  # of this round, to the driver
         self._since: tuple[float, Literal["lost", "hosts"], int] | None = None
 
     def begin(self, found: dict[str, Any]) -> None:
         """Begin a round, of which the driver says this (`Driver.join`)."""
-        self._leads, self._said = found["numbers"].get("rank") == 0, set()
+        if not found["numbers"]:
+            if self._np:
+                self._since = self._since or (time.monotonic(), "lost", self._np)
+            return
+        self._leads, self._said = found["numbers"]["rank"] == 0, set()
         self.recoveries = [Recovery(**each) for each in found["recoveries"]]
         before = found["interrupted"]
         self._since = before and (time.monotonic() - before["ago_s"], before["why"], before["np"])
@@ -247,7 +252,7 @@ class Commits:
 
     def stepped(self, step: int, np: int) -> None:
         """Record that update `step` was made with `np` ranks; the first one after an interruption ends the recovery."""
-        recovery = None
+        recovery, self._np = None, np
         if self._since is not None:
             began, why, before = self._since
             seconds = round(time.monotonic() - began, 3)
