@@ -56,7 +56,7 @@ def main() -> int:
 class Chaos:
     """One run and its schedule; `epochs` bounds its length."""
 
-    def __init__(self, framework: str, number: int, folder: Path, events: int, epochs: int = 40) -> None:
+    def __init__(self, framework: str, number: int, folder: Path, events: int, epochs: int = 30) -> None:
         self.draw = random.Random(f"{framework} {number}")
         self.framework, self.folder, self.out = framework, folder, folder / "out"
         self.count, self.epochs = events, epochs

@@ -63,17 +63,17 @@ def _command(job: Job) -> list[str]:
 
 def _places(job: Job) -> list[str]:
     """Which hosts there are, and how many ranks there may be."""
-    hosts = ["-H", shown(job.hosts)]
     if job.elastic is None:
-        return hosts
+        return ["-H", shown(job.hosts)]
     bounds = ["--min-np", str(job.elastic.min_np), "--max-np", str(job.elastic.max_np)]
-    here = job.here
+    # A command of the shell, as horovodrun refuses -H with a single host.
+    asked, here = "printf '%s\\n' " + " ".join(f"{host.name}:{host.slots}" for host in job.hosts), job.here
     if (script := job.elastic.discovery) is not None:
-        hosts = ["--host-discovery-script", str(script.absolute())]
+        asked = str(script.absolute())
         here = all(host.here for host in discovered(script, here=False))
     if here:
         bounds += ["--network-interfaces", "lo"]  # else it waits for a second host, to find one that both have
-    return [*hosts, *bounds]
+    return ["--host-discovery-script", asked, *bounds]
 
 
 def _environment(job: Job) -> dict[str, str]:
