@@ -8,7 +8,10 @@ import os
 import select
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from hvdkit.errors import RunError
 
@@ -21,11 +24,18 @@ def write_atomic(path: Path, content: str | bytes, elsewhere: str = "choose anot
     A reader sees either the old file or the new one. Raises RunError if that fails, and leaves the old file unchanged;
     `elsewhere` says how the user names another folder.
     """
+    with atomic(path, elsewhere) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def atomic(path: Path, elsewhere: str = "choose another --out") -> Iterator[BinaryIO]:
+    """A file to write, which becomes `path` once the block has ended without an exception; as `write_atomic`."""
     temporary = None
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)

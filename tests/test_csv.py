@@ -45,7 +45,7 @@ def test_metrics_have_a_row_for_each_line(real: Path, tmp_path: Path) -> None:
     lines = [json.loads(text) for text in source.read_text().splitlines()]
     last = {**lines[-1], "validation": {"accuracy": 0.5, "top, 5": 0.75}}  # a name that must be quoted
     source.write_text("".join(json.dumps(each) + "\n" for each in [*lines, last]) + '{"step": 9')
-    csv_files.save(tmp_path / "metrics.csv", csv_files.metrics(read_metrics(source)))
+    csv_files.save_metrics(tmp_path / "metrics.csv", lambda: read_metrics(source))
     rows = read(tmp_path / "metrics.csv")
     assert list(rows[0])[:4] == ["step", "total_steps", "epoch", "ends_epoch"]
     assert list(rows[0])[-2:] == ["validation.accuracy", "validation.top, 5"]
@@ -56,10 +56,10 @@ def test_metrics_have_a_row_for_each_line(real: Path, tmp_path: Path) -> None:
 
 
 def test_metrics_of_a_run_without_a_line_have_their_columns(real: Path, tmp_path: Path) -> None:
-    csv_files.save(tmp_path / "none.csv", csv_files.metrics([]), csv_files.METRICS)
+    csv_files.save_metrics(tmp_path / "none.csv", list)
     assert read(tmp_path / "none.csv") == []
     lines = list(read_metrics(real / "runs" / "pytorch-np2" / "metrics.jsonl"))
-    csv_files.save(tmp_path / "some.csv", csv_files.metrics(lines))
+    csv_files.save_metrics(tmp_path / "some.csv", lambda: lines)
     first, second = ((tmp_path / name).read_text().splitlines()[0].split(",") for name in ("none.csv", "some.csv"))
     assert first == [name for name in second if not name.startswith("validation.")]
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
 
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.resume import last_record
-from hvdkit.errors import Faults
+from hvdkit.errors import Faults, RequestError
 from hvdkit.paths import settled
 from hvdkit.recipe import schema
 from hvdkit.results.diff import CheckpointDifference, Diff, Difference, LossDifference, TensorDifference
-from hvdkit.results.train import MetricLine, read_metrics, read_result
+from hvdkit.results.train import read_metrics, read_result
 
+Scores = tuple[float, dict[str, float] | None]  # the loss and the validation of a line
 # Of result.json: what may explain a difference, and is no key of the recipe.
 _CIRCUMSTANCES = (
     "framework", "framework_version", "horovod_version", "hvdkit_version", "rival", "np", "launcher", "device",
@@ -31,13 +33,12 @@ def run(first: Path, second: Path) -> Diff:
             what = "it has no config.yaml" if folder.is_dir() else "no such folder"
             faults.append(f"{folder}: {what}; expected the folder of an `hvdkit train`, such as runs/first")
     faults.report()
-    lines = [{(line.step, line.ends_epoch): line for line in read_metrics(each / "metrics.jsonl")}
-             for each in (first, second)]  # fmt: skip
+    lines = [_losses(each / "metrics.jsonl") for each in (first, second)]
     shared = sorted(lines[0].keys() & lines[1].keys())
     steps = sorted(set(_checkpoints(first)) & set(_checkpoints(second)))
     return Diff(
         runs=(str(first), str(second)),
-        settings=_differences(*(schema.flat(schema.load(each / "config.yaml")) for each in (first, second))),
+        settings=_differences(*map(_settings, (first, second))),
         circumstances=_differences(*map(_circumstances, (first, second))),
         initial_weights=_same_weights((first, second), "initial_state"),
         final_weights=_same_weights((first, second), "final_weights"),
@@ -45,6 +46,15 @@ def run(first: Path, second: Path) -> Diff:
         loss=_loss((step, lines[0][step, end], lines[1][step, end]) for step, end in shared),
         checkpoints=[_weights(step, _checkpoints(first)[step], _checkpoints(second)[step]) for step in steps],
     )
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    try:
+        return schema.flat(schema.load(folder / "config.yaml"))
+    except RequestError as error:
+        raise RequestError(
+            f"{error}; `hvdkit train RECIPE --out {quote(str(folder))} --resume` makes it anew"
+        ) from None
 
 
 def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Difference]:
@@ -72,14 +82,19 @@ def _same_weights(folders: tuple[Path, Path], when: str) -> bool | None:
     return bool(first == second)
 
 
-def _loss(pairs: Iterable[tuple[int, MetricLine, MetricLine]]) -> LossDifference | None:
+def _losses(path: Path) -> dict[tuple[int, bool], Scores]:
+    """By step and whether it ends an epoch: little of each line, as there may be millions."""
+    return {(line.step, line.ends_epoch): (line.loss, line.validation) for line in read_metrics(path)}
+
+
+def _loss(pairs: Iterable[tuple[int, Scores, Scores]]) -> LossDifference | None:
     """The first difference of a loss or of a validation metric."""
     after = 0
     for step, one, other in pairs:
-        mine, theirs = ({"loss": line.loss} | (line.validation or {}) for line in (one, other))
+        mine, theirs = ({"loss": loss} | (validation or {}) for loss, validation in (one, other))
         for key in {**mine, **theirs}:
             if mine.get(key) != theirs.get(key):
-                named = key if key == "loss" and one.loss != other.loss else f"validation {key}"
+                named = key if key == "loss" and one[0] != other[0] else f"validation {key}"
                 return LossDifference(step=step, after=after, key=named, first=mine.get(key), second=theirs.get(key))
         after = step
     return None

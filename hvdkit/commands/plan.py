@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from hvdkit import paths
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.baselines import registry
@@ -24,6 +26,7 @@ from hvdkit.core.topology import threads_per_rank
 from hvdkit.data.counts import Counts
 from hvdkit.defaults import FRAMEWORK
 from hvdkit.errors import Faults, HvdkitError, RunError
+from hvdkit.files import open_regular
 from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.job import Elastic, Job
 from hvdkit.launch.launchers import LAUNCHERS
@@ -34,6 +37,9 @@ from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.runtimes.store import Runtime, find
 
 Watch = Callable[[MetricLine], None]
+_REMOVED = "removed or replaced while the run writes it; rank 0 writes it again, with all lines"
+_CUT = "cut short while the run writes it; the lines so far are gone"
+_POLL_S = 0.2  # a resumed run may have millions of lines
 
 
 @dataclass(frozen=True)
@@ -245,22 +251,38 @@ class MetricsTail:
 
     def __init__(self, path: Path, watch: Watch | None) -> None:
         self._path, self._watch, self._offset = path, watch, 0
+        self._read = b""  # the newest line
         self._old = path.stat().st_ino if path.exists() else None
         self._now: int | None = None
+        self._lost = ""
 
-    def poll(self) -> None:
-        """Read what has come since the last call."""
-        if self._watch is None or not self._path.exists():
+    def lost(self) -> str:
+        """What happened to the file while it was followed, since the last call; empty if nothing did."""
+        lost, self._lost = self._lost, ""
+        return lost
+
+    def poll(self, last: bool = False) -> None:
+        """Read what has come since the last call, as far as `_POLL_S` allows; all of it if this is the `last` one."""
+        if self._watch is None:
             return
-        with self._path.open("rb") as file:
+        until = float("inf") if last else time.monotonic() + _POLL_S
+        if self._now is not None and not self._path.exists():
+            self._lost, self._now = _REMOVED, None
+        with suppress(OSError), open_regular(self._path) as file:
             number = os.fstat(file.fileno()).st_ino
             if number == self._old:
                 return
-            if number != self._now:  # replaced again, by the first rank of an elastic run that goes on
-                self._now, self._offset = number, 0
+            if number != self._now:  # replaced again: it was removed, or ranks of an elastic run continue
+                self._lost = _REMOVED if self._now is not None else self._lost
+                file.seek(self._offset - len(self._read))
+                if file.read(len(self._read)) != self._read:
+                    self._offset = 0
+                self._now = number
+            if os.fstat(file.fileno()).st_size < self._offset:
+                self._lost, self._offset = _CUT, 0
             file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break  # still being written
+            while time.monotonic() < until and (line := file.readline()).endswith(b"\n"):  # else still being written
                 self._offset += len(line)
-                self._watch(MetricLine.model_validate_json(line))
+                self._read = line
+                with suppress(ValidationError):
+                    self._watch(MetricLine.model_validate_json(line))

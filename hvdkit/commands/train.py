@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import statistics
 import sys
+from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -12,13 +15,14 @@ from typing import Any
 import hvdkit
 from hvdkit.commands import tune
 from hvdkit.commands.plan import MetricsTail, Plan, Watch, launch
+from hvdkit.commands.removed import Removals
 from hvdkit.core.step_plan import is_before
 from hvdkit.errors import RequestError, RunError, Stopped
-from hvdkit.files import write_atomic
+from hvdkit.files import open_regular, read_bounded, write_atomic
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report import csv_files
-from hvdkit.results.train import MetricLine, TrainResult, read_metrics, read_result
+from hvdkit.results.train import MetricLine, TrainResult, damage, read_metrics, read_result
 from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.tracking import trackers as tracking
 from hvdkit.tracking.trackers import Trackers
@@ -40,14 +44,21 @@ def run(
     trackers = trackers or Trackers([], print)
     trackers.begin(tracked(plan, folder))
     config, metrics, result = (folder / name for name in ("config.yaml", "metrics.jsonl", "result.json"))
-    before = {path: path.read_bytes() for path in (config, result) if path.exists()}
-    lines = _size(metrics)
+    before = {path: content for path in (config, result) if (content := _content(path)) is not None}
+    lines = _checked_size(metrics)
     earlier: Callable[[MetricLine], bool] = lambda line: False  # noqa: E731 - whether the run that is resumed wrote it
     if resume:
         done = finished(plan, folder)
         if done:
-            _say([_nothing_to_do(folder, done, plan.recipe)])
+            _save_csv(folder)
+            _say([*damage(metrics), _nothing_to_do(folder, done, plan.recipe)])
             return done
+        if result in before:
+            try:
+                read_result(result)
+            except RequestError:
+                _say([f"{result}: damaged; it is made anew from the newest checkpoint"])
+                del before[result]
         from hvdkit.checkpoint.resume import pick, recounts  # NumPy comes with it
 
         found, complaints = pick(folder / "checkpoints", plan.recipe)
@@ -59,10 +70,13 @@ def run(
             if plan.recipe.checkpoint and plan.recipe.checkpoint.accept_changed_data:
                 recounted = True  # maybe: only ranks know how many samples there are now
             earlier = partial(is_before, progress=progress, recounted=recounted)
+            if progress.epoch >= plan.recipe.epochs:  # else rank 0 says so with its first line
+                complaints += damage(metrics)
         _say([*complaints, f"{folder}: goes on from {step}"])
         result.unlink(missing_ok=True)  # of a shorter run, or with other settings that may change
     plan = tune.measured(plan, folder)
-    write_atomic(config, schema.dump(plan.recipe))
+    recipe = schema.dump(plan.recipe)
+    write_atomic(config, recipe)
 
     def see(line: MetricLine) -> None:
         trackers.log(line)
@@ -71,17 +85,22 @@ def run(
 
     tail = MetricsTail(metrics, see)
 
-    def look() -> None:
-        tail.poll()
+    # Ranks of an elastic run replace the file themselves.
+    lost = tail.lost if plan.recipe.elastic is None else str
+    removals = Removals(folder, recipe, lost, lambda line: _say([f"warning: {line}"]))
+
+    def look(last: bool = False) -> None:
+        removals.look()
+        tail.poll(last)
         trackers.poll()
 
     arguments = ["--out", str(folder), *(["--resume"] if resume else [])]
     grace_s = PREEMPTION_GRACE_S if plan.recipe.checkpoint else 0.0
     try:
         launch(plan, config, arguments, folder / "logs", look, grace_s)
-        look()
-    except BaseException as error:
-        if isinstance(error, RequestError) and _size(metrics) == lines:
+        look(last=True)
+    except BaseException:
+        if _size(metrics) == (lines or 0):
             for path, content in before.items():  # nothing was trained, so the earlier run's files still hold
                 write_atomic(path, content)
         else:
@@ -97,7 +116,35 @@ def run(
         write_atomic(result, before[result])
         ended = read_result(result)
         _say([_nothing_to_do(folder, ended, plan.recipe)])
+    if not ended.measured_steps and not ended.images_per_second:
+        _set_speed(ended, metrics)
+        write_atomic(result, ended.model_dump_json(indent=2) + "\n")
     return ended
+
+
+def _set_speed(result: TrainResult, metrics: Path) -> None:
+    """Give a result that was made anew, without a step, the speed that the lines of its training have in the middle."""
+    speeds = array("d", (line.images_per_second for line in read_metrics(metrics) if line.images_per_second))
+    if speeds:
+        result.images_per_second = statistics.median(speeds)
+        result.samples_per_second = result.images_per_second / result.units_per_sample
+        result.tokens_per_second = result.images_per_second if result.unit == "tokens" else None
+
+
+def _content(path: Path) -> bytes | None:
+    """What an earlier run has in a file; None if it is not there."""
+    return read_bounded(path) if _checked_size(path) is not None else None
+
+
+def _checked_size(path: Path) -> int | None:
+    """The size of a file in bytes; None if it is not there. Raises RequestError for what is no file."""
+    if not os.path.lexists(path):
+        return None
+    try:
+        with open_regular(path) as file:
+            return os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read ({error.strerror}); remove it, and resume again") from None
 
 
 def _nothing_to_do(folder: Path, done: TrainResult, recipe: Recipe) -> str:
@@ -129,8 +176,7 @@ def _size(path: Path) -> int:
 
 
 def _save_csv(folder: Path) -> None:
-    lines = read_metrics(folder / "metrics.jsonl")
-    csv_files.save(folder / "metrics.csv", csv_files.metrics(lines), csv_files.METRICS)
+    csv_files.save_metrics(folder / "metrics.csv", lambda: read_metrics(folder / "metrics.jsonl"))
 
 
 def tracked(plan: Plan, folder: Path, group: str | None = None) -> tracking.Run:

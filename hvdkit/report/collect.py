@@ -6,20 +6,16 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from hvdkit.errors import RequestError
-from hvdkit.files import open_regular
 from hvdkit.paths import settled
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.recipe.yaml_files import named
 from hvdkit.results.compare import Comparison, read_comparison
-from hvdkit.results.train import MetricLine, TrainResult, read_result
+from hvdkit.results.train import MetricLine, TrainResult, read_result, scan_metrics
 
 _MOST_LINES = 400  # a run of each kind, which charts draw
 _MOST_KINDS, _MOST_NPS = 200, 32  # of runs, on one page
-_LONGEST_LINE = 65536  # bytes; one has a few hundred
 Kind = tuple[str, int, str | None]  # framework, number of ranks, baseline
 
 
@@ -97,6 +93,8 @@ def _sound(result: TrainResult, path: Path) -> TrainResult:
     """Refuse impossible figures that the types allow."""
     for name in ("np", "batch_size", "epochs", "images_per_second"):
         value = getattr(result, name)
+        if not result.measured_steps and not result.images_per_second:
+            raise RequestError(f"{path}: made anew without metrics.jsonl, so no speed is known; train longer for one")
         if not (math.isfinite(value) and value > 0):
             raise RequestError(f"{path}: damaged: {name}: expected a number above 0, got {value}")
     return result
@@ -120,14 +118,11 @@ def _lines(path: Path) -> tuple[list[MetricLine], int]:
     The memory that it takes does not grow with the file. Raises OSError.
     """
     steps, ends, unread = _Sample(), _Sample(), 0
-    with open_regular(path) as file:
-        for number, text in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b"")):
-            try:
-                line = MetricLine.model_validate_json(text)
-            except ValidationError:
-                unread += 1
-                continue
-            (ends if line.ends_epoch else steps).add(number, line)
+    for number, (_, line) in enumerate(scan_metrics(path)):
+        if line is None:
+            unread += 1
+            continue
+        (ends if line.ends_epoch else steps).add(number, line)
     return [line for _, line in sorted((steps.kept | steps.last | ends.kept | ends.last).items())], unread
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdkit.files import write_atomic
+from hvdkit.files import atomic
 
 if TYPE_CHECKING:  # each command loads its own
     from hvdkit.results.bench import Bench
@@ -33,28 +33,48 @@ _FIGURES = (
 
 
 # The columns of metrics.csv before there is a line.
-METRICS = (
+_METRICS = (
     "step", "total_steps", "epoch", "ends_epoch", "loss", "learning_rate", "images_per_second", "bytes_per_step",
     "rss_mib", "val_accuracy", "val_loss", "unit", "warnings",
 )  # fmt: skip
+_SCORES = ("validation", "average_validation")
 
 
-def save(path: Path, rows: Iterable[Row], empty: Sequence[str] = ()) -> None:
+def save(path: Path, rows: Iterable[Row]) -> None:
     """Write rows below a line of column names, the columns in the order in which rows have them first.
 
-    Without rows the columns are those in `empty`, and there is no file if it is empty too. Raises RunError if it cannot
-    be written.
+    Without rows there is no file. Raises RunError if it cannot be written.
     """
     flat = [_flat(row) for row in rows]
-    columns = list(dict.fromkeys(column for row in flat for column in row)) or list(empty)
+    columns = list(dict.fromkeys(column for row in flat for column in row))
     if not columns:
         path.unlink(missing_ok=True)
         return
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    write_atomic(path, text.getvalue())
+    _write(path, columns, ([row.get(column) for column in columns] for row in flat))
+
+
+def save_metrics(path: Path, lines: Callable[[], Iterable[MetricLine]]) -> None:
+    """Write a row for each line of metrics.jsonl, of which `lines` begins to read; there may be millions.
+
+    The task's metrics have a column each. Raises RunError if it cannot be written.
+    """
+    names = {key: dict.fromkeys(name for line in lines() for name in getattr(line, key) or ()) for key in _SCORES}
+    columns = [*_METRICS, *(f"{key}.{name}" for key in _SCORES for name in names[key])]
+
+    def row(line: MetricLine) -> list[Any]:
+        scores = [(getattr(line, key) or {}).get(name) for key in _SCORES for name in names[key]]
+        return [*(_cell(getattr(line, column)) for column in _METRICS), *scores]
+
+    _write(path, columns, map(row, lines()))
+
+
+def _write(path: Path, columns: list[str], rows: Iterable[list[Any]]) -> None:
+    with atomic(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+        text.detach()  # flushed; `atomic` closes the file
 
 
 def _flat(row: Row, prefix: str = "") -> dict[str, Any]:
@@ -71,12 +91,6 @@ def _cell(value: Any) -> Any:
     if isinstance(value, bool):
         return str(value).lower()
     return "; ".join(map(str, value)) if isinstance(value, list) else value
-
-
-def metrics(lines: Iterable[MetricLine]) -> Iterator[Row]:
-    """A row for each line of metrics.jsonl; a column for each of the task's metrics."""
-    both = ("validation", "average_validation")
-    return (line.model_dump() | {key: getattr(line, key) or {} for key in both} for line in lines)
 
 
 def comparison(found: Comparison) -> list[Row]:

@@ -5,7 +5,7 @@ Accuracies are fractions of 1, images per second count all ranks together, step 
 
 from __future__ import annotations
 
-import contextlib
+import os
 import shlex
 from collections.abc import Iterator
 from datetime import datetime
@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
+from hvdkit.errors import RequestError
 from hvdkit.files import open_regular
-from hvdkit.results.json_files import Count, Figures, Result, read, read_lines
+from hvdkit.results.json_files import Count, Figures, Result, read
 
 
 def scores(validation: dict[str, float], average: dict[str, float]) -> dict[str, Any]:
@@ -46,6 +47,7 @@ def shown_scores(
     return line + (shown_scores(average, of="averaged weights") if average else "")
 
 
+_LONGEST_LINE = 2**16  # bytes; one has a few hundred
 FEW_STEPS = 5  # fewer measured ones make a speed by chance
 
 
@@ -209,7 +211,17 @@ class TrainResult(Figures, Result):
 
     def lines(self) -> list[MetricLine]:
         """The lines of the run's metrics.jsonl. Raises RequestError if it is missing or damaged."""
-        return read_lines(MetricLine, self.folder / "metrics.jsonl", "the metrics.jsonl of `hvdkit train`")
+        path, found = self.folder / "metrics.jsonl", []
+        try:
+            for number, (text, line) in enumerate(scan_metrics(path), start=1):
+                if line:
+                    found.append(line)
+                elif text.endswith(b"\n"):  # else a killed run left it incomplete
+                    raise RequestError(f"{path}: line {number} is damaged; `hvdkit train … --resume` drops such lines")
+        except OSError as error:
+            expected = "expected the metrics.jsonl of `hvdkit train`"
+            raise RequestError(f"{path}: cannot be read ({error.strerror}); {expected}") from None
+        return found
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each of `lines`, with a column `validation.NAME` for each metric of the validation, and of the
@@ -286,15 +298,39 @@ def kept_lines(result: TrainResult, folder: Path) -> list[str]:
 
 
 def read_metrics(path: Path) -> Iterator[MetricLine]:
-    """The lines of a `metrics.jsonl`, none if it is missing; those that a killed run left incomplete are left out."""
+    """The lines of a `metrics.jsonl`, none if it is missing; those that cannot be read are left out. Raises OSError."""
+    if path.exists():
+        yield from (line for _, line in scan_metrics(path) if line)
+
+
+def damage(path: Path) -> list[str]:
+    """A line if the `metrics.jsonl` of a run with checkpoints is missing, or has lines that cannot be read."""
     if not path.exists():
-        return
+        return [f"{path}: it is missing, and so are its lines of the earlier steps"]
+    damaged = sum(line is None and text.endswith(b"\n") for text, line in scan_metrics(path))
+    return [f"{path}: {damaged} damaged line(s) are left out"] if damaged else []
+
+
+def scan_metrics(path: Path) -> Iterator[tuple[bytes, MetricLine | None]]:
+    """Each line of a `metrics.jsonl` of any size as it is read, and what it says; None for one that cannot be read.
+
+    Only the last one may lack its line end. Raises OSError.
+    """
     with open_regular(path) as file:
-        for text in file:
-            with contextlib.suppress(ValidationError):
-                yield MetricLine.model_validate_json(text)
+        while text := file.readline(_LONGEST_LINE):
+            try:
+                yield text, MetricLine.model_validate_json(text)
+            except ValidationError:
+                yield text, None
 
 
 def read_result(path: Path) -> TrainResult:
     """Read a `result.json`. Raises RequestError if it is missing or damaged."""
-    return read(TrainResult, path, "the result of a training run")
+    try:
+        return read(TrainResult, path, "the result of a training run")
+    except RequestError as error:
+        if not os.path.lexists(path) or not (path.parent / "checkpoints").is_dir():
+            raise
+        out = shlex.quote(str(path.parent))
+        remedy = f"`hvdkit train RECIPE --out {out} --resume` makes it anew from the newest checkpoint"
+        raise RequestError(f"{error}; {remedy}") from None

@@ -6,7 +6,7 @@ import copy
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -150,6 +150,8 @@ def _train(
         if commits and step > first_step:
             commits.stepped(step, mesh.world.size)
 
+    beat = partial(heartbeat.beat, "reading metrics.jsonl")
+    metrics_file = _metrics_file(out if mesh.is_root else None, recipe, progress, recounted, beat)
     loop = Loop(
         adapter,
         session,
@@ -157,7 +159,7 @@ def _train(
         recipe,
         mesh,
         dataset,
-        _metrics_file(out if mesh.is_root else None, recipe, progress, recounted),
+        metrics_file,
         report=report,
         progress=progress,
         keep=keeper.keep,
@@ -165,6 +167,7 @@ def _train(
         asked_to_stop=heartbeat.asked_to_stop if keeps else None,
     )
     loop.warnings, loop.notes = warnings, [] if NOTED in os.environ else loop.plan.unreached()
+    loop.notes += metrics_file.notes
     if mesh.is_root:
         print("".join(f"warning: {each}\n" for each in [*warnings, *loop.notes]), end="", flush=True)
     started = time.perf_counter()
@@ -184,6 +187,7 @@ def _train(
     if commits:
         commits.stepped(result.steps, mesh.world.size)  # ranks lost after the last update count too
         result.recoveries = commits.recoveries
+    metrics_file.keep()
     if mesh.is_root:
         if out and checkpoints:
             result.checkpoints = {name: str(path.relative_to(out)) for name, path in checkpoints.kept().items()}
@@ -246,7 +250,9 @@ class _Keeper:
         return Checkpoint(record, self.session.state(keep) | rest)
 
 
-def _metrics_file(out: Path | None, recipe: Recipe, progress: Progress, recounted: bool) -> metrics.MetricsFile:
+def _metrics_file(
+    out: Path | None, recipe: Recipe, progress: Progress, recounted: bool, beat: Callable[[], None]
+) -> metrics.MetricsFile:
     """metrics.jsonl and TensorBoard's events, cut to `progress`; writes nothing if `out` is None."""
     event_file = None
     if out and recipe.tensorboard:
@@ -254,7 +260,7 @@ def _metrics_file(out: Path | None, recipe: Recipe, progress: Progress, recounte
 
         event_file = tensorboard.EventFile(out / tensorboard.FOLDER)
     metrics_file = metrics.MetricsFile(out / "metrics.jsonl" if out else None, event_file)
-    metrics_file.forget_after(progress, recounted)
+    metrics_file.forget_after(progress, recounted, beat)
     return metrics_file
 
 
