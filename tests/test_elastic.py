@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -14,13 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import hygiene
+import numpy as np
 import paced
 import pytest
 from conftest import ROOT, Hvdkit
 from conftest import run as run_command
 from launching import wait_until
 
-from hvdkit.checkpoint.elastic import Commits, close_peer_sockets, recording_peer_sockets
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import elastic_chaos
+
+from hvdkit.checkpoint.elastic import Commits, Kept, close_peer_sockets, recording_peer_sockets
 from hvdkit.errors import RunError
 from hvdkit.launch.agent_command import AgentCommand
 from hvdkit.launch.hosts import parse_hosts
@@ -168,11 +173,24 @@ def test_it_goes_on_as_one_rank_would_have_from_there(start: Any, hvdkit: Hvdkit
 
 def test_horovodruns_ranks_are_outlived_too(start: Any) -> None:
     """On the digits, of which ranks find theirs by the number of the image."""
-    hosts = ["--launcher", "horovodrun", "-H", "localhost:1,127.0.0.1:1"]
+    hosts = ["--launcher", "horovodrun", "-H", "localhost:2"]
     run = start("keras", "epochs=1", "steps=150", "model.name=resnet8", *ONE_KILLED, "-np", "2", *hosts)
     run.reach(5)
     os.kill(run.ranks()[0], signal.SIGKILL)
     assert [recovery.np for recovery in run.result().recoveries] == [1]
+
+
+@pytest.mark.parametrize("launcher", ["direct", "horovodrun"])
+def test_too_few_slots_are_told_and_not_waited_for_for_ever(start: Any, tmp_path: Path, launcher: str) -> None:
+    script = tmp_path / "discover"
+    script.write_text("#!/bin/sh\necho localhost:1\n")
+    script.chmod(0o755)
+    bounds = ["elastic={min_np: 2, max_np: 2}", "-np", "2", "--launcher", launcher]
+    run = start("mxnet", *bounds, "--host-discovery-script", str(script), HOROVOD_ELASTIC_TIMEOUT="4")
+    status, out = run.end(60)
+    assert status == 1 and "Traceback" not in out, out
+    assert "waiting for places: 0 of 2 ranks are there (-np), 1 are offered; it gives up in" in out
+    assert "gave up: 0 of 2 ranks are there after 4 s (HOROVOD_ELASTIC_TIMEOUT); go on with --resume" in out
 
 
 def test_a_frozen_rank_is_ended_and_outlived(start: Any) -> None:
@@ -240,6 +258,15 @@ def test_a_rank_lost_before_it_met_the_others_is_not_waited_for(start: Any, tmp_
     status, out = run.end(240)
     assert status == 0 and "training has not begun yet" in out, out
     assert read_result(run.out / "result.json").np == 3
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_schedule_of_losses_and_joins_is_survived(tmp_path: Path) -> None:
+    """A short one of benchmarks/elastic_chaos.py: also losses in a recovery, and of all ranks."""
+    chaos = elastic_chaos.Chaos("mxnet", 3, tmp_path, events=5, epochs=12, kinds=["two", "joining", "all", "offer"])
+    outcome = chaos.run()
+    assert not outcome["faults"], outcome
+    assert len(outcome["events"]) == 5 and outcome["aborted"] == 0, outcome
 
 
 @pytest.mark.usefixtures("warm")
@@ -333,7 +360,7 @@ assert gpus("d-0", "e-0", "f-0") == ["0", "1", "0"], "more workers than GPUs"
 
 def test_a_recovery_lasts_from_the_first_loss_to_the_next_update() -> None:
     commits = Commits()
-    said = {"numbers": {"rank": 1}, "fresh": False, "recoveries": [], "kept": []}
+    said = {"numbers": {"rank": 1}, "fresh": False, "recoveries": [], "kept": {}}
     commits.begin({**said, "interrupted": None})
     commits.stepped(7, 3)
     commits.begin({**said, "interrupted": {"ago_s": 5.0, "why": "lost", "np": 3}})
@@ -342,6 +369,28 @@ def test_a_recovery_lasts_from_the_first_loss_to_the_next_update() -> None:
     (recovery,) = commits.recoveries
     assert (recovery.why, recovery.step, recovery.np_before, recovery.np) == ("lost", 12, 3, 2)
     assert recovery.seconds >= 5.0
+
+
+def test_a_commit_outlives_its_rank_unless_it_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In two files in turn: a rank that dies while it writes leaves the one before."""
+    names = ["hvdkit-test-a", "hvdkit-test-b"]
+    files = {f"/proc/{os.getpid()}/fd/{os.memfd_create(name)}": name for name in names}
+    kept: Any = Kept(files)
+    assert kept.read() is None
+    for number in range(5):
+        kept.write({"state": np.full(1000 - number, number)})
+        assert Kept(files).read()["state"].tolist() == [number] * (1000 - number)
+
+    def dies(*_: object, **__: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(pickle, "dump", dies)
+    with pytest.raises(SystemExit):
+        kept.write({"state": np.zeros(1)})
+    assert Kept(files).read()["state"][0] == 4
+    other = dict.fromkeys(files, "somebody-elses")
+    Kept(other).write({})
+    assert Kept(other).read() is None and Kept(files).read()["state"][0] == 4
 
 
 def test_lines_to_other_ranks_are_hung_up_and_no_others() -> None:

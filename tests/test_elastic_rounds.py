@@ -163,6 +163,15 @@ def test_a_place_that_always_dies_is_not_tried_for_ever() -> None:
     assert cluster.now > 1030
 
 
+def test_a_place_that_always_dies_does_not_hold_up_the_others() -> None:
+    """From the start on."""
+    rounds = Rounds(3, 2, 3, 600.0, 1000.0)
+    cluster = Cluster(random.Random(0), rounds, bad={("b", 0)}, soon_s=1.0)
+    rounds.offer([("a", 0), ("b", 0), ("c", 0)])
+    cluster.run(PROMISE_S)
+    assert len(rounds.members) == 2 and cluster.updates and rounds.failure is None
+
+
 def test_too_few_places_are_waited_for_aloud_and_not_for_ever() -> None:
     rounds = Rounds(2, 2, 4, 100.0, 1000.0)
     cluster = Cluster(random.Random(0), rounds)

@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -32,7 +32,7 @@ MOST_BYTES = 2**24
 AGAIN = 75  # the exit status of a rank that could not connect (launch/launchers/elastic_rounds.py)
 _HEAD = struct.Struct("<Q")
 # What is known of a round under Horovod's own driver, as of plain `horovodrun`: ranks outlive a loss there too.
-_OTHER: dict[str, Any] = {"numbers": {}, "fresh": False, "recoveries": [], "interrupted": None, "kept": []}
+_OTHER: dict[str, Any] = {"numbers": {}, "fresh": False, "recoveries": [], "interrupted": None, "kept": {}}
 
 
 def active() -> bool:
@@ -171,13 +171,17 @@ class Driver:
 
 class Kept:
     """The newest commit where ranks that start find it if all others are lost at once: in two files in turn, which lie
-    in the driver's memory. A rank on another host does not see them."""
+    in the driver's memory. `files` gives their names by path: on another host another process may have that path."""
 
-    def __init__(self, paths: list[str]) -> None:
-        self._paths = paths
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self._paths = []
+        with contextlib.suppress(OSError):
+            self._paths = [path for path, name in files.items() if f"memfd:{name} " in os.readlink(path)]  # noqa: PTH115
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Keep this one in place of the older of two."""
+        if not self._paths:
+            return
         with contextlib.suppress(OSError):
             numbers = [self._number(path) for path in self._paths]
             oldest = numbers.index(min(numbers))
@@ -191,7 +195,7 @@ class Kept:
     def read(self) -> Checkpoint | None:
         """The newest; None where there is none."""
         with contextlib.suppress(OSError):
-            number, newest = max((self._number(path), path) for path in self._paths)
+            number, newest = max([(self._number(path), path) for path in self._paths], default=(0, ""))
             if number:
                 with Path(newest).open("rb") as file:
                     file.seek(_HEAD.size)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
 import threading
 import time
@@ -77,7 +78,8 @@ class Driver:
         self._start: Start | None = None
         self._reports = Reports("driver")
         # Commits of the first rank, two in turn. They are gone with this process.
-        self._kept = [os.memfd_create(f"commit-{number}") for number in range(2)]
+        names = [f"hvdkit-{secrets.token_hex(8)}" for _ in range(2)]
+        self._kept = {f"/proc/{os.getpid()}/fd/{os.memfd_create(name)}": name for name in names}
         threading.Thread(target=self._discover, daemon=True).start()
 
     def wait_for_available_slots(self, np: int, min_hosts: int = 1) -> Any:
@@ -193,7 +195,7 @@ class Driver:
                 "fresh": self._rounds.fresh,
                 "recoveries": self._rounds.recoveries,
                 "interrupted": since and {"ago_s": time.monotonic() - since[0], "why": since[1], "np": since[2]},
-                "kept": [f"/proc/{os.getpid()}/fd/{number}" for number in self._kept],
+                "kept": self._kept,
             }
 
     def why_over(self, number: int) -> dict[str, Any]:

@@ -158,11 +158,12 @@ class Rounds:
         active = sum(self._stays(worker) for worker in self.workers)
         starts = [place for place in self.offered if place not in held and place not in self._lost]
         starts = starts[: max(0, self.max_np - active)]
-        enough = self.min_np if active and self.number else max(self.np, len(self.members))
         for place in sorted(self._lost, key=lambda place: (self._tries[place], self._lost[place])):
+            tries = self._tries[place]
+            anew = not active or (self.number == 0 and tries < 2)  # nobody trains yet, or any more
+            enough = max(self.np, len(self.members)) if anew else self.min_np
             if active + len(starts) >= enough or place in held:
                 continue
-            tries = self._tries[place]
             rest_s = min(2.0 ** (tries - 2), LONGEST_REST_S) if tries > 1 else 0.0
             if now >= self._lost[place] + rest_s:
                 del self._lost[place]
@@ -198,7 +199,8 @@ class Rounds:
         waited_s = now - max(self.over_at, min(worker.joined_at or now for worker in chosen))
         if busy and waited_s < STRAGGLER_S:
             return
-        if starting and (self.number == 0 or waited_s < TOGETHER_S):
+        first = self.number == 0 and any(self._tries[worker.place] < 2 for worker in starting)
+        if starting and (first or waited_s < TOGETHER_S):
             return
         for worker in joined:
             worker.leaves = worker not in chosen and not self._stays(worker)
