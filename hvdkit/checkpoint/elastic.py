@@ -237,7 +237,7 @@ class Commits:
         before = found["interrupted"]
         self._since = before and (time.monotonic() - before["ago_s"], before["why"], before["np"])
         self._kept = Kept(found["kept"]) if self._leads else None
-        if self._kept and found["fresh"]:
+        if self._kept and found["fresh"] and self.held is None:
             self.held = self._kept.read()
 
     def connected(self) -> None:

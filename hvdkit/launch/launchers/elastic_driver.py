@@ -74,7 +74,7 @@ class Driver:
         most = max_num_proc or sys.maxsize
         self._rounds = Rounds(min_num_proc, min_num_proc, most, patience_s, time.monotonic())
         self._changed = threading.Condition()
-        self._ending = threading.Event()
+        self._ending: dict[str, threading.Event] = {}  # of each worker, by its key
         self._start: Start | None = None
         self._reports = Reports("driver")
         # Commits of the first rank, two in turn. They are gone with this process.
@@ -114,14 +114,18 @@ class Driver:
                 self._tell()
                 if self._rounds.succeeded and done_at is None:
                     done_at = time.monotonic()
+                    for worker in self._rounds.workers:
+                        if worker not in self._rounds.members:
+                            self._ending[worker.key].set()
                 self._changed.wait(_TICK_S)
         return SimpleNamespace(error_message=None, worker_results={})
 
     def stop(self) -> None:
         """End workers that are left."""
-        self._ending.set()
         until = time.monotonic() + _LEAVE_S
         with self._changed:
+            for event in self._ending.values():
+                event.set()
             while self._rounds.workers and time.monotonic() < until:
                 self._changed.wait(_TICK_S)
 
@@ -153,13 +157,14 @@ class Driver:
         host, _, slot = worker.key.rpartition(":")
         index = len(self._rounds.workers) - 1
         size = max(len(self._rounds.workers), self._rounds.np)
+        self._ending[worker.key] = threading.Event()
         threading.Thread(
             target=self._run, args=(worker, Slot(host, index, size, int(slot), int(slot) + 1, 0, 1)), daemon=True
         ).start()
 
     def _run(self, worker: Worker, slot: Slot) -> None:
         assert self._start is not None
-        status, _ = self._start(slot, [self._ending])
+        status, _ = self._start(slot, [self._ending[worker.key]])
         with self._changed:
             self._rounds.end(worker, status, time.monotonic())
             self._changed.notify_all()

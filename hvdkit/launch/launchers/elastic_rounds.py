@@ -32,7 +32,8 @@ class Worker:
     place: Place
     key: str
     joined_at: float | None = None  # it waits for a round since then
-    round: int = 0  # its last one, so that it has a state; 0 for none
+    round: int = 0  # its last one; 0 for none
+    holds: int = 0  # the last one of which it has a commit: what it has got from others it does not keep until then
     connected: bool = False  # to the others of that round
     leaves: bool = False  # it has been told to
 
@@ -56,7 +57,7 @@ class Rounds:
     members: list[Worker] = field(default_factory=list)
     slots: dict[str, Slot] = field(default_factory=dict)  # of the members, by their keys
     over: str | None = "start"
-    fresh: bool = True  # none of the members has a state
+    fresh: bool = True  # none of the members has a commit
     recoveries: list[dict[str, Any]] = field(default_factory=list)
     interrupted: tuple[float, str, int] | None = None  # since when, why, and how many trained until then
     trained: bool = False  # an update has been made in the current round
@@ -66,6 +67,7 @@ class Rounds:
     _lost: dict[Place, float] = field(default_factory=dict)  # places that are not used again, and since when
     _tries: Counter[Place] = field(default_factory=Counter)  # workers lost there since the last commit
     _barren: int = 0  # workers lost since then, anywhere
+    _most: int = 0  # places that have been offered at a time
     _said_at: float = 0.0
     _lives: Counter[Place] = field(default_factory=Counter)
 
@@ -75,6 +77,7 @@ class Rounds:
     def offer(self, places: Iterable[Place]) -> None:
         """These places are there now. One that was taken away and is offered again is as good as new."""
         self.offered = list(places)
+        self._most = max(self._most, len(self.offered))
         self._lost = {place: since for place, since in self._lost.items() if place in self.offered}
 
     def start(self, place: Place, rename: bool) -> Worker:
@@ -124,6 +127,8 @@ class Rounds:
         if committed:
             self._barren = 0
             self._tries.clear()
+            for worker in self.members:
+                worker.holds = number
             return
         self.trained = True
         self.interrupted = None
@@ -186,15 +191,15 @@ class Rounds:
         """Begin the next round, once all are there that have a state or, without any, that start."""
         joined = [worker for worker in self.workers if worker.joined_at is not None]
         staying = [worker for worker in joined if self._stays(worker)]
-        newest = max((worker.round for worker in joined), default=0)
-        if newest and not any(worker.round == newest for worker in staying):  # somebody has to hand the state over
-            staying = [worker for worker in joined if worker.round == newest][:1] + staying
-        chosen = sorted(staying, key=lambda worker: -worker.round)[: self.max_np]
+        newest = max((worker.holds for worker in joined), default=0)
+        if newest and not any(worker.holds == newest for worker in staying):  # somebody has to hand the state over
+            staying = [worker for worker in joined if worker.holds == newest][:1] + staying
+        chosen = sorted(staying, key=lambda worker: -worker.holds)[: self.max_np]
         if len(chosen) < self.min_np:
             return
-        stateless = not any(worker.round for worker in chosen)
+        stateless = not any(worker.holds for worker in chosen)
         missing = [worker for worker in self.workers if worker.joined_at is None]
-        busy = [w for w in missing if w in self.members or (w.round and stateless)]
+        busy = [w for w in missing if w in self.members or (w.holds and stateless)]
         starting = [w for w in missing if not w.round and self._stays(w)] if stateless else []
         waited_s = now - max(self.over_at, min(worker.joined_at or now for worker in chosen))
         if busy and waited_s < STRAGGLER_S:
@@ -225,7 +230,7 @@ class Rounds:
         needed = self.np if self.number == 0 and not self.workers else self.min_np
         left_s = self.over_at + self.patience_s - now
         few = f"{there} of {needed} ranks are there" if there < needed else f"{there} ranks are starting or waiting"
-        if self._barren >= TRIES * max(self.np, min(len(self.offered), self.max_np)):
+        if self._barren >= TRIES * max(self.np, min(self._most, self.max_np)):
             self.failure = f"{self._barren} ranks were lost and nothing was committed in between"
         elif left_s <= 0:
             self.failure = f"{few} after {self.patience_s:g} s (HOROVOD_ELASTIC_TIMEOUT)"
