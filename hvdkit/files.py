@@ -17,6 +17,21 @@ from hvdkit.errors import RunError
 
 PATIENCE_S = 5.0  # waiting time for the next byte of a pipe, far more than a shell's <(command) needs
 
+_ADVICE = {
+    errno.ENOSPC: "free space",
+    errno.EDQUOT: "free space, or ask for a larger quota",
+    errno.EFBIG: "raise the largest size of files (`ulimit -f`)",
+    errno.EROFS: "mount the file system for writing",
+    errno.EACCES: "give yourself the permission to write there",
+    errno.EPERM: "give yourself the permission to write there",
+    errno.EMFILE: "raise the number of open files (`ulimit -n`)",
+    errno.ENFILE: "raise the number of open files (`sysctl fs.file-max`)",
+    errno.ENOTDIR: "remove the file that is in the place of a folder",
+    errno.EEXIST: "remove the file that is in the place of a folder",
+    errno.ELOOP: "remove the links that lead in a circle",
+    errno.ENOENT: "look for what removes the folder",
+}
+
 
 def write_atomic(path: Path, content: str | bytes, elsewhere: str = "choose another --out") -> None:
     """Write `content` (text as UTF-8) to `path` with a temporary file, fsync and rename.
@@ -46,6 +61,11 @@ def atomic(path: Path, elsewhere: str = "choose another --out") -> Iterator[Bina
     finally:
         if temporary is not None:  # any failure, including an interrupt
             Path(temporary).unlink(missing_ok=True)
+
+
+def advice(error: OSError) -> str:
+    """What to do about an error of writing, in words."""
+    return _ADVICE.get(error.errno or 0, "look at the disk, for example by dmesg")
 
 
 def open_regular(path: Path) -> io.BufferedReader:

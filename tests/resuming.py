@@ -81,6 +81,13 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key not in own} for line in found]
 
 
+def rewrite_record(path: Path, **changes: Any) -> None:
+    """Change keys of a `checkpoint.json`, and write it as earlier versions did: without a digest of its own."""
+    record = json.loads(path.read_text())
+    record = {key: value for key, value in (record | changes).items() if key != "sha256" and value is not None}
+    path.write_text(json.dumps(record | {"format": 1}))
+
+
 @contextmanager
 def under_way(
     out: Path, *arguments: object, program: tuple[str, str] = ("-m", "hvdkit")

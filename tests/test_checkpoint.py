@@ -18,9 +18,10 @@ from resuming import lines, local_recipe, local_run
 from safetensors.numpy import load_file
 
 from hvdkit.adapters import local
-from hvdkit.checkpoint import snapshots, weights
+from hvdkit.checkpoint import snapshots, weights, writing
 from hvdkit.checkpoint.resume import _other_rate, pick
-from hvdkit.checkpoint.snapshots import Checkpoint, Checkpoints, Record
+from hvdkit.checkpoint.snapshots import Checkpoint, Record
+from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core.session import Session
 from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RequestError, RunError
@@ -101,7 +102,7 @@ def test_last_is_never_one_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_best_points_to_what_is_there_even_where_old_ones_cannot_be_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoints = written(tmp_path, 0.2, keep=1)
 
@@ -109,10 +110,11 @@ def test_best_points_to_what_is_there_even_where_old_ones_cannot_be_removed(
         if not ignore_errors:
             raise OSError(1, "Operation not permitted")
 
-    monkeypatch.setattr(snapshots.shutil, "rmtree", refuse)
+    monkeypatch.setattr(writing.shutil, "rmtree", refuse)
     checkpoints.write(Checkpoint(record(2, 0.9), STATE))
-    with pytest.raises(RunError, match="Operation not permitted"):
-        checkpoints.wait()
+    checkpoints.wait()
+    assert checkpoints.missing is None
+    assert "step-00000001: this old checkpoint cannot be removed (Operation not permitted)" in capsys.readouterr().out
     assert (tmp_path / "best").readlink() == Path("step-00000002")
 
 
@@ -122,7 +124,7 @@ def test_what_goes_wrong_while_training_goes_on_is_raised_in_the_rank(
     checkpoints = Checkpoints(tmp_path, Checkpointing(), "accuracy")
     with pytest.raises(Exception, match=r"<U9|dtype|str"):
         checkpoints.write(Checkpoint(record(1), {"fc.weight": np.array(["no number"])}))
-    monkeypatch.setattr(snapshots, "_sync", mock.Mock(side_effect=ValueError("by the thread")))
+    monkeypatch.setattr(writing, "_sync", mock.Mock(side_effect=ValueError("by the thread")))
     checkpoints.write(Checkpoint(record(1), STATE))
     with pytest.raises(ValueError, match="by the thread"):
         checkpoints.wait()
@@ -176,17 +178,16 @@ def test_a_full_disk_leaves_the_old_ones(tmp_path: Path) -> None:
     code = """
 import sys; from pathlib import Path; import numpy as np
 sys.path.insert(0, sys.argv[2])
-from test_checkpoint import Checkpoint, Checkpointing, Checkpoints, RunError, record, snapshots
+from test_checkpoint import Checkpoint, Checkpointing, Checkpoints, record, snapshots
 folder = Path(sys.argv[1])
 checkpoints = Checkpoints(folder, Checkpointing(), "accuracy")
 checkpoints.write(Checkpoint(record(1), {"a": np.zeros(10_000)})); checkpoints.wait()
-checkpoints.write(Checkpoint(record(2), {"a": np.zeros(20_000)}))
-try:
-    checkpoints.wait()
-except RunError as error:
-    print(error)
+checkpoints.write(Checkpoint(record(2), {"a": np.zeros(20_000)})); checkpoints.wait()
+assert "the checkpoint of step 2 cannot be written (No space left on device)" in checkpoints.missing
 assert sorted(path.name for path in folder.iterdir()) == ["last", "step-00000001"], list(folder.iterdir())
 assert snapshots.newest(folder)[0].record.progress.step == 1
+checkpoints.write(Checkpoint(record(3), {"a": np.zeros(5_000)})); checkpoints.wait()
+assert checkpoints.missing is None and snapshots.newest(folder)[0].record.progress.step == 3
 """
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -197,7 +198,8 @@ assert snapshots.newest(folder)[0].record.progress.step == 1
         [*command, str(Path(__file__).parent)], capture_output=True, text=True, timeout=hygiene.patience(60)
     )
     assert done.returncode == 0, done.stderr
-    assert "no checkpoint can be written (No space left on device)" in done.stdout
+    assert "hvdkit: " in done.stdout and "free space: training continues" in done.stdout
+    assert "the checkpoint of step 3 is written: " in done.stdout
 
 
 def test_weights_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 from crowd import together
-from resuming import lines, local_recipe, local_run
+from resuming import lines, local_recipe, local_run, rewrite_record
 
 from hvdkit import tasks
 from hvdkit.adapters import local
-from hvdkit.checkpoint import snapshots
-from hvdkit.checkpoint.snapshots import Checkpoint, Checkpoints, Record
+from hvdkit.checkpoint import snapshots, writing
+from hvdkit.checkpoint.snapshots import Checkpoint, Record
+from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core import metrics
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.session import Session
@@ -75,8 +76,7 @@ def test_the_keys_of_the_progress_stay(tmp_path: Path) -> None:
         "val_accuracy", "val_loss",
     }  # fmt: skip
     unevaluated = written | {"evaluated": False, "val_accuracy": None, "val_loss": None}
-    whole = json.loads(path.read_text()) | {"progress": unevaluated}
-    path.write_text(json.dumps(whole))
+    rewrite_record(path, progress=unevaluated)
     assert snapshots.read(path.parent).record.progress.validation == {}
 
 
@@ -114,7 +114,7 @@ def test_figures_are_those_of_a_run_that_keeps_nothing(tmp_path: Path, monkeypat
         with monkeypatch.context() as patch:
             if kept is not None:
                 patch.setattr(Session, "state", slow(1000.0, Session.state))  # which is copied for it
-                patch.setattr(snapshots, "save", slow(1000.0, snapshots.save))
+                patch.setattr(writing, "save", slow(1000.0, writing.save))
                 patch.setattr(Checkpoints, "wait", slow(1000.0, Checkpoints.wait))  # for the disk
             folder = tmp_path / str(len(results))
             results.append(local_run(folder, local_recipe(checkpoint=kept, warmup_steps=2, epochs=2)))
@@ -133,7 +133,7 @@ def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytes
     written_s, own = [0.0], threading.local()
     now = SimpleNamespace(perf_counter_ns=lambda: 10**9 * round(written_s[0] + own.steps), time=time.time)
     monkeypatch.setattr(metrics, "time", now)
-    sound, save = Session.train_step, snapshots.save
+    sound, save = Session.train_step, writing.save
 
     def train_step(session: Any, batches: Any) -> Any:
         own.steps += 1
@@ -145,7 +145,7 @@ def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytes
         return save(tensors)
 
     monkeypatch.setattr(Session, "train_step", train_step)
-    monkeypatch.setattr(snapshots, "save", slow_save)
+    monkeypatch.setattr(writing, "save", slow_save)
     recipe = local_recipe(steps=12, checkpoint={"every_steps": 3})
     dataset = open_dataset(recipe.data, 10, recipe.seed)
 

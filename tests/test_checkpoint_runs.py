@@ -7,6 +7,7 @@ by it.
 from __future__ import annotations
 
 import hashlib
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from conftest import FRAMEWORKS, ROOT, Hvdkit
 from launching import wait_until
 from residents import START, Ranks, residents
-from resuming import lines, under_way
+from resuming import lines, rewrite_record, under_way
 from safetensors.numpy import load, load_file, save_file
 
 from hvdkit.checkpoint import snapshots
@@ -74,6 +75,32 @@ def test_kill_9_and_resume(framework: str, ranks: START, recipe: Path, tmp_path:
     assert whole.final_weights_sha256 == resumed.final_weights_sha256 != whole.initial_state_sha256
     assert (whole.val_accuracy, whole.val_loss) == (resumed.val_accuracy, resumed.val_loss)
     assert lines(tmp_path / "whole") == lines(tmp_path / "killed")
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "keras"])
+def test_a_run_that_was_asked_to_stop_ends_with_the_same_bits(
+    framework: str, ranks: START, recipe: Path, tmp_path: Path
+) -> None:
+    """Ranks' own running statistics, averages of them, and losses that are not logged yet are continued from."""
+    common = ["model.name=resnet8", "epochs=1", "log_every=4", "batch_size=64", "threads=1", "checkpoint={}"]
+    case: dict[str, Any] = {"framework": framework, "recipe": recipe}
+    case["overrides"] = [*common, "average_weights={decay: 0.9}", "compression={method: topk, ratio: 0.1}"]
+    whole = ranks(framework).do("train", **case, out=tmp_path / "whole")
+    stop_at = random.Random(framework).choice([2, 3, 6, 7])
+    stopped = ranks(framework).do("train", **case, out=tmp_path / "stopped", stop_at=stop_at)
+    assert stopped == {"status": 0, "message": f"stopped after step {stop_at} of 11, as asked"}
+    place = tmp_path / "stopped" / "checkpoints"
+    merged = snapshots.read(place / "last").state
+    assert any(name.endswith("running_var") for name in merged), "evaluation takes one model"
+    resumed = ranks(framework).do("train", **case, out=tmp_path / "stopped", resume=True)
+    assert resumed["first_step"] == stop_at and whole["steps"] == resumed["steps"] == 11
+    assert (whole["val_accuracy"], whole["val_loss"]) == (resumed["val_accuracy"], resumed["val_loss"])
+    once = ("warnings",)  # what a recipe does not reach is said by each process
+    figures = [[line | dict.fromkeys(once) for line in lines(tmp_path / name)] for name in ("whole", "stopped")]
+    assert figures[0] == figures[1]
+    one, other = (snapshots.read(tmp_path / name / "checkpoints" / "last").state for name in ("whole", "stopped"))
+    assert one.keys() == other.keys()
+    assert not [name for name, array in one.items() if array.tobytes() != other[name].tobytes()]
 
 
 # A checkpoint of one framework, gone on from in each: in float64 the next step ends at the same state.
@@ -187,6 +214,7 @@ def test_a_network_that_has_run_away_is_told(checkpoint_40: Path, ranks: START, 
     digests = [hashlib.sha256(content).hexdigest() for content in (old, new)]
     record = spoiled / snapshots.RECORD
     record.write_text(record.read_text().replace(*digests))
+    rewrite_record(record)
     recipe = snapshots.read(spoiled).record.recipe | {"threads": 1}
     refused = ranks("mxnet").do("evaluate", framework="mxnet", checkpoint=spoiled, recipe=recipe, out=tmp_path / "out")
     assert refused["status"] == 1 and "its loss is no number" in refused["message"], refused

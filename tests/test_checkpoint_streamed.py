@@ -18,10 +18,10 @@ from sharing import batch, session_of, staged
 from test_checkpoint import STATE, record
 
 from hvdkit.checkpoint import snapshots
-from hvdkit.checkpoint.snapshots import Checkpoint, Checkpoints
+from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.checkpoint.streamed import SafetensorsFile
+from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core.topology import Topology
-from hvdkit.errors import RunError
 from hvdkit.recipe.schema import AdamW, Checkpointing
 from hvdkit.strategies import sharded
 
@@ -84,6 +84,6 @@ def test_a_full_disk_leaves_no_rank_waiting(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(SafetensorsFile, "put", mock.Mock(side_effect=full))
     checkpoints.write_each(record(1), layout, tensors())
     assert taken == list(STATE)
-    with pytest.raises(RunError, match=r"No space left on device.*free space"):
-        checkpoints.wait()
+    checkpoints.wait()
+    assert checkpoints.missing and "No space left on device" in checkpoints.missing
     assert not list(tmp_path.iterdir())

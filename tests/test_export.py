@@ -19,6 +19,7 @@ import onnxruntime
 import pytest
 from conftest import ROOT, Hvdkit, run
 from PIL import Image
+from resuming import rewrite_record
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
@@ -73,9 +74,7 @@ def changed(checkpoint: Path, folder: Path, **changes: Any) -> Path:
     """A copy of a checkpoint with other keys in its checkpoint.json; `recipe` has keys of the recipe."""
     shutil.copytree(checkpoint, folder)
     record = json.loads((folder / snapshots.RECORD).read_text())
-    for key, value in changes.pop("recipe", {}).items():
-        record["recipe"][key] = value
-    (folder / snapshots.RECORD).write_text(json.dumps(record | changes))
+    rewrite_record(folder / snapshots.RECORD, recipe=record["recipe"] | changes.pop("recipe", {}), **changes)
     return folder
 
 

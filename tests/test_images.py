@@ -16,6 +16,7 @@ from pictures import draw_folder
 
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.resume import check_classes
+from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core.step_plan import Progress
 from hvdkit.data import Shard, imagefolder, pictures, pixels
 from hvdkit.data.batches import open_dataset
@@ -344,7 +345,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         progress=Progress(step=3), np=1, framework="pytorch", framework_version="", hvdkit_version="",
         recipe=recipe.model_dump(mode="json"),
     )  # fmt: skip
-    checkpoints = snapshots.Checkpoints(run / "checkpoints", schema.Checkpointing(), "accuracy")
+    checkpoints = Checkpoints(run / "checkpoints", schema.Checkpointing(), "accuracy")
     checkpoints.write(snapshots.Checkpoint(record, {"fc.weight": np.zeros((2, 2), np.float32)}))
     checkpoints.wait()
     return run

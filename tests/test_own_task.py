@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, Hvdkit
 from own_tasks import DOCUMENT, nothing
+from resuming import rewrite_record
 
 from hvdkit import adapters, tasks
 from hvdkit.checkpoint import snapshots
@@ -323,7 +324,7 @@ def test_a_checkpoint_runs_under_the_framework_that_has_written_it(
     script = setup.Script(Sides.build, Sides)
     train.train(adapter, script, Recipe.model_validate(own), tmp_path / "run", Heartbeat())
     for kept in (tmp_path / "run" / "checkpoints").glob("step-*/checkpoint.json"):
-        kept.write_text(json.dumps(json.loads(kept.read_text()) | {"framework": "mxnet"}))
+        rewrite_record(kept, framework="mxnet")
     last = tmp_path / "run" / "checkpoints" / "last"
     assert train_.writer(tmp_path / "run") == "mxnet" and train_.writer(tmp_path) is None
     assert evaluate_.plan(last, [], None, Placement()).framework == "mxnet"

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent / "data"))
 from pictures import draw_folder, write_cifar
 
 from hvdkit.checkpoint import snapshots
+from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.commands import checks
 from hvdkit.core.step_plan import Progress
 from hvdkit.data import counts
@@ -122,7 +123,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record = snapshots.Record(
         progress=Progress(step=1), np=1, framework="mxnet", framework_version="1", hvdkit_version="1", recipe=recipe
     )
-    writer = snapshots.Checkpoints(place / "checkpoints", local_recipe().checkpoint, "accuracy")
+    writer = Checkpoints(place / "checkpoints", local_recipe().checkpoint, "accuracy")
     writer.write(snapshots.Checkpoint(record, state | zeros))
     writer.wait()
     os.mkfifo(place / "pipe")

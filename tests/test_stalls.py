@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hvdkit.core.heartbeat import DISK
 from hvdkit.launch import supervise
 from hvdkit.launch.agent.stalls import VARIABLE, StallReader, without
 from hvdkit.launch.diagnosis.exits import RankFailure
@@ -32,6 +33,15 @@ def test_what_horovod_prints_is_found_however_it_is_cut(size: int) -> None:
     reader = StallReader()
     found = [reader.read(PRINTED[start : start + size]) for start in range(0, len(PRINTED), size)]
     assert [each for each in found if each][-1] == NAMES
+
+
+def test_lines_for_the_user_are_found_and_bounded() -> None:
+    reader = StallReader()
+    assert list(reader.events(b"step 7\nhvdkit: rank 0 waits for the")) == []
+    assert list(reader.events(b" disk\nshvdkit: x\n")) == [("said", {"text": "rank 0 waits for the disk"})]
+    assert list(reader.events(PRINTED)) == [("stalled", {"missing": NAMES})]
+    said = list(reader.events(b"hvdkit: " + b"." * 5000 + b"\n" + b"hvdkit: again\n" * 5000))
+    assert len(said) < 1000 and max(len(facts["text"]) for _, facts in said) <= 1000
 
 
 def test_other_output_says_nothing_and_takes_no_memory() -> None:
@@ -60,6 +70,26 @@ def test_a_log_is_shown_without_the_inspectors_messages() -> None:
 )
 def test_a_tensor_is_named_with_its_collective(name: str, said: str) -> None:
     assert shown(name) == said
+
+
+def test_what_a_rank_says_is_shown_without_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = Ranks(tmp_path)
+    ranks.note("said", 0, text="the disk\x1b[2J is full")
+    assert capsys.readouterr().err == "'the disk\\x1b[2J is full'\n"
+
+
+def test_a_wait_for_the_disk_of_rank_0_is_no_hang_unless_a_rank_is_frozen(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path)
+    for rank in (1, 2, 3):
+        ranks.hung(rank, DISK, *WAITS)
+    assert not ranks.ranks.hangs and not ranks.ranks.failed
+    frozen = {"step": 7, "phase": DISK, "seconds": 50.0, "frozen": True, "frames": []}
+    ranks.note("hung", 2, **frozen)
+    ranks.hung(0, "checkpoint", *WAITS)
+    assert ranks.ranks.hangs.keys() == {"rank-0", "rank-2"}
+    assert ranks.fault().rank == 2
 
 
 class Ranks:

@@ -17,6 +17,7 @@ from conftest import Hvdkit
 
 from hvdkit.checkpoint import snapshots, weights
 from hvdkit.checkpoint.weights import Weights
+from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
@@ -200,7 +201,7 @@ def test_folders(tmp_path: Path) -> None:
     write(tmp_path / "two.safetensors", drawn())
     assert "expected one file of weights, found one.safetensors, two.safetensors; name one" in refused(tmp_path)
     run = tmp_path / "run"
-    checkpoints = snapshots.Checkpoints(run / "checkpoints", schema.Checkpointing(), "accuracy")
+    checkpoints = Checkpoints(run / "checkpoints", schema.Checkpointing(), "accuracy")
     record = snapshots.Record(
         progress=Progress(step=3), np=1, framework="", framework_version="", hvdkit_version="", recipe={}
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from hvdkit.core.strategy import without_strategy
 from hvdkit.core.topology import Topology
 from hvdkit.data.batches import Dataset
 from hvdkit.errors import RequestError, first_fault
-from hvdkit.files import read_bounded
 from hvdkit.recipe.schema import OwnData, Recipe, flat
 from hvdkit.tasks.own import script_sha256
 
@@ -45,9 +45,17 @@ def pick(place: Path, recipe: Recipe) -> tuple[Checkpoint | None, list[str]]:
         hint = f"none in {place} can be used; remove it, or start again with --overwrite"
         raise RequestError("\n".join([*complaints, hint]))
     if found is not None:
-        _check_same(found.record, recipe, place)
-        complaints += _other_rate(found.record.recipe, recipe)
+        complaints += _other_rate(_check_same(found.record, recipe, place).model_dump(), recipe)
     return found, complaints
+
+
+def _pick_and_link(place: Path, recipe: Recipe) -> Checkpoint | None:
+    """As `pick`, and have `last` point to it: not to a damaged one."""
+    found = pick(place, recipe)[0]
+    if found is not None:
+        with suppress(OSError):  # if it cannot be written, the next checkpoint says so
+            snapshots.link(place, snapshots.LAST, place / snapshots.name_of(found.record))
+    return found
 
 
 def _other_rate(theirs: Mapping[str, Any], recipe: Recipe) -> list[str]:
@@ -90,7 +98,7 @@ def resumed(
     state: dict[str, np.ndarray] = {}
     if mesh.world.rank == root:
         try:
-            found = held or (pick(place, recipe)[0] if place else None)
+            found = held or (_pick_and_link(place, recipe) if place else None)
             if found:
                 check_classes(found.record, dataset)
                 check_text(found.record, dataset)
@@ -185,7 +193,8 @@ def _changed_script(record: Record, recipe: Recipe) -> list[str]:
     return [f"model.script: the file has changed since the checkpoint: SHA-256 {theirs[:12]}… is now {mine[:12]}…"]
 
 
-def _check_same(record: Record, recipe: Recipe, place: Path) -> None:
+def _check_same(record: Record, recipe: Recipe, place: Path) -> Recipe:
+    """The checkpoint's recipe. Raises RequestError if it is another one, or cannot be read."""
     try:
         before = Recipe.model_validate(record.recipe)  # a key added in a later version has its default
     except ValidationError as error:
@@ -198,6 +207,7 @@ def _check_same(record: Record, recipe: Recipe, place: Path) -> None:
     ]
     if faults:
         raise RequestError(f"{place}: the newest checkpoint is of another recipe; " + "; ".join(faults))
+    return before
 
 
 def _of_another_kind(key: str, mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
@@ -214,11 +224,11 @@ def deciding(recipe: Recipe) -> dict[str, Any]:
 
 
 def last_record(folder: Path) -> Record | None:
-    """The record of the newest checkpoint in `folder`; None if there is none, or it cannot be read."""
-    try:
-        return Record.model_validate_json(read_bounded(folder / snapshots.LAST / snapshots.RECORD))
-    except (OSError, ValidationError):
-        return None
+    """The record of the newest checkpoint in `folder` whose record can be read; None if there is none."""
+    for place in reversed(snapshots.places(folder)):
+        with suppress(RequestError):
+            return snapshots.read_record(place)
+    return None
 
 
 def check_fresh(adapter: Adapter, topology: Topology, place: Path) -> None:

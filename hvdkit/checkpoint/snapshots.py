@@ -4,46 +4,47 @@
                               optimizer.safetensors   slots and counts, as in `Session.state`
                               average.safetensors     averaged parameters and statistics, if there are any
                               communication.safetensors   the state of compression and Local SGD, if there is any
-                              checkpoint.json         the progress of training, and a digest of each file
+                              checkpoint.json         the progress of training, a digest of each file, and its own
     checkpoints/last -> step-00000440                 the newest
     checkpoints/best -> step-00000440                 the best by the task's validation metric
 
-A checkpoint is written to a temporary folder and renamed, so it is either complete or absent.
+A checkpoint is written to a temporary folder and renamed (`checkpoint/writing.py`), so it is either complete or absent.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
-import shutil
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file
 
 from hvdkit.core.state import AVERAGE, averaged_state, has_average, is_averaged, model_state, slot_name
-from hvdkit.core.step_plan import Progress
+from hvdkit.core.step_plan import Progress, StepPlan
 from hvdkit.data.dataset import Fingerprint, Preprocessing
-from hvdkit.errors import RequestError, RunError, first_fault
-from hvdkit.files import open_regular, read_bounded, write_atomic
-from hvdkit.recipe.schema import Checkpointing
+from hvdkit.errors import LARGEST, RequestError, first_fault
+from hvdkit.files import open_regular, read_bounded
+from hvdkit.recipe.schema import OwnData, Recipe
 
-if TYPE_CHECKING:
-    from hvdkit.checkpoint.streamed import Layout
-
-FORMAT = 1
+FORMAT = 2
+_UNSEALED = 1  # the format of earlier versions, whose record has no digest of its own
 MODEL, OPTIMIZER, RECORD = "model.safetensors", "optimizer.safetensors", "checkpoint.json"
 COMMUNICATION, AVERAGED = "communication.safetensors", "average.safetensors"
-LAST, _BEST = "last", "best"
+LAST, BEST = "last", "best"
 # Of the keys of validation metrics, by the field of `Progress`.
 _PREFIXES = {"validation": "val_", "average_validation": "average_val_"}
+# How a record ends: with the SHA-256 of all bytes before this.
+_SEAL = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n}\n\Z')
+_END = "\n}"
 State = dict[str, np.ndarray]
 T = TypeVar("T")
 
@@ -94,6 +95,11 @@ class Record(BaseModel):
     data: dict[str, Fingerprint] | None = None
     script_sha256: str | None = None
 
+    def sealed(self) -> str:
+        """The text of the file, with its own SHA-256 at the end."""
+        text = self.model_dump_json(indent=1).removesuffix(_END)
+        return f'{text},\n "sha256": "{hashlib.sha256(text.encode()).hexdigest()}"{_END}\n'
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -120,7 +126,7 @@ def locate(path: Path) -> Path:
         return path
     if (path / RECORD).exists():
         return path
-    for name in (_BEST, LAST):
+    for name in (BEST, LAST):
         if (path / "checkpoints" / name).is_dir():
             return path / "checkpoints" / name
     if (path / "checkpoints").is_dir() or (path / "config.yaml").exists():
@@ -147,9 +153,29 @@ def _none(path: Path) -> str:
 
 def read(folder: Path) -> Checkpoint:
     """Read a checkpoint. Raises RequestError, naming the file, if one is missing, truncated, damaged or foreign."""
+    record, state = read_record(folder), State()
+    for name, expected in record.files.items():
+        check_digest(folder / name, expected)
+        tensors = _read_tensors(folder / name)
+        state |= {slot_name(AVERAGE, each): tensors[each] for each in tensors} if name == AVERAGED else tensors
+    return Checkpoint(record, state)
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether `read` would read this checkpoint. Its files are read once, and not kept in memory."""
+    try:
+        for name, expected in read_record(folder).files.items():
+            check_digest(folder / name, expected)
+    except RequestError:
+        return False
+    return True
+
+
+def read_record(folder: Path) -> Record:
+    """Read and check `checkpoint.json` alone. Raises RequestError, naming the file, as `read` does."""
     path = folder / RECORD
     try:
-        record = Record.model_validate_json(read_bounded(path))
+        content = read_bounded(path)
     except OSError as error:
         if not os.path.lexists(path) and not os.path.lexists(folder / MODEL):
             raise RequestError(_none(folder)) from None
@@ -157,194 +183,124 @@ def read(folder: Path) -> Checkpoint:
             f"{path}: cannot be read ({error.strerror}); expected a run's folder, or a checkpoint's such as "
             "RUN/checkpoints/best"
         ) from None
+    seal = _SEAL.search(content)
+    if seal is not None:
+        _compare(path, hashlib.sha256(content[: seal.start()]).hexdigest(), seal[1].decode(), "its end")
+        content = content[: seal.start()] + _END.encode()
+    try:
+        json.loads(content.decode(), object_pairs_hook=_distinct, parse_float=_finite, parse_constant=_finite)
+        record = Record.model_validate_json(content, strict=True)
     except ValidationError as error:
         raise RequestError(f"{path}: not a checkpoint of hvdkit: {first_fault(error)}") from None
-    if min(record.progress.step, record.progress.epoch, record.progress.samples) < 0:
-        raise RequestError(f"{path}: not a checkpoint of hvdkit: progress: expected no negative counts")
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{path}: not a checkpoint of hvdkit: {error}") from None
+    if record.format not in (FORMAT, _UNSEALED):
+        raise RequestError(f"{path}: format: expected {FORMAT}, got {record.format}; it was written by another hvdkit")
+    if record.format == FORMAT and seal is None:
+        raise RequestError(f"{path}: damaged: it does not end with its SHA-256; use another checkpoint")
     if set(record.files) - {COMMUNICATION, AVERAGED} != {MODEL, OPTIMIZER}:
         raise RequestError(f"{path}: files: expected {MODEL} and {OPTIMIZER}, got {', '.join(record.files) or 'none'}")
-    if record.format != FORMAT:
-        raise RequestError(f"{path}: format: expected {FORMAT}, got {record.format}; it was written by another hvdkit")
-    state: State = {}
-    for name, expected in record.files.items():
-        tensors = _read_tensors(folder / name, expected)
-        state |= {slot_name(AVERAGE, each): tensors[each] for each in tensors} if name == AVERAGED else tensors
-    return Checkpoint(record, state)
+    if fault := _senseless(record, bool(seal)):
+        raise RequestError(f"{path}: not a checkpoint of hvdkit: {fault}; use another checkpoint")
+    return record
 
 
-def _read_tensors(path: Path, expected: str) -> State:
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _finite(number: str) -> float:
+    if not math.isfinite(value := float(number)):
+        raise ValueError(f"expected finite numbers, got {number}")
+    return value
+
+
+def _senseless(record: Record, sealed: bool) -> str | None:
+    """What cannot be in a record, in words; None where all can be.
+
+    A record whose bytes are those that were written (`sealed`) may be of a run that was resumed with another plan, so
+    its position is not compared with its recipe.
+    """
+    progress = record.progress
+    for name in ("step", "epoch", "samples", "line_steps", "epoch_steps", "best_epoch"):
+        count = getattr(progress, name)
+        if not 0 <= count <= LARGEST:
+            return f"progress: {name}: expected no negative counts, and none above 2^53, got {count}"
+    if not 1 <= record.np <= LARGEST:
+        return f"np: expected 1 or more ranks, got {record.np}"
+    if sealed:
+        return None
+    try:
+        recipe = Recipe.model_validate(record.recipe)
+    except ValidationError:
+        return None  # who uses the recipe says what is wrong with it
+    if progress.epoch > recipe.epochs:
+        return f"progress: epoch: expected at most {recipe.epochs}, as the recipe says, got {progress.epoch}"
+    if recipe.steps is not None and progress.step > recipe.steps:
+        return f"progress: step: expected at most {recipe.steps}, as the recipe says, got {progress.step}"
+    shares = isinstance(recipe.data, OwnData) and recipe.data.shares
+    if not record.data or "train" not in record.data or shares:
+        return None
+    try:
+        plan = StepPlan(recipe, record.data["train"].samples, record.np)
+    except RequestError as error:
+        return f"np: {error}"
+    if progress.samples > plan.samples:
+        return f"progress: images: expected at most {plan.samples}, got {progress.samples}"
+    step = plan.step_at(progress.epoch, progress.samples)
+    if progress.step != step:
+        return (
+            f"progress: {progress.samples} images of epoch {progress.epoch} are step {step} with {record.np} ranks, "
+            f"got step {progress.step}"
+        )
+    return None
+
+
+def check_digest(path: Path, expected: str) -> None:
+    """Check a file by its SHA-256. Raises RequestError if it is another one, or the file cannot be read."""
     try:
         with open_regular(path) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != expected:
-            raise RequestError(
-                f"{path}: damaged: its SHA-256 is {found[:12]}…, {RECORD} says {expected[:12]}…; use another checkpoint"
-            )
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read ({error.strerror}); use another checkpoint") from None
+    _compare(path, found, expected, RECORD)
+
+
+def _compare(path: Path, found: str, expected: str, where: str) -> None:
+    if found != expected:
+        raise RequestError(
+            f"{path}: damaged: its SHA-256 is {found[:12]}…, {where} says {expected[:12]}…; use another checkpoint"
+        )
+
+
+def _read_tensors(path: Path) -> State:
+    try:
         return load_file(path)
     except OSError as error:
         raise RequestError(f"{path}: cannot be read ({error.strerror}); use another checkpoint") from None
-    except SafetensorError as error:
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise RequestError(f"{path}: no safetensors file ({error}); use another checkpoint") from None
 
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest valid checkpoint in `folder`, and one line for each later one that is not valid."""
     complaints: list[str] = []
-    for place in reversed(_places(folder)):
+    for place in reversed(places(folder)):
         try:
-            return read(place), complaints
+            found = read(place)
+            if place.name != name_of(found.record):
+                raise RequestError(
+                    f"{place}: expected the name {name_of(found.record)}, as {RECORD} says; rename it, or use another"
+                )
+            return found, complaints
         except RequestError as error:
             complaints.append(str(error))
     return None, complaints
 
 
-class Checkpoints:
-    """A run's folder of checkpoints, used on rank 0. It keeps the newest few and the best one.
-
-    `metric` is the task's (`tasks.task.Task.best`).
-    """
-
-    def __init__(self, folder: Path, settings: Checkpointing, metric: str) -> None:
-        self._folder, self._settings, self._metric = folder, settings, metric
-        for left in folder.glob(".step-*.making"):  # left by a killed run
-            shutil.rmtree(left, ignore_errors=True)
-        self._writing: threading.Thread | None = None
-        self._fault: Exception | None = None
-
-    def write(self, checkpoint: Checkpoint) -> None:
-        """Start writing in a thread; training may continue, and the caller may change the arrays.
-
-        The work that takes CPU time is done in this call, which is not timed as a step; the thread waits for the disk.
-        Raises RunError if the previous checkpoint could not be written; older checkpoints stay as they are.
-        """
-        self.wait()
-        state = {name: np.asarray(array, order="C") for name, array in checkpoint.state.items()}
-        files = {name: save(part) for name, part in _parts(state).items()}
-        digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-        self._start(lambda: self._write(checkpoint.record, files, digests))
-
-    def write_each(self, record: Record, layout: Layout, tensors: Iterator[tuple[str, np.ndarray]]) -> None:
-        """As `write`, of a state's tensors that come one after the other, so that they are not in memory together.
-
-        Takes all of them even if they cannot be written, as other ranks wait for that.
-        """
-        from hvdkit.checkpoint.streamed import SafetensorsFile  # one rank does not need it
-
-        self.wait()
-        making = None
-        try:
-            making = self._begin(record)
-            with ExitStack() as opened:
-                files = {
-                    name: opened.enter_context(SafetensorsFile(making / name, part))
-                    for name, part in _parts(layout).items()
-                }
-                for name, array in tensors:
-                    file, own_name = _file_of(name)
-                    files[file].put(own_name, array)
-        except OSError as error:
-            for _ in tensors:
-                pass
-            if making is not None:
-                shutil.rmtree(making, ignore_errors=True)
-            self._fault = self._full(error)
-            return
-        names = list(files)
-        self._start(lambda: self._end(record, making, {name: _flushed(making / name) for name in names}))
-
-    def wait(self) -> None:
-        """Wait until all is written. Raises RunError if that failed, and any other exception of the thread."""
-        if self._writing is not None:
-            self._writing.join()
-            self._writing = None
-        if self._fault is not None:
-            fault, self._fault = self._fault, None
-            raise fault
-
-    def kept(self) -> dict[str, Path]:
-        """The folders that `last` and, if there is a validation split, `best` point to; complete after `wait`."""
-        links = {name: self._folder / name for name in (LAST, _BEST)}
-        return {name: self._folder / link.readlink() for name, link in links.items() if link.is_symlink()}
-
-    def _start(self, writes: Callable[[], None]) -> None:
-        self._writing = threading.Thread(target=self._keep_error, args=(writes,), name="checkpoint")
-        self._writing.start()
-
-    def _keep_error(self, writes: Callable[[], None]) -> None:
-        try:
-            writes()
-        except OSError as error:
-            self._fault = self._full(error)
-        except Exception as error:  # `wait` raises it; an exception in a thread is not raised elsewhere
-            self._fault = error
-
-    def _full(self, error: OSError) -> RunError:
-        return RunError(
-            f"{self._folder}: no checkpoint can be written ({error.strerror}); free space, then use --resume"
-        )
-
-    def _write(self, record: Record, files: Mapping[str, bytes], digests: dict[str, str]) -> None:
-        making = self._begin(record)
-        try:
-            for name, content in files.items():
-                (making / name).write_bytes(content)
-                _sync(making / name)
-        except BaseException:
-            shutil.rmtree(making, ignore_errors=True)
-            raise
-        self._end(record, making, digests)
-
-    def _begin(self, record: Record) -> Path:
-        """A new folder, which `_end` renames."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        making = self._folder / f".{_name(record)}.making"
-        shutil.rmtree(making, ignore_errors=True)
-        making.mkdir()
-        return making
-
-    def _end(self, record: Record, making: Path, digests: dict[str, str]) -> None:
-        """Make a checkpoint of a folder whose tensors are on the disk."""
-        place = self._folder / _name(record)
-        try:
-            write_atomic(making / RECORD, record.model_copy(update={"files": digests}).model_dump_json(indent=1) + "\n")
-            _sync(making)
-            if place.exists():  # the same checkpoint, of a run that was killed after this step
-                shutil.rmtree(place)
-            making.rename(place)
-            _sync(self._folder)
-        except BaseException:
-            shutil.rmtree(making, ignore_errors=True)
-            raise
-        self._prune()
-
-    def _prune(self) -> None:
-        """Delete all but the newest few and the best, and update the links `last` and `best`."""
-        places = _places(self._folder)
-        whole = [place for place in places if _progress(place) is not None]
-        scored = {place: score for place in whole if (score := self._score(place)) is not None}
-        best = max(scored, key=lambda place: (scored[place], place.name), default=None)
-        self._link(LAST, whole[-1])  # before deleting: no link ever points to a deleted folder
-        if best is not None:
-            self._link(_BEST, best)
-        for place in places[: -self._settings.keep]:
-            if place != best:
-                shutil.rmtree(place)
-
-    def _score(self, place: Path) -> float | None:
-        progress = _progress(place)
-        if progress is None or not progress.evaluated:
-            return None
-        score = progress.judged.get(self._metric.removeprefix("-"))
-        return -score if score is not None and self._metric.startswith("-") else score
-
-    def _link(self, name: str, place: Path) -> None:
-        link = self._folder / f".{name}"
-        link.unlink(missing_ok=True)
-        link.symlink_to(place.name)
-        link.replace(self._folder / name)
-
-
-def _places(folder: Path) -> list[Path]:
+def places(folder: Path) -> list[Path]:
     """All checkpoints sorted by progress, the earliest first; unreadable ones come last.
 
     The order is not that of the names, because updates are recounted with another number of ranks.
@@ -353,49 +309,42 @@ def _places(folder: Path) -> list[Path]:
 
 
 def _position(place: Path) -> tuple[int, int, int, str]:
-    progress = _progress(place)
+    progress = progress_of(place)
     return (1, 0, 0, place.name) if progress is None else (0, *progress.position, place.name)
 
 
-def _progress(place: Path) -> Progress | None:
+def progress_of(place: Path) -> Progress | None:
     """The progress in a checkpoint; None if it cannot be read."""
     try:
-        return Record.model_validate_json(read_bounded(place / RECORD)).progress
-    except (OSError, ValidationError):
+        return read_record(place).progress
+    except RequestError:
         return None
 
 
-def _name(record: Record) -> str:
+def name_of(record: Record) -> str:
+    """The name of the checkpoint's folder."""
     return f"step-{record.progress.step:08}"
 
 
-def _file_of(name: str) -> tuple[str, str]:
+def link(folder: Path, name: str, place: Path) -> None:
+    """Have `last` or `best` in `folder` point to a checkpoint there. Raises OSError."""
+    new = folder / f".{name}"
+    new.unlink(missing_ok=True)
+    new.symlink_to(place.name)
+    new.replace(folder / name)
+
+
+def file_of(name: str) -> tuple[str, str]:
     """The file that a tensor of a state is in, and its name there."""
     if is_averaged(name):  # it can be used as a model's file
         return AVERAGED, name.removeprefix(slot_name(AVERAGE, ""))
     return {"optimizer": OPTIMIZER, "communication": COMMUNICATION}.get(name.partition(".")[0], MODEL), name
 
 
-def _parts(state: Mapping[str, T]) -> dict[str, dict[str, T]]:
+def parts_of(state: Mapping[str, T]) -> dict[str, dict[str, T]]:
     """What a state has by name, by the file that it is in."""
     parts: dict[str, dict[str, T]] = {MODEL: {}, OPTIMIZER: {}, COMMUNICATION: {}, AVERAGED: {}}
     for name, value in state.items():
-        file, own_name = _file_of(name)
+        file, own_name = file_of(name)
         parts[file][own_name] = value
     return {file: part for file, part in parts.items() if part or file in (MODEL, OPTIMIZER)}
-
-
-def _flushed(path: Path) -> str:
-    """The SHA-256 of a file, which is then on the disk."""
-    _sync(path)
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Flush a file, or a folder's entries, to the disk; otherwise a power failure may lose a rename."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -96,6 +96,8 @@ def _in_folder(folder: Path) -> Path:
     """The file of weights in a folder."""
     checkpoint = snapshots.locate(folder)
     if (checkpoint / snapshots.RECORD).exists():
+        expected = snapshots.read_record(checkpoint).files[snapshots.MODEL]
+        snapshots.check_digest(checkpoint / snapshots.MODEL, expected)
         return checkpoint / snapshots.MODEL
     inside = sorted(path.name for path in folder.iterdir())
     for names in (

@@ -14,16 +14,22 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
 
 BEAT_BYTES = 64
 STOP = "stop"  # a file of this name in the folder asks all ranks to write a checkpoint and exit
-# Phases that the launcher knows: Horovod has not started yet; a wait for other ranks that is not a hang.
-STARTING, WAITING = "starting", "waiting for ranks"
+# Phases that the launcher knows: Horovod has not started yet; a wait for other ranks that is not a hang; a wait for the
+# disk, in which rank 0 beats and the others wait for it.
+STARTING, WAITING, DISK = "starting", "waiting for ranks", "waiting for the disk"
+SAID = "hvdkit: "  # how lines begin that the launcher shows
+_BEAT_S, _PATIENCE_S = 0.5, 5.0  # between two beats of a wait for the disk; such a wait that is worth a line
 
 # Matches the output of a rank that fails only because another rank is gone.
 LOST_A_PEER = re.compile(
@@ -56,6 +62,11 @@ def lost_a_peer(error: BaseException) -> bool:
         seen.add(id(cause))
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return False
+
+
+def say(line: str) -> None:
+    """Print a line that the launcher shows at once."""
+    print(f"{SAID}{line}", flush=True)
 
 
 def first_line(error: BaseException) -> str:
@@ -112,6 +123,40 @@ class Heartbeat:
             line = f"{self._beats} {-1 if self._step is None else self._step} {phase}"
             with contextlib.suppress(OSError):
                 os.pwrite(self._beat_file, line.encode().ljust(BEAT_BYTES), 0)
+
+    def on_disk(self, what: str, work: Callable[..., None], *arguments: Any) -> None:
+        """Call a function that writes to the disk, in a thread, and wait by `await_disk`. Raises what it does."""
+        raised: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                work(*arguments)
+            except BaseException as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=run, name="disk")
+        thread.start()
+        self.await_disk(thread, what, time.monotonic())
+        if raised:
+            raise raised[0]
+
+    def await_disk(self, thread: threading.Thread, what: str, began: float) -> None:
+        """Wait for a thread that has been writing `what` since `began` (`time.monotonic`), and say so if it takes long.
+
+        The wait is no hang however long it takes: the kernel returns when the disk does.
+        """
+        phase, next_s = self.phase, _PATIENCE_S
+        thread.join(_BEAT_S)
+        while thread.is_alive():
+            self.beat(DISK)
+            seconds = time.monotonic() - began
+            if seconds >= next_s:
+                say(f"rank {self._rank} waits for the disk: {what} takes {seconds:.0f} s so far")
+                next_s = 2 * seconds
+            thread.join(_BEAT_S)
+        if next_s > _PATIENCE_S:
+            say(f"rank {self._rank} waits for the disk no more: {what} has taken {time.monotonic() - began:.0f} s")
+        self.phase = phase
 
     def failed(self, kind: str, message: str) -> None:
         """Write the record of a failure.

@@ -18,11 +18,8 @@ def merge_buffers(adapter: Adapter, session: Session, buffers: Mapping[str, Tens
     Raises RunError, the same on every rank, if ranks have given a buffer different shapes.
     """
     arrays = {name: session.array(tensor) for name, tensor in buffers.items()}
-    mine = {name: (digest([(name, array)]), array.shape) for name, array in arrays.items()}
-    everyone = adapter.allgather_object(mine, name="buffers")
-    first, names = everyone[0], sorted({name for each in everyone for name in each})
-    differing = [name for name in names if any(each.get(name) != first.get(name) for each in everyone)]
-    for name in differing:
+    names, everyone = differing(adapter, session, buffers)
+    for name in names:
         shapes = [each[name][1] if name in each else None for each in everyone]
         for rank, shape in enumerate(shapes):
             if shape != shapes[0]:
@@ -30,8 +27,8 @@ def merge_buffers(adapter: Adapter, session: Session, buffers: Mapping[str, Tens
                     f"buffer {name}: expected the same shape on all ranks, got {shapes[0]} on rank 0 and {shape} on "
                     f"rank {rank}; give it that shape in model()"
                 )
-    averaged = [name for name in differing if arrays[name].dtype.kind in "fc"]
-    rest = [name for name in differing if name not in averaged]
+    averaged = [name for name in names if arrays[name].dtype.kind in "fc"]
+    rest = [name for name in names if name not in averaged]
     if averaged:
         sent = [adapter.from_numpy(_real(arrays[name])) for name in averaged]
         means = adapter.allreduce(sent, name="buffers")
@@ -46,6 +43,17 @@ def merge_buffers(adapter: Adapter, session: Session, buffers: Mapping[str, Tens
         for changed, what in ((averaged, "their means are"), (rest, "those of rank 0 are"))
         if changed
     ]
+
+
+def differing(
+    adapter: Adapter, session: Session, buffers: Mapping[str, Tensor]
+) -> tuple[list[str], list[dict[str, tuple[str, tuple[int, ...]]]]]:
+    """The names of the buffers that differ between ranks, and each rank's digests and shapes by name; collective."""
+    arrays = ((name, session.array(tensor)) for name, tensor in buffers.items())
+    mine = {name: (digest([(name, array)]), array.shape) for name, array in arrays}
+    everyone = adapter.allgather_object(mine, name="buffers")
+    names = sorted({name for each in everyone for name in each})
+    return [name for name in names if any(each.get(name) != everyone[0].get(name) for each in everyone)], everyone
 
 
 def _real(array: np.ndarray) -> np.ndarray:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hvdkit.core import metrics
+from hvdkit.core.heartbeat import DISK
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.metrics import evaluate as evaluate  # users import it from here
 from hvdkit.core.seam import Adapter, Hooks, Session, Tensor
@@ -32,8 +33,9 @@ class Loop:
     begin_step, the update and end_step, then end_epoch. A group has `accumulate` batches; the last group of an epoch
     has the remaining ones. `plan` counts updates; `group_sizes` are the batches of each update left in the epoch.
     `report(phase, step)` is called with the rank's current phase and its number of finished updates. `keep` writes a
-    checkpoint of the progress, `commit` keeps it in memory; all ranks call both. If `asked_to_stop` returns true on
-    any rank, an update within seconds raises Stopped. Raises RequestError as `StepPlan` does.
+    checkpoint of the progress, with tensors that ranks have for themselves (`own`), `commit` keeps it in memory; all
+    ranks call both. If `asked_to_stop` returns true on any rank, an update within seconds raises Stopped. Raises
+    RequestError as `StepPlan` does.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class Loop:
         metrics_file: metrics.MetricsFile,
         report: Callable[[str, int], None] = lambda phase, step: None,
         progress: Progress | None = None,
-        keep: Callable[[Progress], None] | None = None,
+        keep: Callable[..., None] | None = None,
         commit: Callable[[Progress], None] | None = None,
         asked_to_stop: Callable[[], bool] | None = None,
     ) -> None:
@@ -157,7 +159,7 @@ class Loop:
             progress.line_loss, progress.line_steps = 0.0, 0
         settings = self._recipe.checkpoint
         if stopping or (settings and _due(settings.every_steps, progress.step)):
-            self._checkpoint()
+            self._checkpoint(between=not (settings and _due(settings.every_steps, progress.step)))
         elastic = self._recipe.elastic
         if self._commit and elastic and _due(elastic.commit_every, progress.step):
             self._report("commit", progress.step)
@@ -212,16 +214,34 @@ class Loop:
             )
         return found
 
-    def _checkpoint(self) -> None:
+    def continue_from(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take on what a checkpoint's `state` has of this rank, if the run was stopped between two checkpoints."""
+        if state:
+            from hvdkit.core.unmerged import restore
+
+            losses, counts = restore(self._adapter, self._session, self._mesh, self.progress, state)
+            self._unread = [self._adapter.from_numpy(np.array([loss])) for loss in losses]
+            self._counts = counts
+
+    def _checkpoint(self, between: bool = False) -> None:
+        """Write a checkpoint. One `between` those of a run that is not stopped has what each rank would have there."""
         if self._keep is None:
             return
         self._report("checkpoint", self.progress.step)
+        own: dict[str, np.ndarray] = {}
+        if between:
+            from hvdkit.core.unmerged import unmerged  # most runs do not need it
+
+            losses, counts = self._local_losses(), self._counts
+            own = unmerged(self._adapter, self._session, self._mesh, self.progress, losses, counts)
         self._strategy.settle()
         self._read_losses()
         self._merge_buffers()
         if self._average:
             self._average.settle()
-        self._keep(self.progress)
+        if not self._mesh.is_root:
+            self._report(DISK, self.progress.step)
+        self._keep(self.progress, **({"own": own} if own else {}))
         # Only rank 0 copies and writes; the others wait for it here, so that their next step's time excludes the wait.
         metrics.reduce_sums(self._adapter, kept=1.0)
         self.clock.resume()
@@ -236,8 +256,7 @@ class Loop:
 
     def _read_losses(self) -> None:
         """Fetch the losses left on the device, averaged over all ranks."""
-        local = [float(self._adapter.to_numpy(loss).mean()) for loss in self._unread]
-        steps = len(self._unread)
+        local, steps = self._local_losses(), len(self._unread)
         if self._counts:
             mean = steps * self._mean_counted(local)
         else:
@@ -249,6 +268,9 @@ class Loop:
         self.progress.epoch_loss += mean
         self.progress.epoch_steps += steps
         self._unread.clear()
+
+    def _local_losses(self) -> list[float]:
+        return [float(self._adapter.to_numpy(loss).mean()) for loss in self._unread]
 
     def _mean_counted(self, losses: list[float]) -> float:
         """The mean over updates of Σ sum / Σ count. Updates without a count get a warning. Raises RunError for none."""

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from hvdkit.core.heartbeat import STOP, WAITING
+from hvdkit.core.heartbeat import DISK, STOP, WAITING
 from hvdkit.errors import RunError
 from hvdkit.launch import home
 from hvdkit.launch.agent_command import LAUNCHER_GRACE_S, AgentCommand, agent_command
@@ -165,10 +165,14 @@ class Agents:
             self.note_start(report)
             self._pids[name] = report["pid"]
         elif event == "hung":
-            if report["phase"] != WAITING:
+            # A frozen rank is what rank 0 waits for, not the disk.
+            if report["phase"] != WAITING and (report["phase"] != DISK or report["frozen"]):
                 self.hangs[name] = Hang.read(report, self._host(report), received)
         elif event == "stalled":
             self.stalls[name] = Stall.read(report, received)
+        elif event == "said":
+            text = str(report["text"])
+            print(text if text.isprintable() else repr(text), file=sys.stderr, flush=True)
         elif event == "resumed":
             self.hangs.pop(name, None)
         elif event == "link down":

@@ -6,10 +6,11 @@ import copy
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,14 +20,14 @@ import hvdkit
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.core import metrics, tuning
-from hvdkit.core.heartbeat import Heartbeat
+from hvdkit.core.heartbeat import DISK, Heartbeat
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest, is_averaged
 from hvdkit.core.step_plan import NOTED, Progress
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.core.trainer import Loop
-from hvdkit.errors import Stopped
+from hvdkit.errors import RunError, Stopped
 from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import TrainResult, kept_lines, result_lines, scores
@@ -36,8 +37,10 @@ from hvdkit.worker.setup import Script, Setup, seed_rank, start
 
 if TYPE_CHECKING:
     from hvdkit.checkpoint.elastic import Commits
+    from hvdkit.checkpoint.writing import Checkpoints
     from hvdkit.worker.one_writer import OneWriter
 
+_PAUSES_S = (1.0, 4.0)  # before the last checkpoint is tried again
 T = TypeVar("T")
 LAUNCHED = "HVDKIT_LAUNCHER"  # in the environment of ranks that hvdkit starts: it holds the lock of the run's folder
 
@@ -120,7 +123,7 @@ def _train(
         from hvdkit.worker import alike
 
         warnings = alike.check(setup, session, initial, seen, bool(commits and commits.held), warnings)
-    progress, recounted = Progress(), False
+    progress, recounted, rest = Progress(), False, dict[str, np.ndarray]()
     if commits or (resume and place):
         from hvdkit.checkpoint.resume import resumed
 
@@ -142,7 +145,9 @@ def _train(
 
     checkpoints = None
     if mesh.is_root and place and recipe.checkpoint:
-        checkpoints = snapshots.Checkpoints(place, recipe.checkpoint, setup.task.best)
+        from hvdkit.checkpoint.writing import Checkpoints
+
+        checkpoints = Checkpoints(place, recipe.checkpoint, setup.task.best, heartbeat)
     keeper = _Keeper(setup, session, checkpoints, commits)
 
     def report(phase: str, step: int) -> None:
@@ -170,10 +175,14 @@ def _train(
     loop.notes += metrics_file.notes
     if mesh.is_root:
         print("".join(f"warning: {each}\n" for each in [*warnings, *loop.notes]), end="", flush=True)
+    loop.continue_from({} if recounted else rest)
     started = time.perf_counter()
     try:
         session.fit(loop)
+        if keeps:
+            keeper.end(loop.progress, heartbeat)
     except Stopped:
+        keeper.end(loop.progress, heartbeat)
         adapter.shutdown()
         raise
     finally:
@@ -188,16 +197,21 @@ def _train(
         commits.stepped(result.steps, mesh.world.size)  # ranks lost after the last update count too
         result.recoveries = commits.recoveries
     metrics_file.keep()
+    if out and not mesh.is_root:
+        heartbeat.beat(DISK)
     if mesh.is_root:
         if out and checkpoints:
             result.checkpoints = {name: str(path.relative_to(out)) for name, path in checkpoints.kept().items()}
         lines = [result_lines(result)]
         if out:
-            write_atomic(out / "result.json", result.model_dump_json(indent=2) + "\n")
+            text = result.model_dump_json(indent=2) + "\n"
+            heartbeat.on_disk("result.json", write_atomic, out / "result.json", text)
             lines += [*kept_lines(result, out), f"all figures: {out / 'result.json'}"]
         else:
             lines[-1] += "; --out FOLDER keeps all figures and the weights"
         print("\n".join(lines), flush=True)
+    if out:
+        metrics.reduce_sums(adapter, written=1.0)
     heartbeat.beat("leaving Horovod")
     adapter.shutdown()
     return result
@@ -209,26 +223,31 @@ class _Keeper:
 
     setup: Setup
     session: Session
-    checkpoints: snapshots.Checkpoints | None
+    checkpoints: Checkpoints | None
     commits: Commits | None
+    last_own: dict[str, np.ndarray] = field(default_factory=dict)  # of the last checkpoint
 
-    def keep(self, progress: Progress) -> None:
-        """Start writing a checkpoint; collective."""
+    def keep(self, progress: Progress, own: Mapping[str, np.ndarray] | None = None) -> None:
+        """Start writing a checkpoint, with further tensors that all ranks have; collective."""
+        own = own or {}
         if self.checkpoints or not isinstance(self.session.strategy, Dense):  # other strategies' states are collective
             if self.session.update.owned.in_place:
                 taken = self._snapshot(progress, keep=self.checkpoints is not None)
                 if self.checkpoints:
-                    self.checkpoints.write(replace(taken, state=dict(self._begun(taken.state.items()))))
+                    self.checkpoints.write(replace(taken, state={**dict(self._begun(taken.state.items())), **own}))
             else:
-                self._keep_shares(progress)
+                self._keep_shares(progress, own)
+        self.last_own.clear()
+        self.last_own.update(own)
         # A run resumed from here then draws the same random numbers as one that was never stopped.
         seed_rank(self.setup.adapter, self.setup.recipe, self.setup.mesh.world.rank, progress.step)
 
-    def _keep_shares(self, progress: Progress) -> None:
+    def _keep_shares(self, progress: Progress, own: Mapping[str, np.ndarray]) -> None:
         """As `keep`, where ranks have shares of the state: no rank has more than its own and a bucket in memory."""
-        arrays = self._begun(self.session.state_arrays(keep=self.checkpoints is not None))
+        arrays = chain(self._begun(self.session.state_arrays(keep=self.checkpoints is not None)), own.items())
         if self.checkpoints:
             layout = dict(self._begun(self.session.state_layout().items()))
+            layout |= {name: (str(array.dtype), array.shape) for name, array in own.items()}
             self.checkpoints.write_each(_record(self.setup, progress), layout, arrays)
         else:
             for _ in arrays:
@@ -238,6 +257,26 @@ class _Keeper:
         """What a checkpoint has of a state: no average before the first weights are in it."""
         average = self.session.update.average
         return (each for each in named if average is None or average.started or not is_averaged(each[0]))
+
+    def end(self, progress: Progress, heartbeat: Heartbeat) -> None:
+        """Wait until the last checkpoint is on the disk; one that cannot be written is tried again. Collective.
+
+        Raises RunError on the rank that writes if it still cannot be.
+        """
+        for pause_s in (*_PAUSES_S, None):
+            heartbeat.beat("checkpoint" if self.setup.mesh.is_root else DISK, progress.step)
+            if self.checkpoints:
+                self.checkpoints.wait()
+            missing = self.checkpoints.missing if self.checkpoints else None
+            if not metrics.reduce_sums(self.setup.adapter, missing=float(missing is not None))["missing"]:
+                return
+            if pause_s is not None:
+                time.sleep(pause_s)
+                if self.checkpoints:
+                    self.checkpoints.make_room()
+                self.keep(progress, dict(self.last_own))
+        if missing is not None:
+            raise RunError(missing)
 
     def commit(self, progress: Progress) -> None:
         """Keep the state in memory; collective. Raises HostsChanged if hosts have been added or removed."""

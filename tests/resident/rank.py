@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit import adapters
+from hvdkit.core import stopping
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.topology import Topology
 from hvdkit.errors import HvdkitError
@@ -40,9 +41,12 @@ leave: list[Callable[[], None]] = []
 
 
 class Holding(Heartbeat):
-    """Stands still, for good, before the update behind `step`."""
+    """Stands still, for good, before the update behind `step`. Rank 1 is asked to stop after update `stop_at`."""
 
-    step = -1
+    step = stop_at = -1
+
+    def asked_to_stop(self) -> bool:
+        return RANK == 1 and self.updates + 1 == self.stop_at  # the update that ends now is not reported yet
 
     def beat(self, phase: str, step: int | None = None) -> None:
         super().beat(phase, step)
@@ -78,11 +82,18 @@ def script_of(framework: str, name: str) -> Script:
 
 
 def train(
-    framework: str, recipe: str, overrides: list[str], out: str, resume: bool = False, hold_at: int = -1
+    framework: str,
+    recipe: str,
+    overrides: list[str],
+    out: str,
+    resume: bool = False,
+    hold_at: int = -1,
+    stop_at: int = -1,
 ) -> dict[str, Any]:
     """What `hvdkit train` has its ranks do; the result."""
     heartbeat = Holding()
-    heartbeat.step = hold_at
+    heartbeat.step, heartbeat.stop_at = hold_at, stop_at
+    stopping.LOOK_S = 0.0  # after each update
     asked = schema.load(Path(recipe), overrides)
     Path(out).mkdir(parents=True, exist_ok=True)
     adapter, script = adapter_of(framework), script_of(framework, asked.model.SCRIPT)

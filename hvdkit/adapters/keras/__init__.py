@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hvdkit.adapters import capabilities
 from hvdkit.adapters import tensorflow as tf_adapter
@@ -72,6 +75,18 @@ def versions() -> dict[str, str]:
 def seed(value: int) -> None:
     keras.utils.set_random_seed(value)
     training.reseed(value)
+
+
+def random_states() -> dict[str, np.ndarray]:
+    """The states of the random layers of all models."""
+    return {f"keras.{number}": np.array(state.value) for number, state in enumerate(training.seed_states())}
+
+
+def load_random_states(states: Mapping[str, np.ndarray]) -> None:
+    """Draw on from what `random_states` has returned."""
+    for number, state in enumerate(training.seed_states()):
+        if (found := states.get(f"keras.{number}")) is not None:
+            state.assign(found)
 
 
 def synchronize_batch_norms(model: keras.Model, statistics: StatisticsOf, every: bool) -> list[str]:

@@ -227,6 +227,11 @@ def reseed(value: int) -> None:
             state.assign(np.array([(value + number) % 2**31, 0]))
 
 
+def seed_states() -> list[keras.Variable]:
+    """The states of the random layers of all models."""
+    return [each for trainable in _bound for each in trainable.model.variables if _is_seed(each)]
+
+
 def _compiled(model: keras.Model) -> list[str]:
     if not model.compiled or isinstance(model.optimizer, DistributedOptimizer):
         return []

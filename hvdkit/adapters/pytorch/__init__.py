@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -67,6 +67,20 @@ def shutdown() -> None:
 
 def seed(value: int) -> None:
     torch.manual_seed(value)
+
+
+def random_states() -> dict[str, np.ndarray]:
+    """The states of PyTorch's generators, as arrays."""
+    states = {"torch": torch.get_rng_state().numpy()}
+    return states | ({"torch.cuda": torch.cuda.get_rng_state(_device).numpy()} if _device.type == "cuda" else {})
+
+
+def load_random_states(states: Mapping[str, np.ndarray]) -> None:
+    """Draw on from what `random_states` has returned."""
+    if "torch" in states:
+        torch.set_rng_state(torch.from_numpy(states["torch"].copy()))
+    if "torch.cuda" in states and _device.type == "cuda":
+        torch.cuda.set_rng_state(torch.from_numpy(states["torch.cuda"].copy()), _device)
 
 
 def synchronize() -> None:

@@ -369,8 +369,9 @@ class RankAgent:
                 return True
             if self.reports.rank is None:
                 data = self._pass_on_reports(data)
-            elif missing := self.stalls.read(data):
-                self.reports.send("stalled", missing=missing)
+            else:
+                for event, facts in self.stalls.events(data):
+                    self.reports.send(event, **facts)
             self._keep(data)
 
     def _pass_on_reports(self, data: bytes) -> bytes:

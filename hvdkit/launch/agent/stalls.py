@@ -1,6 +1,8 @@
-"""What Horovod's stall inspector prints: the collectives that only some ranks entered, and who is missing.
+"""Lines in a rank's output that the launcher needs to know of: those for the user, and Horovod's about stalls.
 
-Rank 0 of a process set prints it (horovod/common/stall_inspector.cc), every HOROVOD_STALL_CHECK_TIME_SECONDS:
+Lines for the user begin with SAID. Horovod's stall inspector names the collectives that only some ranks entered, and
+who is missing. Rank 0 of a process set prints it (horovod/common/stall_inspector.cc), every
+HOROVOD_STALL_CHECK_TIME_SECONDS:
 
     [2026-11-23 18:00:00.123456: W /…/stall_inspector.cc:107] One or more tensors were submitted to be reduced, …
     Missing ranks:
@@ -12,7 +14,10 @@ Standard library only, and no syntax newer than Python 3.8: see rank_agent.py.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
+SAID = "hvdkit: "  # as in core/heartbeat.py
 VARIABLE = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 # A tensor that is in Horovod's response cache is dropped from it first and then timed anew: four checks at most.
 CHECKS = 4
@@ -22,22 +27,38 @@ _SAID = re.compile(r"^\[[^\]]*stall_inspector\.cc:\d+\].*\n(Missing ranks:\n(\d+
 _LONGEST_LINE = 65536  # characters
 
 
+_MOST_SAID, _LONGEST_SAID = 500, 1000  # lines for the user of one rank, and characters of one
+
+
 class StallReader:
-    """Finds the inspector's messages in a rank's output."""
+    """Finds the inspector's messages in a rank's output, and lines for the user."""
 
     def __init__(self) -> None:
         self._unfinished = ""
         self._missing: dict[int, list[str]] | None = None  # while a message is read
+        self._count = 0  # of lines for the user
+        self._said: list[str] = []  # in the output that was read last
+
+    def events(self, output: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What to report of this output: events, and their facts."""
+        if missing := self.read(output):
+            yield "stalled", {"missing": missing}
+        for line in self._said:
+            yield "said", {"text": line}
 
     def read(self, output: bytes) -> dict[int, list[str]] | None:
         """The tensors that each missing rank did not submit, at most six a rank; None where nothing new is said.
 
         A message may come in parts; what is returned then has all the ranks named so far.
         """
+        self._said = []
         *lines, self._unfinished = (self._unfinished + output.decode("utf-8", "replace")).split("\n")
         self._unfinished = self._unfinished[-_LONGEST_LINE:]
         found = None
         for line in lines:
+            if line.startswith(SAID) and self._count < _MOST_SAID:
+                self._count += 1
+                self._said.append(line[len(SAID) : _LONGEST_SAID])
             if line == _BEGIN:
                 self._missing = {}
             elif self._missing is not None:
