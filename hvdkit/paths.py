@@ -87,6 +87,8 @@ def check_free(folder: Path, overwrite: bool, resume: bool = False, inputs: Iter
     """
     if overwrite and resume:
         raise RequestError("--overwrite, --resume: expected one of them, got both")
+    if re.search(r"[\0-\x1f\x7f-\x9f]", str(folder)):
+        raise RequestError(f"--out {str(folder)!r}: expected no line ends and other control characters in the name")
     try:
         existing = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
         if not existing.is_dir():

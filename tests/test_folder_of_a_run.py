@@ -19,6 +19,7 @@ import pytest
 from conftest import ROOT
 from test_paths import content
 
+import hvdkit
 from hvdkit import folder_lock, paths, replaced
 from hvdkit.commands.plan import MetricsTail
 from hvdkit.commands.removed import Removals
@@ -26,6 +27,7 @@ from hvdkit.core.metrics import MetricsFile
 from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RequestError, RunError
 from hvdkit.folder_lock import FolderLock
+from hvdkit.launch.agent import scratch
 from hvdkit.results.train import MetricLine, TrainResult, damage, read_metrics
 from hvdkit.runtimes.store import find
 
@@ -180,7 +182,9 @@ def test_the_next_command_finishes_what_kill_9_has_left(tmp_path: Path) -> None:
     written(tmp_path, OLD)
     killed(claiming(tmp_path, "(folder / 'config.yaml').write_text('new')"))
     assert "result.json" not in content(tmp_path)
-    assert content(paths.settled(tmp_path)) == OLD, "a command that reads"
+    with pytest.raises(RequestError, match="kept no checkpoint"):  # none with a record
+        hvdkit.export(tmp_path, tmp_path.parent / "w.safetensors")
+    assert content(tmp_path) == OLD, "a command that reads"
     killed(claiming(tmp_path, "(folder / 'config.yaml').write_text('new')"))
     with pytest.raises(RequestError, match="not empty"), paths.claimed(tmp_path, overwrite=False):
         pytest.fail("it would be lost")
@@ -373,3 +377,70 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert int(done.stdout) < 2**15, "more than 32 MiB"
     assert path.read_bytes() == text * 20_000
     assert (tmp_path / "metrics.csv").read_text().count("\n") == 20_001
+
+
+def test_the_next_agent_removes_the_temporary_files_of_a_killed_one_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    for name in ("hvdkit-rank-0", "hvdkit-worker-localhost-4-0", "hvdkit-rank-1", "other"):
+        written(tmp_path, {f"{name}-{dead.pid}/a/b": "x"})
+    (tmp_path / f"hvdkit-rank-2-{dead.pid}").symlink_to(tmp_path / f"other-{dead.pid}")
+    written(tmp_path, {f"hvdkit-rank-3-{os.getppid()}/a": "x"})
+    in_a_container = scratch._locked(tmp_path / f"hvdkit-rank-1-{dead.pid}")  # where it has another number
+    mine = scratch.Scratch("rank-0")
+    mine.remove_those_of_the_dead()
+    mine.remove_those_of_the_dead()
+    left = {f"other-{dead.pid}", f"hvdkit-rank-1-{dead.pid}", f"hvdkit-rank-2-{dead.pid}",
+            f"hvdkit-rank-3-{os.getppid()}"}  # fmt: skip
+    assert mine.path is not None
+    assert {path.name for path in tmp_path.iterdir()} == left | {mine.path.name}
+    mine.remove()
+    os.close(in_a_container)
+    assert {path.name for path in tmp_path.iterdir()} == left and (tmp_path / f"other-{dead.pid}" / "a" / "b").exists()
+
+
+def test_segments_of_ended_loaders_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "_SHARED", str(tmp_path))
+    with subprocess.Popen(["true"]) as dead:
+        dead.wait()
+    kept = {f"mx_{os.getpid():x}_1", f"torch_{os.getpid()}_1", "mx_zz_1", "torch", f"psm_{dead.pid}_1"}
+    written(tmp_path, dict.fromkeys({*kept, f"mx_{dead.pid:x}_1", f"torch_{dead.pid}_9_0"}, ""))
+    scratch.remove_segments({os.getpid()})
+    assert len(content(tmp_path)) == len(kept) + 2
+    scratch.remove_segments({os.getpid(), dead.pid})
+    assert content(tmp_path).keys() == kept
+
+
+SEMAPHORES = """
+import multiprocessing, os, signal, sys, time
+from pathlib import Path
+def wait(event):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Path(sys.argv[1]).write_text(" ".join(p.split("/")[-1] for p in open("/proc/self/maps") if "sem.mp-" in p))
+    time.sleep(600)
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    spawn = multiprocessing.get_context("spawn")
+    event = spawn.Event()
+    spawn.Process(target=wait, args=(event,)).start()
+    time.sleep(600)
+"""
+
+
+def test_no_semaphore_of_a_killed_program_stays(tmp_path: Path) -> None:
+    """As of horovodrun, whose parts wait for each other's events."""
+    (tmp_path / "program.py").write_text(SEMAPHORES)
+    agent = ROOT / "hvdkit" / "launch" / "agent" / "rank_agent.py"
+    words = [agent, "horovodrun", tmp_path, "0.2", "0", sys.executable, tmp_path / "program.py", tmp_path / "names"]
+    with subprocess.Popen([sys.executable, *map(str, words)], stdout=subprocess.PIPE) as process:
+        deadline = time.monotonic() + hygiene.patience(60)
+        while not (tmp_path / "names").exists() or not (names := (tmp_path / "names").read_text().split()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert len(names) > 3 and all(Path("/dev/shm", name).exists() for name in names)
+        process.terminate()
+        process.wait(timeout=hygiene.patience(60))
+    assert not [name for name in names if Path("/dev/shm", name).exists()]

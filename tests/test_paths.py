@@ -117,6 +117,13 @@ def test_what_a_killed_command_had_replaced_is_protected(tmp_path: Path) -> None
     assert content(tmp_path) == {}
 
 
+@pytest.mark.parametrize("name", ["new\nline", "\x1b[2J", "a\tb", "\x9b31m"])
+def test_a_folder_has_no_control_characters(name: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError) as refusal, paths.claimed(tmp_path / name, overwrite=False):
+        pytest.fail("other programs read its name")
+    assert str(refusal.value).isprintable() and not list(tmp_path.iterdir())
+
+
 def test_a_tilde_is_the_home_folder_in_every_option_and_key(
     inside: Hvdkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,7 +109,7 @@ def evaluate(
     from hvdkit.commands import evaluate as evaluate_
     from hvdkit.launch.placement import Placement
 
-    found = locate(Path(checkpoint))
+    found = locate(paths.settled(Path(checkpoint)))
     placement = Placement(operator.index(np), launcher=launcher, stall_timeout_s=stall_timeout)
     plan = evaluate_.plan(found, texts("overrides", overrides), framework, placement, OVERRIDES_FROM.get())
     if out and paths.lies_in(found, Path(out)):
@@ -136,7 +136,7 @@ def predict_images(
     """
     from hvdkit.commands import predict_images as predict_images_
 
-    request = predict_images_.check(Path(checkpoint), as_paths(images), framework, operator.index(top))
+    request = predict_images_.check(paths.settled(Path(checkpoint)), as_paths(images), framework, operator.index(top))
     say(request.left_out)
     inputs = [Path(checkpoint), *as_paths(images)]
     with claimed(Path(out), overwrite, inputs=inputs) if out else nullcontext() as folder:
@@ -161,7 +161,7 @@ def generate(
     """
     from hvdkit.commands import generate as generate_
 
-    request = generate_.check(Path(checkpoint), prompt, framework, operator.index(tokens))
+    request = generate_.check(paths.settled(Path(checkpoint)), prompt, framework, operator.index(tokens))
     with claimed(Path(out), overwrite, inputs=[Path(checkpoint)]) if out else nullcontext() as folder:
         found = generate_.run(request, folder, average)
         return found.at(folder) if folder else found
@@ -176,7 +176,7 @@ def export(checkpoint: PathLike, out: PathLike, *, average: bool = True, overwri
     from hvdkit.checkpoint.snapshots import locate
     from hvdkit.commands import export as export_
 
-    plan = export_.plan(locate(Path(checkpoint)), Path(out), overwrite, average)
+    plan = export_.plan(locate(paths.settled(Path(checkpoint))), Path(out), overwrite, average)
     export_.run(plan)
     return plan.out
 

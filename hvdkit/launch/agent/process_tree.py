@@ -32,6 +32,20 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def trackers(pids: list[int]) -> set[int]:
+    """Those that are resource trackers of Python's multiprocessing.
+
+    One ends by itself once the processes that it serves are gone, and removes their semaphores and shared memory, which
+    would stay in /dev/shm for ever.
+    """
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(pid)
+    return found
+
+
 def kill(pids: list[int]) -> None:
     """Send SIGKILL to the processes that are still there."""
     for pid in pids:

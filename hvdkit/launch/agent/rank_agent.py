@@ -49,8 +49,9 @@ if not __package__:
     sys.path.append(str(Path(__file__).resolve().parents[3]))
 
 from hvdkit.launch.agent.link_monitor import LinkMonitor
-from hvdkit.launch.agent.process_tree import descendants, kill
+from hvdkit.launch.agent.process_tree import descendants, kill, trackers
 from hvdkit.launch.agent.reports import HOME, MARK, Reports, write_line
+from hvdkit.launch.agent.scratch import Scratch, remove_segments
 from hvdkit.launch.agent.shell_rank import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, exit_status, prctl, step_aside
 from hvdkit.launch.agent.stalls import StallReader
 from hvdkit.launch.agent.watchdog import Watchdog
@@ -96,12 +97,13 @@ class RankAgent:
         self.folder = folder
         self.log_path = folder / f"{reports.name}.log"
         self.failure_path = folder / f"{reports.name}.failure.json"
-        self.scratch: Path | None = None  # for temporary files
+        self.scratch: Scratch | None = None  # for temporary files
         self.log_error: str | None = None
         self.log = -1
         self.tail = b""
         self.unfinished_line = b""
         self.child = 0
+        self.below: set[int] = set()  # processes that were left behind
         self.stop_requests = 0
         self.outside = False  # a signal asked to stop, and not the launcher, which would half-close the connection
         self.stopped_at: float | None = None
@@ -124,7 +126,8 @@ class RankAgent:
         try:
             process = self._start(command)
         except OSError as error:
-            self._remove_scratch()
+            if self.scratch is not None:
+                self.scratch.remove()
             self._keep(f"{command[0]}: cannot be started: {error.strerror}\n".encode())
             self.reports.send("ended", **self._how_it_ended(127 << 8, time.monotonic()))
             return 127
@@ -135,6 +138,8 @@ class RankAgent:
         self.reports.send("started", pid=self.child)
         if self.mirror is not None:
             self.mirror.start()
+        if self.scratch is not None:
+            self.scratch.remove_those_of_the_dead()
         status, ended_at = self._wait()
         process.returncode = exit_status(status)  # reaped here, not by Popen
         self._read_output()
@@ -146,7 +151,8 @@ class RankAgent:
             leftover.unlink()
         for suffix in (".beat", ".stack"):
             self.log_path.with_suffix(suffix).unlink(missing_ok=True)
-        self._remove_scratch()
+        if self.scratch is not None:
+            self.scratch.remove()
         if self.mirror is not None and (fault := self.mirror.finish()):
             self.reports.send("not home", fault=fault)
         self.reports.send("left")
@@ -198,8 +204,8 @@ class RankAgent:
                 os._exit(1)
 
         if self.reports.rank is not None:
-            self._make_scratch()
-        temporary = {"TMPDIR": str(self.scratch)} if self.scratch else {}
+            self.scratch = Scratch(self.reports.name)
+        temporary = {"TMPDIR": str(self.scratch.path)} if self.scratch and self.scratch.path else {}
         self.output, theirs = os.pipe()
         os.set_blocking(self.output, False)
         try:
@@ -253,20 +259,6 @@ class RankAgent:
             if name.isalpha():
                 (self.folder / name).touch()
 
-    def _make_scratch(self) -> None:
-        """A new folder below TMPDIR; none where it cannot be made."""
-        folder = Path(os.environ.get("TMPDIR") or "/tmp").absolute() / f"hvdkit-{self.reports.name}-{os.getpid()}"
-        # A full disk, or no such folder: the rank finds another one, or reports what is missing.
-        with contextlib.suppress(OSError):
-            folder.mkdir(mode=0o700)
-            self.scratch = folder
-
-    def _remove_scratch(self) -> None:
-        if self.scratch is not None:
-            import shutil  # here: no rank waits for its import
-
-            shutil.rmtree(self.scratch, ignore_errors=True)
-
     def _timeout_ms(self) -> float | None:
         """How long to wait for events before the next thing to do by the clock."""
         due = [] if self.kill_at is None else [self.kill_at]
@@ -292,7 +284,8 @@ class RankAgent:
         if self.stopped_at is not None and (self.stop_requests or overdue):
             self.kill_at = None
             self.stop_requests = 0
-            kill(descendants(os.getpid()))
+            left = descendants(os.getpid())
+            kill([pid for pid in left if pid not in trackers(left)])
 
     def _reap(self) -> int | None:
         """Collect ended children, adopted ones too; the command's waitpid status once it is among them."""
@@ -313,12 +306,14 @@ class RankAgent:
         while time.monotonic() < give_up:
             self._reap()
             left = descendants(os.getpid())
+            self.below.update(left)
             if not left:
-                return
-            if time.monotonic() >= patience:
-                kill(left)
+                break
+            if time.monotonic() >= patience:  # trackers remove what the others leave, and end after them
+                kill(left if time.monotonic() >= patience + 1.0 else [pid for pid in left if pid not in trackers(left)])
             self._read_output()
             time.sleep(0.01)
+        remove_segments({self.child} | self.below)
 
     def _how_it_ended(self, status: int, ended_at: float) -> dict[str, object]:
         """The facts of the end, as reported. Times are in seconds of this machine's monotonic clock."""
