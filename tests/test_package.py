@@ -134,7 +134,7 @@ ROOMS = [  # from the top down: a room uses those below it
     *("adapters", "checkpoint", "strategies", "core", "tasks", "data", "recipe", "results", "runtimes"),
 ]
 GROUND = {f"hvdkit{part}" for part in ("", ".bars", ".defaults", ".errors", ".files", ".paths", ".time_left")}
-GROUND |= {"hvdkit.folder_lock", "hvdkit.replaced"}
+GROUND |= {"hvdkit.folder_lock", "hvdkit.rendezvous", "hvdkit.replaced"}
 
 
 def imports() -> dict[str, set[str]]:

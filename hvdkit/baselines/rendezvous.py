@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import time
-import urllib.error
-import urllib.request
 from multiprocessing.connection import Connection
 
 from hvdkit.errors import RequestError, RunError
+from hvdkit.rendezvous import ask
 
 _HOST, _TIMEOUT_S, _PAUSE_S = "127.0.0.1", 120.0, 0.05
-_URL = "http://{address}:{port}/hvdkit/meeting"
+_PATH = "/hvdkit/meeting"
 
 
 class Rendezvous:
@@ -83,27 +82,20 @@ def _connection(peer: socket.socket) -> Connection:
     return Connection(peer.detach())
 
 
-def _ask(published: bytes | None = None) -> bytes:
-    """Look up on the launcher's server what rank 0 has published, or publish it."""
+def _ask(published: bytes | None = None) -> bytes | None:
+    """Look up on the launcher's server what rank 0 has published (None: nothing yet), or publish it."""
     address, port = (os.environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}") for name in ("ADDR", "PORT"))
     if not (address and port):
         raise RequestError("--rival: expected Horovod's rendezvous server; start it by `hvdkit train` or `compare`")
-    url = _URL.format(address=address, port=port)
-    request = urllib.request.Request(url, data=published, method="GET" if published is None else "PUT")
-    # Without the environment's proxy, which cannot reach this machine's ports.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=10) as answer:
-        return bytes(answer.read())
+    return ask(address, int(port), "GET" if published is None else "PUT", _PATH, published or b"", timeout_s=10)
 
 
 def _look_up() -> str:
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
         try:
-            return _ask().decode()
-        except urllib.error.HTTPError as error:
-            if error.code != 404:  # not published yet
-                raise
+            if (found := _ask()) is not None:
+                return found.decode()
         except TimeoutError:
             pass
         if time.monotonic() > deadline:

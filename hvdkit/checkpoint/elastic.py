@@ -23,12 +23,12 @@ from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.core.heartbeat import WAITING, Heartbeat, first_line, lost_a_peer
 from hvdkit.core.seam import Adapter
 from hvdkit.errors import RunError, Stopped
+from hvdkit.rendezvous import ask
 from hvdkit.results.train import Recovery
 
 T = TypeVar("T")
 ANSWER_S = 60.0  # for the driver to answer: it is busy where there are thousands of ranks
 NOTICE_S = 1.0  # for a rank to notice a loss by its connections before they are closed
-MOST_BYTES = 2**24
 AGAIN = 75  # the exit status of a rank that could not connect (launch/launchers/elastic_rounds.py)
 _HEAD = struct.Struct("<Q")
 # What is known of a round under Horovod's own driver, as of plain `horovodrun`: ranks outlive a loss there too.
@@ -152,20 +152,15 @@ class Driver:
 
     def _ask(self, method: str, path: str, body: str | None = None) -> dict[str, Any] | None:
         """The answer; None where the driver knows of no such thing."""
-        connection = http.client.HTTPConnection(*self._at, timeout=ANSWER_S)
         try:
-            connection.request(method, f"/{path}", body or "")
-            answer = connection.getresponse()
-            said = answer.read(MOST_BYTES)
-            if answer.status == http.client.NOT_FOUND:
+            said = ask(*self._at, method, f"/{path}", (body or "").encode(), ANSWER_S)
+            if said is None:
                 return None
             found: dict[str, Any] = json.loads(said or b"{}")
-            if answer.status != http.client.OK or not isinstance(found, dict):
-                raise ValueError(f"status {answer.status}")
+            if not isinstance(found, dict):
+                raise ValueError("expected an object of JSON")
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise RunError(f"the elastic driver does not answer any more: {error}; see logs/") from error
-        finally:
-            connection.close()
         return found
 
 

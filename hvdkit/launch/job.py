@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hvdkit.core.heartbeat import STOP
@@ -13,6 +14,7 @@ from hvdkit.launch.agent import stalls
 from hvdkit.launch.agent.mirror import MARK
 from hvdkit.launch.hosts import Host, place
 from hvdkit.launch.slots import Slot
+from hvdkit.rendezvous import SECRET
 
 Tick = Callable[[], None]  # called ten times a second while ranks run; what it raises ends them
 
@@ -47,6 +49,7 @@ class Job:
     asked, by a file in `log_dir`, to end by themselves within `preemption_grace_s` seconds.
     With `elastic` the job survives lost ranks, and new ones join; it starts with `np`.
     Where a host does not see `home`, the folder that ranks write into, its agents fetch its files and send theirs back.
+    `secret` is the key of its rendezvous server.
     A rank without progress for `stall_timeout_s` seconds ends the job; with 0 it waits for ever. Where ranks have only
     lost another one, that one has `settle_s` seconds to end by itself, so that its own error is known.
     """
@@ -63,6 +66,7 @@ class Job:
     preemption_grace_s: float = 0.0
     elastic: Elastic | None = None
     home: Path | None = None
+    secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
 
     @property
     def here(self) -> bool:
@@ -93,6 +97,7 @@ class Job:
             **os.environ,
             **self.environment,
             "PYTHONUNBUFFERED": "1",
+            SECRET: self.secret,
             "HVDKIT_RANK_DIR": str(self.log_dir.absolute()),
         }
 

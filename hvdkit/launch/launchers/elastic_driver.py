@@ -39,6 +39,7 @@ if __name__ == "__main__":
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 from hvdkit.launch.agent.reports import Reports
+from hvdkit.launch.agent.task import VARIABLE
 from hvdkit.launch.launchers.elastic_places import Cluster, Local
 from hvdkit.launch.launchers.elastic_rounds import Place, Rounds, Worker
 from hvdkit.launch.slots import Slot, horovod_environment
@@ -253,9 +254,7 @@ def create_rendezvous_handler(driver: Driver) -> type[RendezvousHandler]:
 
 
 class Rendezvous(RendezvousHTTPServer):
-    """Horovod's server with a longer queue, at an address of one's own."""
-
-    request_queue_size = 1024
+    """Horovod's server, at an address of one's own."""
 
     def __init__(self, address: str) -> None:
         super().__init__((address, 0), RendezvousHandler, False)
@@ -266,7 +265,8 @@ def main() -> None:
     settings, command = json.loads(sys.argv[1]), sys.argv[2:]
     cluster = settings["cluster"]
     places = Cluster(command) if cluster else Local(settings, command)
-    server = Rendezvous("0.0.0.0" if cluster else places.address)
+    ways = json.loads(os.environ[VARIABLE])["addresses"] if cluster else [places.address]
+    server = Rendezvous(ways[0] if len(ways) == 1 else "0.0.0.0")
     driver = Driver(server, places, settings["min_np"], settings["max_np"], rename=not cluster)
     server.RequestHandlerClass = create_rendezvous_handler(driver)
     threading.Thread(target=server.serve_forever, daemon=True).start()

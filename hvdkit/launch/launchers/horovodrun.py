@@ -15,7 +15,6 @@ from hvdkit.launch.launchers import elastic
 from hvdkit.launch.supervise import supervise
 
 PROGRAM = Path(__file__).with_name("horovodrun_program.py")
-_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@%=:,-]*")
 
 
@@ -42,7 +41,8 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
     prepare(job)
     command = _command(job)
     with home.served(job, [host.name for host in job.hosts if not host.here]) as of_home:
-        launcher = AgentCommand(None, command, _environment(job) | of_home)
+        environment = {**job.base_environment(), "HVDKIT_LAUNCHER": "horovodrun"}
+        launcher = AgentCommand(None, command, environment | of_home)
         if job.elastic is not None:
             elastic.supervise(job, launcher, on_tick)
         else:
@@ -74,9 +74,3 @@ def _places(job: Job) -> list[str]:
     if here:
         bounds += ["--network-interfaces", "lo"]  # else it waits for a second host, to find one that both have
     return ["--host-discovery-script", asked, *bounds]
-
-
-def _environment(job: Job) -> dict[str, str]:
-    """horovodrun passes its environment on; it quotes the values for the shell, but not the names."""
-    environment = {**job.base_environment(), "HVDKIT_LAUNCHER": "horovodrun"}
-    return {name: value for name, value in environment.items() if _PLAIN_NAME.fullmatch(name)}

@@ -18,16 +18,10 @@ from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 
-class Server(RendezvousHTTPServer):
-    """Horovod's server with a longer queue: many ranks connect at once, and retry only three times."""
-
-    request_queue_size = 1024
-
-
 def main() -> None:
     """Serve the ranks that the command line describes."""
     address, hosts, np = sys.argv[1:]
-    server = Server((address, 0), RendezvousHandler, False)
+    server = RendezvousHTTPServer((address, 0), RendezvousHandler, False)
     server.init(get_host_assignments(parse_hosts(hosts), int(np)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_address[1], flush=True)
