@@ -268,8 +268,9 @@ while True:
 LISTENING = """
 import os, psutil, horovod.torch as hvd
 hvd.init()
-import horovod.torch.elastic
 from horovod.common.elastic import notification_manager
+if "HOROVOD_ELASTIC" in os.environ:
+    notification_manager.init()
 for each in psutil.net_connections("tcp"):
     if each.status == "LISTEN" and each.pid in (os.getpid(), *(parent.pid for parent in psutil.Process().parents())):
         print("listens at", each.laddr.ip, flush=True)

@@ -182,7 +182,8 @@ while arguments[0].startswith("-") or host is None:
         del arguments[:2]
     else:
         host = arguments.pop(0)
-child = subprocess.Popen(["/bin/sh", "-c", " ".join(arguments)], env={{"FAR_HOST": host}}, stdin=subprocess.DEVNULL,
+assert "planted" not in str(sys.argv) and "SECRET" not in str(sys.argv)
+child = subprocess.Popen(["/bin/sh", "-c", " ".join(arguments)], env={{"FAR_HOST": host}},
                          stdout=subprocess.PIPE, start_new_session=True)
 while data := child.stdout.read1():
     sys.stdout.buffer.write(data)
@@ -196,7 +197,8 @@ def test_a_rank_on_another_host(tmp_path: Path, mark: str, python: str, monkeypa
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))  # horovodrun notes there for an hour that a host was reached
-    script = "print(os.environ.get('FAR_HOST')); sys.exit(3) if rank == 1 else hang()"
+    monkeypatch.setenv("MY_TOKEN", "planted $(id) 'value'\n")
+    script = "print(os.environ.get('FAR_HOST'), repr(os.environ['MY_TOKEN'])); sys.exit(3) if rank == 1 else hang()"
     asked = job(tmp_path / "logs", script, mark, python)
     hosts = parse_hosts("localhost:1,far-host.invalid:1", 2)
     placed = horovodrun._places
@@ -204,7 +206,8 @@ def test_a_rank_on_another_host(tmp_path: Path, mark: str, python: str, monkeypa
     with pytest.raises(RankFailure) as caught:
         LAUNCHERS["horovodrun"].run(replace(asked, hosts=hosts))
     assert (caught.value.rank, caught.value.host, caught.value.exit_code) == (1, "far-host.invalid", 3)
-    assert str(caught.value).endswith("    far-host.invalid")
+    token = os.environ["MY_TOKEN"]
+    assert str(caught.value).endswith(f"    far-host.invalid {token!r}")
 
 
 def test_an_interpreter_without_horovod(tmp_path: Path, mark: str, launcher: str) -> None:

@@ -211,7 +211,9 @@ def _run(framework: str, request: BenchRequest, out: Path, heartbeat: Heartbeat)
     rate = copy_rate(adapter) if topology.device == "cpu" else None
     hosts = adapter.allgather_object(os.environ.get("HOROVOD_HOSTNAME", "localhost"), name="bench.hosts")
     if topology.is_root:
-        settings = {key: value for key, value in os.environ.items() if key.startswith("HOROVOD_")}
+        settings = {
+            key: value for key, value in os.environ.items() if key.startswith("HOROVOD_") and "SECRET" not in key
+        }
         report = {
             "hosts": hosts,
             "device": topology.device,
