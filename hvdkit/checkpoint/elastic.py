@@ -285,8 +285,8 @@ def run_until_done(adapter: Adapter, attempt: Callable[[Commits], T], heartbeat:
             if not lost_a_peer(error):
                 raise
             print(f"another rank is gone: {first_line(error)}", flush=True)
-        heartbeat.beat(WAITING)
-        driver.leave()
+        heartbeat.beat("leaving the other ranks")
         with contextlib.suppress(Exception):  # shutdown may fail because its peers are gone
             adapter.shutdown()
+        driver.leave()
         close_peer_sockets()
