@@ -311,6 +311,8 @@ def test_wrong_requests_are_told_in_one_line(inside: Hvdkit, arguments: list[str
             "#!/bin/sh\necho localhost:1; echo host.invalid:2",
             "host.invalid: not this machine; use --launcher horovodrun",
         ),
+        ("#!/bin/sh\nexec yes localhost:2", "it prints more than 1 MiB; expected host:slots a line, and an end"),
+        ("#!/bin/sh\necho localhost:999999", "slots on this machine, 64 a core, got 999999"),
         ("#!/nowhere/sh\n", "cannot be run (No such file or directory); expected #! and an interpreter first"),
     ],
 )

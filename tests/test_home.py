@@ -16,6 +16,7 @@ from typing import Any
 import hygiene
 import pytest
 
+from hvdkit.handshake import connect
 from hvdkit.launch import home
 from hvdkit.launch.agent import mirror
 from hvdkit.launch.agent.reports import HOME
@@ -259,8 +260,11 @@ place.write_text("x")
         ("MOVE", "/config.yaml", {mirror.DESTINATION: "../new"}),
         ("MOVE", "/config.yaml", {mirror.DESTINATION: "/tmp/new"}),
         ("LINK", "/best", {mirror.TARGET: "../../secret"}),
-        ("GET", "/config.yaml", {mirror.SECRET: "wrong"}),
-        ("PUT", "/config.yaml", {mirror.SECRET: ""}),
+        ("GET", "/link", {}),
+        ("PUT", "/link", {mirror.OFFSET: "0"}),
+        ("GET", "/fifo", {}),
+        ("DELETE", "/", {}),
+        ("MOVE", "/config.yaml", {mirror.DESTINATION: ""}),
         ("PUT", "/config.yaml", {"Content-Length": str(2**60)}),
         ("PUT", "/config.yaml", {mirror.OFFSET: "x"}),
     ],
@@ -268,10 +272,14 @@ place.write_text("x")
 def test_nothing_else_is_answered(away: Away, verb: str, path: str, headers: dict[str, str]) -> None:
     (away.home.parent / "secret").write_text("hidden")
     (away.home / "leads-out").symlink_to(away.home.parent)
-    connection = http.client.HTTPConnection("127.0.0.1", away.facts["port"], timeout=hygiene.patience(10))
-    connection.request(verb, path, headers={mirror.SECRET: away.facts["secret"], "Content-Length": "0", **headers})
+    (away.home / "link").symlink_to(away.home.parent / "secret")
+    os.mkfifo(away.home / "fifo")
+    connection = http.client.HTTPConnection("127.0.0.1")
+    connection.sock = connect("127.0.0.1", away.facts["port"], away.facts["secret"], hygiene.patience(10))
+    connection.request(verb, path, headers={"Content-Length": "0", **headers})
     answer = connection.getresponse()
     assert (answer.status, b"hidden" in answer.read()) == (500, False)
     connection.close()
     assert {path.name for path in away.home.parent.iterdir()} == {"home", "secret"}
     assert (away.home / "config.yaml").read_text() == "name: x\n"
+    assert (away.home.parent / "secret").read_text() == "hidden"

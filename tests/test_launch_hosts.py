@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 
+import hygiene
 import pytest
 
 from hvdkit.errors import RequestError
-from hvdkit.launch.hosts import Host, Slot, parse_hosts, place
+from hvdkit.launch import hosts
+from hvdkit.launch.hosts import Host, Slot, discovered, parse_hosts, place
 
 
 def test_without_hosts_all_ranks_are_here() -> None:
@@ -102,3 +107,31 @@ def test_placement_leaves_spare_slots_empty() -> None:
         ("b", 1, 2),
     ]
     assert [(slot.cross_rank, slot.cross_size) for slot in slots] == [(0, 2), (1, 2), (0, 1)]
+
+
+def test_a_discovery_script_is_bounded_in_time_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it leaves a program in the background that holds its output open."""
+    script = tmp_path / "discover"
+
+    def asked(text: str) -> list[Host]:
+        script.write_text(f"#!/bin/sh\n{text}\n")
+        script.chmod(0o755)
+        return discovered(script, here=True)
+
+    begin = time.monotonic()
+    left = tmp_path / "left"
+    assert asked(f"sleep 600 & echo $! >{left}; echo localhost:2; echo localhost:1") == [Host("localhost", 1)]
+    os.kill(int(left.read_text()), signal.SIGKILL)
+    assert asked("") == []
+    assert time.monotonic() < begin + hygiene.patience(60)
+    monkeypatch.setattr(hosts, "_DISCOVERY_S", 1.0)
+    for text, told in {
+        "yes localhost:2": "prints more than 1 MiB",
+        "yes >&2": "prints more than 1 MiB",
+        "sleep 600": "expected it to end within 1 s",
+        "while :; do echo localhost:1; sleep 0.1; done": "expected it to end within 1 s",
+        "exec >&- 2>&-; sleep 600": "expected it to end within 1 s",
+    }.items():
+        with pytest.raises(RequestError, match=told) as caught:
+            asked(text)
+        assert len(str(caught.value).splitlines()) == 1

@@ -133,7 +133,10 @@ ROOMS = [  # from the top down: a room uses those below it
     ),
     *("adapters", "checkpoint", "strategies", "core", "tasks", "data", "recipe", "results", "runtimes"),
 ]
-GROUND = {f"hvdkit{part}" for part in ("", ".bars", ".defaults", ".errors", ".files", ".paths", ".time_left")}
+GROUND = {
+    f"hvdkit{part}"
+    for part in ("", ".bars", ".defaults", ".errors", ".files", ".handshake", ".paths", ".programs", ".time_left")
+}
 GROUND |= {"hvdkit.folder_lock", "hvdkit.rendezvous", "hvdkit.replaced"}
 
 

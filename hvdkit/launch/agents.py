@@ -12,6 +12,7 @@ from typing import Any
 
 from hvdkit.core.heartbeat import DISK, STOP, WAITING
 from hvdkit.errors import RunError
+from hvdkit.handshake import Listener
 from hvdkit.launch import home
 from hvdkit.launch.agent_command import LAUNCHER_GRACE_S, AgentCommand, agent_command
 from hvdkit.launch.clocks import Clocks
@@ -19,7 +20,6 @@ from hvdkit.launch.diagnosis import exits
 from hvdkit.launch.diagnosis.hangs import Hang
 from hvdkit.launch.diagnosis.stalls import Stall
 from hvdkit.launch.job import SETTLE_SHARE, Job, Tick
-from hvdkit.launch.listener import Listener
 from hvdkit.launch.streams import Stream, Streams
 from hvdkit.launch.termination import caught_signals
 
@@ -113,7 +113,7 @@ class Agents:
     @property
     def running(self) -> bool:
         """Whether an agent is still connected."""
-        return self._streams.any_known
+        return self._streams.any
 
     @property
     def must_stop(self) -> bool:

@@ -1,7 +1,7 @@
 """Results come home: while a job runs, its agents on other hosts read and write the run's folder over HTTP.
 
 An agent on a host that does not see the folder fetches what it needs, and sends back what its rank writes
-(agent/mirror.py). Only what has the job's secret is answered, and nothing outside the folder is touched.
+(agent/mirror.py). Only who knows the job's secret is answered, and nothing outside the folder is touched.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from hvdkit.launch.agent.interfaces import ways_from
-from hvdkit.launch.agent.mirror import AWAY, DESTINATION, MARK, OFFSET, SECRET, TARGET
+from hvdkit.files import open_regular
+from hvdkit.handshake import Listener
+from hvdkit.launch.agent.interfaces import listening
+from hvdkit.launch.agent.mirror import AWAY, DESTINATION, MARK, OFFSET, TARGET
 from hvdkit.launch.agent.reports import HOME
 from hvdkit.launch.job import Job
 
@@ -34,26 +37,25 @@ _TIMEOUT_S = 60.0
 def served(job: Job, peers: Sequence[str]) -> Iterator[dict[str, str]]:
     """Serve the job's folder to the agents on `peers` (names or addresses); yields variables for their environment.
 
-    Nothing is served where all ranks run here, now and later.
+    Nothing is served where all ranks run here, now and later. Hosts of an elastic run have to see the folder: nothing
+    is served there either, and an agent only finds out whether its host does.
     """
     if job.home is None or (job.here and job.elastic is None):
         yield {}
         return
     (job.home / AWAY).unlink(missing_ok=True)  # the folder is no copy of another host's any more
-    secret, mark = secrets.token_hex(16), f"{MARK}{secrets.token_hex(8)}"
-    server = _Server(job.home, secret)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
-    thread.start()
-    seen = job.log_dir / mark  # an agent that finds this file sees the folder itself
+    seen = job.log_dir / f"{MARK}{secrets.token_hex(8)}"  # an agent that finds this file sees the folder itself
+    facts = {"folder": str(job.home.absolute()), "mark": str(seen.absolute())}
     try:
         seen.touch()
-        facts = {"folder": str(job.home.absolute()), "mark": str(seen.absolute()), "secret": secret,
-                 "addresses": ways_from(peers), "port": server.server_port}  # fmt: skip
-        yield {HOME: json.dumps(facts)}
+        if job.elastic is not None:
+            yield {HOME: json.dumps(facts)}
+            return
+        own, addresses = listening(peers)
+        with Listener(own) as listener, _answering(listener, job.home.resolve()):
+            way = {"secret": listener.secret, "addresses": addresses, "port": listener.port}
+            yield {HOME: json.dumps({**facts, **way})}
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
         seen.unlink(missing_ok=True)
 
 
@@ -62,15 +64,27 @@ def complain(rank: str, host: str, fault: str) -> None:
     print(f"{rank} on {host}: not all of its files came home: {fault}", file=sys.stderr, flush=True)
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+@contextlib.contextmanager
+def _answering(listener: Listener, folder: Path) -> Iterator[None]:
+    """Answer all that the listener admits, each in a thread."""
+    over = threading.Event()
 
-    def __init__(self, folder: Path, secret: str) -> None:
-        super().__init__(("0.0.0.0", 0), _Handler)
-        self.folder, self.secret = folder.resolve(), secret
+    def answer(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:  # an agent that ends while it is answered is no news
+            _Handler(connection, folder)
 
-    def handle_error(self, *_: Any) -> None:
-        """An agent that ends while it is answered is no news."""
+    def serve() -> None:
+        while not over.is_set():
+            for connection in listener.admit(0.1):
+                threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -78,7 +92,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     timeout = _TIMEOUT_S
-    server: _Server
+
+    def __init__(self, connection: socket.socket, folder: Path) -> None:
+        self.folder = folder
+        super().__init__(connection, None, None)  # type: ignore[arg-type]  # which are not used
 
     def log_message(self, *_: Any) -> None:
         """Nothing: the command line shows the run."""
@@ -86,10 +103,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """A file's content; of the folder itself a list of [path, kind]."""
         with self._answered() as place:
-            if place == self.server.folder:
+            if place == self.folder:
                 self._send(json.dumps(_listed(place)).encode())
                 return
-            with place.open("rb") as file:
+            if place.is_symlink():
+                raise OSError(errno.ELOOP, "expected a file, not a link")
+            with open_regular(place) as file:
                 size = os.fstat(file.fileno()).st_size
                 self._head(200, size)
                 while size > 0 and (part := file.read(min(size, _PART_BYTES))):
@@ -105,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
             place.parent.mkdir(parents=True, exist_ok=True)
             offset = self.headers.get(OFFSET)
             if offset is not None:
-                with place.open("r+b") as file:
+                with os.fdopen(os.open(place, os.O_WRONLY | os.O_NOFOLLOW), "wb") as file:
                     file.seek(int(offset))
                     self._receive(left, file)
                     file.truncate()
@@ -141,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Make a link to a name beside it."""
         with self._answered() as place:
             target = unquote(self.headers[TARGET])
-            self._inside(str(place.parent.relative_to(self.server.folder) / target))
+            self._inside(str(place.parent.relative_to(self.folder) / target))
             making = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
             making.symlink_to(target)
             making.replace(place)
@@ -151,20 +170,18 @@ class _Handler(BaseHTTPRequestHandler):
     def _answered(self) -> Iterator[Path]:
         """The path that is asked for; what goes wrong becomes the answer, and ends the connection."""
         try:
-            if not secrets.compare_digest(self.headers.get(SECRET, "").encode(), self.server.secret.encode()):
-                raise OSError(errno.EACCES, "expected the job's secret")
             yield self._inside(unquote(self.path).lstrip("/"))
         except FileNotFoundError:
             self._send(b"no such file", 404)
         except (OSError, ValueError, TypeError) as error:
-            self.close_connection = True
-            with contextlib.suppress(OSError):
-                self._send((getattr(error, "strerror", None) or str(error)).encode(), 500)
+            self._send((getattr(error, "strerror", None) or str(error)).encode(), 500)
+            raise ConnectionAbortedError from None
 
     def _inside(self, name: str) -> Path:
         """The path of this name in the folder. Raises OSError for one that leaves it, links followed."""
-        place = self.server.folder / name
-        if ".." in place.parts or (name and not place.parent.resolve().is_relative_to(self.server.folder)):
+        place = self.folder / name
+        outside = not place.parent.resolve().is_relative_to(self.folder) if name else self.command != "GET"
+        if ".." in place.parts or outside:
             raise OSError(errno.EACCES, "expected a path inside the folder")
         return place
 

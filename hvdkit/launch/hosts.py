@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import socket
@@ -10,7 +11,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdkit import paths
+from hvdkit import paths, programs
 from hvdkit.errors import Faults, RequestError
 from hvdkit.files import read_bounded
 from hvdkit.launch.slots import Slot, fill
@@ -23,6 +24,7 @@ _HOSTFILE_LINE = re.compile(
     rf"(?P<name>{_NAME.pattern})(:(?P<a>[0-9]{{1,6}}))?( slots ?= ?(?P<b>[0-9]{{1,6}}))?( max[-_]slots ?= ?[0-9]+)?"
 )
 _NAMESPACE = "netns:"
+_DISCOVERY_S = 20.0
 MOST_A_CORE = 64  # ranks; more is a typing error, which would overload the machine
 
 
@@ -122,27 +124,35 @@ def check_here(hosts: list[Host], np: int) -> None:
 def discovered(script: Path, here: bool) -> list[Host]:
     """The hosts that a host discovery script prints now, host:slots a line; `here`: all have to be this machine.
 
-    Raises RequestError where it cannot be run, fails, takes longer than a minute or prints anything else.
+    As to Horovod, a host's last line counts. Raises RequestError where the script cannot be run, fails, takes longer
+    than 20 s or prints anything else, more than 1 MiB, or more slots than this machine can have.
     """
     where = f"--host-discovery-script {script.absolute()}:"
     try:
-        done = subprocess.run([script.absolute()], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+        done = programs.answer([script.absolute()], _DISCOVERY_S)
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise RequestError(f"{where} {error.strerror}; expected host:slots a line, and an end") from None
         raise RequestError(f"{where} cannot be run ({error.strerror}); expected #! and an interpreter first") from error
     except subprocess.TimeoutExpired:
-        raise RequestError(f"{where} expected it to end within a minute, better a second") from None
+        raise RequestError(f"{where} expected it to end within {_DISCOVERY_S:.0f} s, better within one") from None
     if done.returncode != 0:
-        said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
+        said = done.stderr.strip().rpartition("\n")[2][:200]
         raise RequestError(f"{where} failed with status {done.returncode}: {said or 'it said nothing'}")
-    hosts = []
-    for line in done.stdout.decode("utf-8", "replace").splitlines():
+    found: dict[str, Host] = {}
+    for line in filter(None, map(str.strip, done.stdout.splitlines())):
         try:
-            hosts += [_parse_entry(line.strip())] if line.strip() else []
+            host = _parse_entry(line)
+            found[host.name] = host
         except RequestError:
-            raise RequestError(f"{where} expected host:slots a line, got {line.strip()[:80]!r}") from None
+            raise RequestError(f"{where} expected host:slots a line, got {line[:80]!r}") from None
+    hosts = list(found.values())
     others = [host.name for host in hosts if here and not is_this_machine(host.name)]
     if others:
         raise RequestError(f"{where} {', '.join(others)}: not this machine; use --launcher horovodrun")
+    slots, most = sum(host.slots for host in hosts), MOST_A_CORE * len(os.sched_getaffinity(0))
+    if here and slots > most:
+        raise RequestError(f"{where} expected at most {most} slots on this machine, {MOST_A_CORE} a core, got {slots}")
     return hosts
 
 

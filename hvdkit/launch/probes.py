@@ -23,8 +23,9 @@ from hvdkit.launch.launchers.slurm import STEP
 from hvdkit.launch.namespaces import FOLDER
 
 START_S, ANSWER_S = 30.0, 15.0  # a busy host answers late; ssh itself gives up earlier where there is none
-_AGENT = Path(__file__).with_name("agent")
-_MODULES = ("interfaces", "host_probe")
+_PACKAGE = "hvdkit.launch.agent"
+_ROOT = Path(__file__).parents[2]
+_MODULES = ("hvdkit.handshake", f"{_PACKAGE}.interfaces", f"{_PACKAGE}.host_probe")
 _SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8")
 # The first line of standard input is a Python statement, which loads the modules and answers the lines behind it.
 _LOADER = """\
@@ -96,7 +97,7 @@ class Probe:
             self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         except OSError as error:
             raise Unreachable(f"{command[0]}: {error.strerror}", f"install {command[0]}") from None
-        modules = [(f"hvdkit.launch.agent.{name}", (_AGENT / f"{name}.py").read_text()) for name in _MODULES]
+        modules = [(name, (_ROOT / f"{name.replace('.', '/')}.py").read_text()) for name in _MODULES]
         self._send(f"exec({_LOADER.format(modules=modules)!r})")
 
     def ask(self, ask: str, seconds: float = ANSWER_S, **question: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import selectors
 import socket
 import subprocess
@@ -14,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hvdkit.handshake import Listener
 from hvdkit.launch.agent.reports import MARK
-from hvdkit.launch.listener import Listener
 
 _LONGEST_LINE = 2**20  # bytes of a report, and more than any has
 # A machine that has lost its power says no good-bye. 20 s of silence, then four questions.
@@ -31,15 +30,14 @@ _KEEPALIVE = {
 class Stream:
     """What one agent reports: on the standard output of its `process`, or over a `connection`.
 
-    `name` is that of the rank's files; None for a program that starts ranks, and until an agent that has connected says
-    which it is.
+    `name` is that of the rank's files; None for a program that starts ranks, and until an agent that has connected
+    reports its start.
     """
 
     process: subprocess.Popen[bytes] | None = None
     connection: socket.socket | None = None
     name: str | None = None
     buffer: bytes = b""
-    known: bool = True  # False until a connection has shown the listener's secret
 
 
 class Streams:
@@ -50,12 +48,12 @@ class Streams:
         self._selector = selectors.DefaultSelector()
         self._open: list[Stream] = []
         if listener is not None:
-            self._selector.register(listener.socket, selectors.EVENT_READ)
+            self._selector.register(listener, selectors.EVENT_READ)
 
     @property
-    def any_known(self) -> bool:
+    def any(self) -> bool:
         """Whether an agent is still connected."""
-        return any(stream.known for stream in self._open)
+        return bool(self._open)
 
     def add(self, source: Any, stream: Stream) -> None:
         """Read from an agent: `source` is its pipe or its socket."""
@@ -70,8 +68,7 @@ class Streams:
         for key, _ in self._selector.select(timeout_s):
             received = time.monotonic()
             stream: Stream | None = key.data
-            if stream is None:
-                self._accept()
+            if stream is None:  # the listener
                 continue
             try:
                 data = os.read(key.fd, 65536)
@@ -81,16 +78,18 @@ class Streams:
                 data = b""
             *lines, stream.buffer = (stream.buffer + data).split(b"\n")
             for line in lines:
-                report = self._report(stream, line)
+                report = _report(line)
                 if report is not None:
                     yield stream, report, received
-            stranger = bool(lines) and not stream.known
-            if not data or stranger or len(stream.buffer) > _LONGEST_LINE:
+            if not data or len(stream.buffer) > _LONGEST_LINE:
                 self._selector.unregister(key.fileobj)
                 self._open.remove(stream)
                 yield stream, None, received
                 if stream.connection is not None:
                     stream.connection.close()
+        for connection in () if self._listener is None else self._listener.admit():
+            _notice_loss(connection)
+            self.add(connection, Stream(connection=connection))
 
     def send(self, line: str) -> None:
         """Send a line to the agents that are connected over TCP."""
@@ -120,30 +119,18 @@ class Streams:
         asked = (stream for stream in self._open if name in (None, stream.name))
         return [stream.connection for stream in asked if stream.connection is not None]
 
-    def _accept(self) -> None:
-        """Let an agent in that connects."""
-        assert self._listener is not None
-        with contextlib.suppress(OSError):
-            connection, _ = self._listener.socket.accept()
-            connection.setblocking(False)
-            _notice_loss(connection)
-            self.add(connection, Stream(connection=connection, known=False))
 
-    def _report(self, stream: Stream, line: bytes) -> dict[str, Any] | None:
-        """The report in a line; None for anything else, such as the listener's secret."""
-        if not stream.known:
-            assert self._listener is not None
-            stream.known = secrets.compare_digest(line, self._listener.secret.encode())
-            return None
-        _, mark, text = line.decode("utf-8", "replace").partition(MARK)
-        if not mark:
-            return None
-        try:
-            report = json.loads(text)
-            report["clock"] = float(report["clock"])
-            return report if {"name", "event", "rank"} <= report.keys() else None
-        except (ValueError, KeyError, TypeError):
-            return None
+def _report(line: bytes) -> dict[str, Any] | None:
+    """The report in a line; None for anything else."""
+    _, mark, text = line.decode("utf-8", "replace").partition(MARK)
+    if not mark:
+        return None
+    try:
+        report = json.loads(text)
+        report["clock"] = float(report["clock"])
+        return report if {"name", "event", "rank"} <= report.keys() else None
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _notice_loss(connection: socket.socket) -> None:

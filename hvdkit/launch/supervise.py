@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from hvdkit.errors import RunError
+from hvdkit.handshake import Listener
 from hvdkit.launch.agent.link_monitor import DOWN_S
 from hvdkit.launch.agent_command import AgentCommand
 from hvdkit.launch.agents import Agents
@@ -13,7 +14,6 @@ from hvdkit.launch.diagnosis import blame, exits
 from hvdkit.launch.diagnosis.hangs import hang_failure
 from hvdkit.launch.diagnosis.partition import unreachable
 from hvdkit.launch.job import Job, Tick
-from hvdkit.launch.listener import Listener
 
 
 def supervise(job: Job, commands: list[AgentCommand], on_tick: Tick | None, listener: Listener | None = None) -> None:

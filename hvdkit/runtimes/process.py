@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hvdkit.errors import RunError
+from hvdkit.programs import answer
 
 _END_WITH_PARENT = Path(__file__).with_name("end_with_parent.py")
 _SHOWN_LINES = 12
@@ -43,16 +44,10 @@ _PRINT_VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 def output(command: Sequence[str | Path]) -> str | None:
     """What `command` prints; None if it is missing, fails or takes longer than 20 s."""
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=20,
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
+        done = answer(command, 20.0)
     except (OSError, subprocess.SubprocessError):
+        return None
+    if done.returncode != 0:
         return None
     return done.stdout.strip() or done.stderr.strip()
 
@@ -66,18 +61,10 @@ def ask(
     """
     command: list[str | Path] = [python, script, *arguments]
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_ANSWER_S,
-            stdin=subprocess.DEVNULL,
-            env=environment(python) | variables,
-        )
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        if keys <= answer.keys():
-            return answer
+        done = answer(command, _ANSWER_S, environment(python) | variables)
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        if keys <= found.keys():
+            return found
     except OSError as error:
         raise RunError(f"{python}: cannot be run ({error.strerror}); name a Python interpreter") from error
     except subprocess.TimeoutExpired:

@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hvdkit.handshake import Listener, connect
 from hvdkit.launch.agent.interfaces import address_of, mask_of, names
 
 _ANSWER_S = 2.0  # for a connection
@@ -38,15 +39,12 @@ _CHUNK = bytes(2**16)
 
 def main() -> None:
     """Answer questions until standard input closes."""
-    listener = _listen()
-    token = ""
     for line in sys.stdin:
         question = json.loads(line)
         ask = question.pop("ask")
         if ask == "facts":
             token = question.pop("token")
-            threading.Thread(target=_serve, args=(listener, token), daemon=True).start()
-            answer = {**facts(**question), "port": listener.getsockname()[1]}
+            answer = {**facts(**question), "port": _listen(token) if token else 0}
         elif ask == "reach":
             answer = {"ways": [_way(**each) for each in question["ways"]]}
         else:
@@ -190,30 +188,26 @@ def _gpus() -> list[str]:
     return done.stdout.splitlines() if done.returncode == 0 else []
 
 
-def _listen() -> socket.socket:
-    """A port on all addresses, of IPv6 too where there is IPv6."""
-    if socket.has_dualstack_ipv6():
-        try:
-            return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-        except OSError:
-            pass
-    return socket.create_server(("0.0.0.0", 0))
+def _listen(token: str) -> int:
+    """Answer whoever has the token, on all addresses: which of them others reach is the question. Returns the port."""
+    listener = Listener("", token)
+    threading.Thread(target=_serve, args=(listener,), daemon=True).start()
+    return listener.port
 
 
-def _serve(listener: socket.socket, token: str) -> None:
+def _serve(listener: Listener) -> None:
     while True:
-        connection = listener.accept()[0]
-        threading.Thread(target=_answer, args=(connection, token), daemon=True).start()
+        for connection in listener.admit(0.5):
+            threading.Thread(target=_answer, args=(connection,), daemon=True).start()
 
 
-def _answer(connection: socket.socket, token: str) -> None:
-    """Say who this is, send pings back, count all other bytes, and at their end say how many there were."""
+def _answer(connection: socket.socket) -> None:
+    """Send pings back, count all other bytes, and at their end say how many there were."""
     taken = 0
     try:
         with connection:
             connection.settimeout(_PROGRAM_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sendall(token.encode())
             while True:
                 data = connection.recv(2**18)
                 if not data:
@@ -228,22 +222,22 @@ def _answer(connection: socket.socket, token: str) -> None:
 
 
 def _way(address: str, port: int, token: str, seconds: float) -> dict[str, Any]:
-    """Whether `address` is the neighbour's (its `token` says so), how soon it answers, how much a second it takes in.
+    """Whether `address` is the neighbour's (it knows its `token`), how soon it answers, how much a second it takes in.
 
     `seconds` is how long to send; 0 for a ping alone.
     """
     way: dict[str, Any] = {"address": address}
     try:
-        with socket.create_connection((address, port), _ANSWER_S) as line:
+        with connect(address, port, token, _ANSWER_S) as line:
             line.settimeout(_PROGRAM_S)
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if _exactly(line, len(token)).decode("ascii", "replace") != token:
-                return {**way, "fault": "another host has this address"}
             way["source"] = line.getsockname()[0]
             times = [_ping(line) for _ in range(_PINGS)]
             way["latency_us"] = round(1e6 * min(times), 1)
             if seconds:
                 way["mbit_per_s"] = _rate(line, seconds)
+    except PermissionError:
+        way["fault"] = "another host has this address"
     except (OSError, EOFError) as error:
         way["fault"] = getattr(error, "strerror", None) or str(error) or "no answer"
     return way

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import ipaddress
+import os
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 SIOCGIFFLAGS, SIOCGIFADDR, SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B  # linux/sockios.h
 
@@ -69,6 +70,20 @@ def ways_from(others: Iterable[str]) -> list[str]:
     """This machine's addresses, that first from which it reaches the others, by name or address."""
     found = [source_address(other) for other in others]
     return list(dict.fromkeys([*(each for each in found if each and not each.startswith("127.")), *addresses()]))
+
+
+def listening(others: Sequence[str]) -> tuple[str, list[str]]:
+    """Where to listen so that the others, by name or address, reach this machine, and by which of its addresses.
+
+    It is one address where one will do: that of the interface of HOROVOD_GLOO_IFACE, a name or a network, or the one
+    from which this machine reaches all others. Else "", which is all addresses.
+    """
+    asked = os.environ.get("HOROVOD_GLOO_IFACE", "")
+    interface = interface_in(asked) if "/" in asked else asked
+    own = address_of(interface) if interface else None
+    found = [own] if own else [source_address(other) for other in others]
+    usable = list({address for address in found if address and not address.startswith("127.")})
+    return (usable[0], usable) if len(usable) == 1 else ("", ways_from(others))
 
 
 def names() -> list[str]:

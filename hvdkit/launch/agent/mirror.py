@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from hvdkit import handshake
 from hvdkit.launch.agent.reports import HOME
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 MARK = "home-"
 STOP = "stop"  # of core/heartbeat.py
-SECRET, OFFSET, DESTINATION, TARGET = "X-Secret", "X-Offset", "X-Destination", "X-Target"
+OFFSET, DESTINATION, TARGET = "X-Offset", "X-Destination", "X-Target"
 AWAY = ".away"  # in a copy: the mark of its job, once it is complete
 _LOGS, _CHECKPOINTS = "logs", "checkpoints"
 _RESULTS = (_CHECKPOINTS, "tensorboard", "tracking")  # rank 0's
@@ -248,7 +249,7 @@ class Mirror:
     ) -> HTTPResponse:
         """Home's answer; that to GET has to be read. Raises OSError where it refuses, FileNotFoundError among them."""
         connection = self._connection = self._connection or self._connected()
-        sent = {SECRET: self._secret, "Content-Length": str(size), **(headers or {})}
+        sent = {"Content-Length": str(size), **(headers or {})}
         connection.request(verb, f"/{quote(path)}", content, sent)
         answer = connection.getresponse()
         if answer.status == 200 and verb == "GET":
@@ -265,9 +266,10 @@ class Mirror:
         fault: OSError = OSError(None, "no address of the launcher is known")
         for seconds in (1.0, 10.0):
             for address in self._addresses:
-                connection = HTTPConnection(address, self._port, timeout=seconds, blocksize=_PART_BYTES)
+                connection = HTTPConnection(address, self._port, blocksize=_PART_BYTES)
+                connection.auto_open = 0  # it would leave out the handshake
                 try:
-                    connection.connect()
+                    connection.sock = handshake.connect(address, self._port, self._secret, seconds)
                 except OSError as error:
                     fault = OSError(None, f"the launcher at {address}:{self._port}: {error.strerror or error}")
                     continue

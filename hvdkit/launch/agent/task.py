@@ -2,9 +2,8 @@
 
 The task finds its number in the program's variables, and in `HVDKIT_LAUNCH` (JSON) what the launcher says: the
 `program`, the `hosts` (a list of names and slots), `np`, the `addresses` of the launcher's machine, the port of its
-`rendezvous` server, and the port for `reports`, where the first line has to be the `secret`. In an elastic run the
-elastic driver has set Horovod's variables for the worker, with that port: only who is reached how is left to find out.
-
+`rendezvous` server, and the port for `reports` with its `secret` (hvdkit/handshake.py). In an elastic run the elastic
+driver has set Horovod's variables for the worker, with that port: only who is reached how is left to find out.
 Standard library only, and no syntax newer than Python 3.8: see rank_agent.py.
 """
 
@@ -16,6 +15,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+from hvdkit import handshake
 from hvdkit.launch.agent.interfaces import interface_in, interface_of
 from hvdkit.launch.slots import Slot, fill, horovod_environment
 
@@ -33,8 +33,7 @@ def become_rank() -> None:
     """Set Horovod's variables in this process, and lead its standard output to the launcher. Raises NotARank."""
     launch = json.loads(os.environ.pop(VARIABLE))
     slot = None if os.environ.get("HOROVOD_ELASTIC") == "1" else _slot(launch)
-    connection, address = _connected(launch["addresses"], launch["reports"])
-    connection.sendall(launch["secret"].encode() + b"\n")
+    connection, address = _connected(launch["addresses"], launch["reports"], launch["secret"])
     interface = _interface(connection.getsockname()[0], address)
     os.dup2(connection.fileno(), 1)
     connection.close()
@@ -75,12 +74,14 @@ def _slot(launch: dict[str, Any]) -> Slot:
     return slot
 
 
-def _connected(addresses: list[str], port: int) -> tuple[socket.socket, str]:
+def _connected(addresses: list[str], port: int, secret: str) -> tuple[socket.socket, str]:
     """A connection to the first of the launcher's addresses that answers, and this address."""
     faults = []
     for address, seconds in _attempts(addresses):
         try:
-            return socket.create_connection((address, port), seconds), address
+            connection = handshake.connect(address, port, secret, seconds)
+            connection.settimeout(None)
+            return connection, address
         except OSError as error:
             faults.append(f"{address}: {error.strerror or error}")
     raise NotARank(f"the launcher cannot be reached at port {port} of {'; '.join(dict.fromkeys(faults))}")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.errors import RunError
+from hvdkit.handshake import Listener
 from hvdkit.launch.agent_command import AgentCommand
 from hvdkit.launch.agents import Agents
 from hvdkit.launch.diagnosis import blame, exits
@@ -24,7 +25,6 @@ from hvdkit.launch.diagnosis.stalls import open_collectives
 from hvdkit.launch.hosts import is_this_machine
 from hvdkit.launch.job import Job, Tick
 from hvdkit.launch.launchers.elastic_rounds import AGAIN
-from hvdkit.launch.listener import Listener
 
 _DRIVER = Path(__file__).with_name("elastic_driver.py")
 REMOVED = "has been removed from elastic job"  # what a rank prints whose place is gone, before it ends

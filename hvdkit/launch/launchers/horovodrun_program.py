@@ -1,5 +1,5 @@
 """Horovod's `horovodrun`, which starts ranks without first asking whether Horovod has Gloo, and has hvdkit's elastic
-driver (elastic_driver.py) in place of its own.
+driver (elastic_driver.py) in place of its own, and a limit on what a host discovery script may take and print.
 
 usage: python horovodrun_program.py ARGUMENTS...     (horovodrun's own)
 
@@ -13,8 +13,12 @@ import sys
 del sys.path[0]
 # ruff: noqa: E402 - what is imported below must not be found there
 
-from horovod.runner import gloo_run, launch
+from pathlib import Path
 
+from horovod.runner import gloo_run, launch
+from horovod.runner.elastic.discovery import HostDiscoveryScript
+
+from hvdkit.launch.hosts import discovered
 from hvdkit.launch.launchers import elastic_driver
 
 
@@ -24,7 +28,13 @@ def main() -> None:
     launch.gloo_built = lambda verbose=False: True
     gloo_run.ElasticDriver = elastic_driver.Driver
     gloo_run.create_rendezvous_handler = elastic_driver.create_rendezvous_handler
+    HostDiscoveryScript.find_available_hosts_and_slots = _hosts
     sys.exit(launch.run_commandline())
+
+
+def _hosts(script: HostDiscoveryScript) -> dict[str, int]:
+    """The hosts that the script prints now. Where it fails, Horovod keeps those that it has."""
+    return {host.name: host.slots for host in discovered(Path(script._discovery_script), here=False)}
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from hvdkit.launch.agent.interfaces import ways_from
 from hvdkit.launch.hosts import Host, parse_hosts, read_hostfile, shown
 from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import MPI_HOSTFILE, slurm, tasks
+from hvdkit.programs import answer
 
 _TIMEOUT_S = 60.0
 _NAMES_S = 60.0
@@ -58,9 +59,7 @@ def version() -> str:
     if shutil.which("mpirun") is None:
         raise RequestError("--launcher mpirun: mpirun: not found; install Open MPI or MPICH, or load its module")
     try:
-        done = subprocess.run(
-            ["mpirun", "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S
-        )
+        done = answer(["mpirun", "--version"], _TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RequestError(f"--launcher mpirun: `mpirun --version` cannot be run ({error})") from None
     if done.returncode != 0:

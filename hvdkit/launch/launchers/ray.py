@@ -14,6 +14,7 @@ from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import Host, parse_hosts, shown
 from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import tasks
+from hvdkit.programs import answer
 
 _TASKS, _PLACES = (Path(__file__).with_name(name) for name in ("ray_tasks.py", "ray_places.py"))
 _CONNECT_S, _TIMEOUT_S = 5.0, 90.0
@@ -70,7 +71,7 @@ def _nodes() -> list[Host]:
     command = [sys.executable, str(_TASKS), "nodes"]
     try:
         # In a process of its own: Ray starts threads, and changes signals and environment where it is loaded.
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        done = answer(command, _TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise RequestError(
             f"--launcher ray: no answer from the Ray cluster within {_TIMEOUT_S:.0f} s; see `ray status`"

@@ -12,6 +12,7 @@ from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import Host, parse_hosts, shown
 from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import tasks
+from hvdkit.programs import answer
 
 _TIMEOUT_S = 60.0
 
@@ -91,7 +92,7 @@ def _addresses(nodes: list[str]) -> list[str]:
 def _slurm(*command: str) -> str:
     """What a command of Slurm's prints. Raises RequestError where it fails."""
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        done = answer(command, _TIMEOUT_S)
     except OSError as error:
         raise RequestError(
             f"{command[0]}: cannot be run ({error.strerror}); install Slurm's client programs"

@@ -6,13 +6,13 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from hvdkit.handshake import Listener
 from hvdkit.launch import home
-from hvdkit.launch.agent.interfaces import ways_from
+from hvdkit.launch.agent.interfaces import listening
 from hvdkit.launch.agent.task import VARIABLE as VARIABLE
 from hvdkit.launch.agent_command import AgentCommand, agent_command
 from hvdkit.launch.job import Job, Tick
 from hvdkit.launch.launchers import elastic
-from hvdkit.launch.listener import Listener
 from hvdkit.launch.serve import rendezvous
 from hvdkit.launch.supervise import supervise
 
@@ -40,9 +40,10 @@ def run(
     the program's environment. The program goes by its name in messages and logs, or by `program`. Raises as `supervise`
     does.
     """
+    own, addresses = (_HERE, [_HERE]) if job.here else listening(peers)
     with (
-        rendezvous(job, _HERE if job.here else "0.0.0.0") as port,
-        Listener() as listener,
+        rendezvous(job, own or "0.0.0.0") as port,
+        Listener(own) as listener,
         home.served(job, peers) as of_home,
     ):
         base = {**job.base_environment(), **of_home, "HVDKIT_LAUNCHER": launcher}
@@ -52,7 +53,7 @@ def run(
             "program": program or words[0],
             "hosts": [(host.name, host.slots) for host in job.hosts],
             "np": job.np,
-            "addresses": [_HERE] if job.here else ways_from(peers),
+            "addresses": addresses,
             "rendezvous": port,
             "reports": listener.port,
             "secret": listener.secret,
@@ -73,8 +74,9 @@ def run_elastic(
 
     Raises as `elastic.supervise` does.
     """
-    with Listener() as listener, home.served(job, peers) as of_home:
-        launch = {"addresses": ways_from(peers) or [_HERE], "reports": listener.port, "secret": listener.secret}
+    own, addresses = listening(peers)
+    with Listener(own) as listener, home.served(job, peers) as of_home:
+        launch = {"addresses": addresses or [_HERE], "reports": listener.port, "secret": listener.secret}
         environment = {
             **job.base_environment(), **of_home, "HVDKIT_LAUNCHER": launcher, VARIABLE: json.dumps(launch)
         }  # fmt: skip

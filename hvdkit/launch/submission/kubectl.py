@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from hvdkit.errors import RequestError, RunError
+from hvdkit.programs import answer
 
 _TIMEOUT_S = 60.0
 _OBJECT = re.compile(r"[a-z0-9.-]+/[a-z0-9.-]+")
@@ -50,8 +51,6 @@ def _delete(objects: list[str], where: list[str]) -> str:
 def _run(*words: str) -> subprocess.CompletedProcess[str]:
     """Run kubectl. Raises OSError, and RunError where it does not answer."""
     try:
-        return subprocess.run(
-            ["kubectl", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S
-        )
+        return answer(["kubectl", *words], _TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise RunError(f"kubectl gives no answer within {_TIMEOUT_S:.0f} s; look with `kubectl cluster-info`") from None

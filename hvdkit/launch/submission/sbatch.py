@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit.errors import Faults, RequestError, RunError
+from hvdkit.programs import answer
 
 WARNING_S = 120  # before the time ends
 RESTARTS = 20
@@ -150,13 +151,7 @@ def _word(text: str) -> str:
 def submit(path: Path) -> str:
     """Hand the script to sbatch; returns the job's number. Raises RequestError where Slurm refuses it."""
     try:
-        done = subprocess.run(
-            ["sbatch", "--parsable", str(path)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-        )
+        done = answer(["sbatch", "--parsable", str(path)], _TIMEOUT_S)
     except OSError as error:
         raise RequestError(
             f"--apply: sbatch cannot be run ({error.strerror}); nothing was written; run this where Slurm's "
