@@ -219,13 +219,10 @@ RANK = """
 import sys
 import horovod.torch as hvd
 hvd.init()
-print("size", hvd.size())
+print("size", hvd.size(), hvd.allgather_object(hvd.rank()))
 """
-
-
-def test_a_rank_without_the_key_says_what_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "rank.py").write_text(RANK)
-    own = """
+# A server of one's own and two ranks. `late`: the second one comes as soon as there is a line to read.
+OWN = """
 import os, subprocess, sys
 from horovod.runner.http.http_server import RendezvousServer
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
@@ -234,6 +231,9 @@ port = server.start(address="127.0.0.1")
 server.init(get_host_assignments(parse_hosts("localhost:2"), 2))
 ranks = []
 for rank in "01":
+    if rank == "1" and sys.argv[2] == "late":
+        print(ranks[0].pid, flush=True)
+        sys.stdin.readline()
     numbers = dict(HOROVOD_RANK=rank, HOROVOD_SIZE="2", HOROVOD_LOCAL_RANK=rank, HOROVOD_LOCAL_SIZE="2",
                    HOROVOD_CROSS_RANK="0", HOROVOD_CROSS_SIZE="1", HOROVOD_HOSTNAME="localhost",
                    HOROVOD_GLOO_RENDEZVOUS_ADDR="127.0.0.1", HOROVOD_GLOO_RENDEZVOUS_PORT=str(port),
@@ -244,16 +244,43 @@ for rank in "01":
     ranks.append(subprocess.Popen([sys.executable, sys.argv[1]], env=environment))
 print([rank.wait() != 0 for rank in ranks])
 """
-    for how in ("with", "without"):
-        done = subprocess.run(
-            [python(), "-c", own, str(tmp_path / "rank.py"), how],
-            capture_output=True, text=True, timeout=hygiene.patience(120),
-        )  # fmt: skip
-        if how == "with":
-            assert "[False, False]" in done.stdout and done.stdout.count("size 2") == 2, done.stderr
-        else:
-            assert "[True, True]" in done.stdout, done.stderr
-            assert "refuses this process: HOROVOD_RENDEZVOUS_SECRET is not set" in done.stderr
+
+
+def test_a_rank_without_the_key_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(RANK)
+    done = subprocess.run(
+        [python(), "-c", OWN, str(tmp_path / "rank.py"), "without"],
+        capture_output=True, text=True, timeout=hygiene.patience(120),
+    )  # fmt: skip
+    assert "[True, True]" in done.stdout, done.stderr
+    assert "refuses this process: HOROVOD_RENDEZVOUS_SECRET is not set" in done.stderr
+
+
+def test_nobody_takes_the_place_of_a_rank(tmp_path: Path) -> None:
+    """In Gloo, while a rank waits for another one to connect."""
+    (tmp_path / "rank.py").write_text(RANK)
+
+    def ports(pid: int) -> set[int]:
+        inodes = {str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()}
+        rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+        return {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
+
+    command = [python(), "-c", OWN, str(tmp_path / "rank.py"), "late"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            pid = int(process.stdout.readline())
+            found: set[int] = set()
+            assert wait_until(lambda: bool(found.update(ports(pid)) or found), 60)
+            strangers = []
+            for port in found:
+                assert answer(port, bytes(8) + os.urandom(2**12)) == b""
+                strangers += [socket.create_connection(("127.0.0.1", port), 5) for _ in range(50)]
+            said, _ = process.communicate("\n", timeout=hygiene.patience(120))
+        finally:
+            process.kill()
+    assert said.count("size 2 [0, 1]") == 2 and "[False, False]" in said, said
+    assert strangers
 
 
 READER = """
