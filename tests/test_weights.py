@@ -208,6 +208,9 @@ def test_folders(tmp_path: Path) -> None:
     checkpoints.write(snapshots.Checkpoint(record, drawn()))
     checkpoints.wait()
     assert same(read(run), drawn()) and same(read(run / "checkpoints" / "last"), drawn())
+    model = run / "checkpoints" / "last" / snapshots.MODEL
+    model.write_bytes(model.read_bytes()[:-1] + b"X")
+    assert "last/model.safetensors: damaged" in refused(run)
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.yaml").write_text("")
     assert "this run has kept no checkpoint" in refused(tmp_path / "empty")

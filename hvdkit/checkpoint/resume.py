@@ -45,7 +45,9 @@ def pick(place: Path, recipe: Recipe) -> tuple[Checkpoint | None, list[str]]:
         hint = f"none in {place} can be used; remove it, or start again with --overwrite"
         raise RequestError("\n".join([*complaints, hint]))
     if found is not None:
-        complaints += _other_rate(_check_same(found.record, recipe, place).model_dump(), recipe)
+        complaints += _other_rate(
+            _check_same(found.record, recipe, place / snapshots.name_of(found.record)).model_dump(), recipe
+        )
     return found, complaints
 
 

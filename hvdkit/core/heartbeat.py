@@ -65,8 +65,9 @@ def lost_a_peer(error: BaseException) -> bool:
 
 
 def say(line: str) -> None:
-    """Print a line that the launcher shows at once."""
-    print(f"{SAID}{line}", flush=True)
+    """Print a line that the launcher shows at once. Without a standard output it is dropped."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"{SAID}{line}", flush=True)
 
 
 def first_line(error: BaseException) -> str:
