@@ -12,7 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import hygiene
 import pytest
@@ -21,13 +22,15 @@ from test_paths import content
 
 import hvdkit
 from hvdkit import folder_lock, paths, replaced
-from hvdkit.commands.plan import MetricsTail
+from hvdkit.commands import train
+from hvdkit.commands.plan import MetricsTail, Plan
 from hvdkit.commands.removed import Removals
 from hvdkit.core.metrics import MetricsFile
 from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RequestError, RunError
 from hvdkit.folder_lock import FolderLock
 from hvdkit.launch.agent import scratch
+from hvdkit.recipe import schema
 from hvdkit.results.train import MetricLine, TrainResult, damage, read_metrics
 from hvdkit.runtimes.store import find
 
@@ -444,3 +447,34 @@ def test_no_semaphore_of_a_killed_program_stays(tmp_path: Path) -> None:
         process.terminate()
         process.wait(timeout=hygiene.patience(60))
     assert not [name for name in names if Path("/dev/shm", name).exists()]
+
+
+def resumed(folder: Path, trains: Callable[[], None], end: BaseException) -> None:
+    """`hvdkit train --resume` for more epochs, whose ranks do this and end so."""
+
+    def launch(*_: Any) -> None:
+        assert not (folder / "result.json").exists(), "a rank that is done writes it"
+        trains()
+        raise end
+
+    recipe = schema.load(ROOT / "recipes" / "resnet20-digits.yaml", ["epochs=9"])
+    placement = SimpleNamespace(launcher="direct")
+    plan = SimpleNamespace(recipe=recipe, framework="pytorch", np=1, rival=None, placement=placement)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(type(end)):
+        patch.setattr(train, "launch", launch)
+        patch.setattr(train.tune, "measured", lambda plan, _: plan)
+        train.run(cast("Plan", plan), folder, resume=True)
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), RunError("lost"), RequestError("wrong")])
+def test_a_resumed_run_that_trains_nothing_leaves_the_earlier_result(
+    end: BaseException, tmp_path: Path, real: Path
+) -> None:
+    earlier = real / "runs" / "pytorch-np1"
+    for name in ("config.yaml", "result.json", "metrics.jsonl"):
+        shutil.copy(earlier / name, tmp_path / name)
+    before = content(tmp_path)
+    resumed(tmp_path, lambda: None, end)
+    assert content(tmp_path) == before
+    resumed(tmp_path, lambda: written(tmp_path, {"checkpoints/step-00000009/checkpoint.json": "{}"}), end)
+    assert "result.json" not in content(tmp_path) and "epochs: 9" in content(tmp_path)["config.yaml"]

@@ -45,7 +45,7 @@ def run(
     trackers.begin(tracked(plan, folder))
     config, metrics, result = (folder / name for name in ("config.yaml", "metrics.jsonl", "result.json"))
     before = {path: content for path in (config, result) if (content := _content(path)) is not None}
-    lines = _checked_size(metrics)
+    lines, kept = _checked_size(metrics), _checkpoints(folder)
     earlier: Callable[[MetricLine], bool] = lambda line: False  # noqa: E731 - whether the run that is resumed wrote it
     if resume:
         done = finished(plan, folder)
@@ -73,10 +73,10 @@ def run(
             if progress.epoch >= plan.recipe.epochs:  # else rank 0 says so with its first line
                 complaints += damage(metrics)
         _say([*complaints, f"{folder}: goes on from {step}"])
-        result.unlink(missing_ok=True)  # of a shorter run, or with other settings that may change
     plan = tune.measured(plan, folder)
     recipe = schema.dump(plan.recipe)
     write_atomic(config, recipe)
+    result.unlink(missing_ok=True)  # of a shorter run, or with other settings that may change
 
     def see(line: MetricLine) -> None:
         trackers.log(line)
@@ -100,7 +100,7 @@ def run(
         launch(plan, config, arguments, folder / "logs", look, grace_s)
         look(last=True)
     except BaseException:
-        if _size(metrics) == (lines or 0):
+        if _size(metrics) == (lines or 0) and _checkpoints(folder) == kept:
             for path, content in before.items():  # nothing was trained, so the earlier run's files still hold
                 write_atomic(path, content)
         else:
@@ -109,7 +109,7 @@ def run(
         raise
     _save_csv(folder)
     if not result.exists():
-        kept = sorted((folder / "checkpoints").glob("step-*"))
+        kept = _checkpoints(folder)
         raise Stopped(f"stopped by SIGTERM behind {kept[-1] if kept else 'no checkpoint'}; go on with --resume")
     ended = read_result(result)
     if result in before and not ended.measured_steps:  # the earlier run had ended, so its figures are those that hold
@@ -169,6 +169,10 @@ def writer(folder: Path) -> str | None:
 
     record = last_record(folder / "checkpoints")
     return record.framework if record and record.framework in FRAMEWORKS else None
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted((folder / "checkpoints").glob("step-*"))
 
 
 def _size(path: Path) -> int:
