@@ -8,6 +8,7 @@ import time
 from multiprocessing.connection import Connection
 
 from hvdkit.errors import RequestError, RunError
+from hvdkit.handshake import Listener, connect
 from hvdkit.rendezvous import ask
 
 _HOST, _TIMEOUT_S, _PAUSE_S = "127.0.0.1", 120.0, 0.05
@@ -17,7 +18,8 @@ _PATH = "/hvdkit/meeting"
 class Rendezvous:
     """Connects all `size` ranks of a job; `rank` is this process's rank. The constructor waits for all of them.
 
-    Rank 0 listens on a port that the kernel chooses, and publishes it on the launcher's rendezvous server. Raises
+    Rank 0 listens on a port that the kernel chooses, and publishes it with its secret on the launcher's rendezvous
+    server. Raises
     RequestError if there is no server, RunError if a rank does not connect within 120 s.
     """
 
@@ -29,23 +31,21 @@ class Rendezvous:
         if rank == 0:
             self._accept()
         else:
-            self._peers = [_connection(socket.create_connection((_HOST, int(_look_up())), timeout=_TIMEOUT_S))]
+            port, secret = _look_up().split()
+            self._peers = [_connection(connect(_HOST, int(port), secret, _TIMEOUT_S))]
             self._peers[0].send_bytes(str(rank).encode())
 
     def _accept(self) -> None:
         connected: dict[int, Connection] = {}
-        with socket.create_server((_HOST, 0)) as listener:
-            listener.settimeout(_TIMEOUT_S)
-            _ask(str(listener.getsockname()[1]).encode())
+        until = time.monotonic() + _TIMEOUT_S
+        with Listener(_HOST) as listener:
+            _ask(f"{listener.port} {listener.secret}".encode())
             while len(connected) < self._size - 1:
-                try:
-                    peer = _connection(listener.accept()[0])
-                except TimeoutError:
+                for peer in map(_connection, listener.admit(_PAUSE_S)):
+                    connected[int(peer.recv_bytes())] = peer
+                if time.monotonic() > until:
                     missing = sorted(set(range(1, self._size)) - connected.keys())
-                    raise RunError(
-                        f"rank(s) {', '.join(map(str, missing))} did not come within {_TIMEOUT_S:.0f} s"
-                    ) from None
-                connected[int(peer.recv_bytes())] = peer
+                    raise RunError(f"rank(s) {', '.join(map(str, missing))} did not come within {_TIMEOUT_S:.0f} s")
         self._peers = [connected[rank] for rank in sorted(connected)]
 
     def exchange(self, mine: bytes) -> list[bytes]:

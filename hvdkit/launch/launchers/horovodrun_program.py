@@ -21,6 +21,8 @@ from horovod.runner.elastic.discovery import HostDiscoveryScript
 from hvdkit.launch.hosts import discovered
 from hvdkit.launch.launchers import elastic_driver
 
+_print_hosts = HostDiscoveryScript.find_available_hosts_and_slots
+
 
 def main() -> None:
     """Run horovodrun to its end."""
@@ -34,6 +36,9 @@ def main() -> None:
 
 def _hosts(script: HostDiscoveryScript) -> dict[str, int]:
     """The hosts that the script prints now. Where it fails, Horovod keeps those that it has."""
+    if not Path(script._discovery_script).is_file():  # the command that prints the hosts of -H (horovodrun.py)
+        found: dict[str, int] = _print_hosts(script)
+        return found
     return {host.name: host.slots for host in discovered(Path(script._discovery_script), here=False)}
 
 
