@@ -45,7 +45,7 @@ def run(
     trackers.begin(tracked(plan, folder))
     config, metrics, result = (folder / name for name in ("config.yaml", "metrics.jsonl", "result.json"))
     before = {path: content for path in (config, result) if (content := _content(path)) is not None}
-    lines, kept = _checked_size(metrics), _checkpoints(folder)
+    lines, kept, damaged = _checked_size(metrics), _checkpoints(folder), False
     earlier: Callable[[MetricLine], bool] = lambda line: False  # noqa: E731 - whether the run that is resumed wrote it
     if resume:
         done = finished(plan, folder)
@@ -58,7 +58,7 @@ def run(
                 read_result(result)
             except RequestError:
                 _say([f"{result}: damaged; it is made anew from the newest checkpoint"])
-                del before[result]
+                damaged = True
         from hvdkit.checkpoint.resume import pick, recounts  # NumPy comes with it
 
         found, complaints = pick(folder / "checkpoints", plan.recipe)
@@ -112,7 +112,9 @@ def run(
         kept = _checkpoints(folder)
         raise Stopped(f"stopped by SIGTERM behind {kept[-1] if kept else 'no checkpoint'}; go on with --resume")
     ended = read_result(result)
-    if result in before and not ended.measured_steps:  # the earlier run had ended, so its figures are those that hold
+    if (
+        result in before and not damaged and not ended.measured_steps
+    ):  # the earlier run had ended, so its figures are those that hold
         write_atomic(result, before[result])
         ended = read_result(result)
         _say([_nothing_to_do(folder, ended, plan.recipe)])
