@@ -15,6 +15,7 @@ from attacks import HVDKIT, attack, sound
 from simulating import profile
 
 from hvdkit.cli import terminal
+from hvdkit.errors import RequestError
 from hvdkit.results import profile as profiles
 
 ADVISE = "advise profile.json --cluster p100-roce25 -n 8 --out out"
@@ -122,6 +123,8 @@ def test_a_fault_of_hvdkits_own_is_one_line_and_its_traceback_is_to_be_had(
     assert told().startswith("Traceback")
     monkeypatch.delenv(terminal.TRACEBACK)
     assert terminal.ended(MemoryError()) == 1 and "out of memory" in capsys.readouterr().err
+    assert terminal.ended(RequestError("a\x1b[2J\x07\u202e\tb\nc")) == 2
+    assert capsys.readouterr().err == "a\\x1b[2J\\x07\\u202e\tb\nc\n", "no character that a terminal obeys"
 
 
 def test_a_reader_that_goes_away_ends_a_command_in_silence(here: Path) -> None:

@@ -21,6 +21,7 @@ from starving import Slurm
 from test_slurm import HVDKIT, RECIPE, rank_of, steps, wait_for
 
 from hvdkit.errors import RunError
+from hvdkit.launch import supervise
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
@@ -110,6 +111,26 @@ def test_an_mpirun_that_starts_nothing_is_not_waited_for(tmp_path: Path, monkeyp
         LAUNCHERS["mpirun"].run(job)
     assert str(caught.value).startswith("mpirun has started no rank within 1 s (--stall-timeout); its output, ")
     assert str(caught.value).endswith("ends:\n    waiting for h2")
+
+
+def test_an_mpirun_that_outlives_its_ranks_is_ended_and_training_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "bin" / "mpirun"
+    script.parent.mkdir()
+    script.write_text("""#!/bin/sh
+[ "$1" != --version ] || exit 0
+while [ "$1" != -I ]; do python=$1; shift; done
+OMPI_COMM_WORLD_RANK=0 "$python" "$@" & OMPI_COMM_WORLD_RANK=1 "$python" "$@"
+exec sleep 600
+""")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(supervise, "LINGERS_S", 0.5)
+    logs = tmp_path / "logs"
+    LAUNCHERS["mpirun"].run(Job(find("mxnet").python, ["-c", "pass"], 2, parse_hosts(None, 2), {}, logs))
+    assert [end["exit_code"] for end in json.loads((logs / "exits.json").read_text())] == [0, 0]
+    assert capsys.readouterr().err.startswith("what started the ranks has not ended within 0")
 
 
 def test_the_doctor_reaches_both_hosts(hosts: Sshd, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import io
 import os
+import re
 import signal
 import sys
 import traceback
@@ -20,6 +21,9 @@ _HANDLER = "hvdkit"
 # Replacements for what hvdkit prints beyond ASCII, if the encoding of the terminal or file does not have it.
 _PLAIN = str.maketrans({"÷": "/", "×": "x", "–": "-", "—": "-", "…": "...", "‖": "||", "µ": "u", "±": "+/-", "→": "->",
                         "≤": "<=", "≥": ">=", "•": "*"})  # fmt: skip
+
+# What a file or an argument may hold and a terminal obeys: control characters, and those that turn text around.
+_UNSEEN = re.compile(r"[\0-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def prepare() -> None:
@@ -88,7 +92,7 @@ def ended(end: BaseException) -> int:
         _discard(1)
     try:
         for line in lines:
-            print(line, file=sys.stderr)
+            print(_UNSEEN.sub(lambda found: repr(found[0])[1:-1], line), file=sys.stderr)
         sys.stderr.flush()
     except OSError:
         _discard(2)

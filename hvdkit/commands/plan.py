@@ -272,8 +272,8 @@ class MetricsTail:
             number = os.fstat(file.fileno()).st_ino
             if number == self._old:
                 return
-            if number != self._now:  # replaced again: it was removed, or ranks of an elastic run continue
-                self._lost = _REMOVED if self._now is not None else self._lost
+            if number != self._now:  # with lines, it was removed, or ranks of an elastic run continue
+                self._lost = _REMOVED if self._now is not None and self._read else self._lost
                 file.seek(self._offset - len(self._read))
                 if file.read(len(self._read)) != self._read:
                     self._offset = 0

@@ -127,6 +127,8 @@ def to_kubernetes(
         faults.append(f"model.script: {recipe.model.script}: expected the whole path that it has in the image")
     faults += pods.faults(elastic=bounds is not None)
     out = out.absolute()
+    if not str(out).isprintable():
+        faults.append(f"--out {str(out)!r}: expected no control characters, and UTF-8")
     faults += _existing([out], overwrite)
     faults.report()
     needed = _needed([recipe], [each.partition(":")[2] for each in pods.volumes])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
 from typing import Any
 
@@ -14,6 +16,9 @@ from hvdkit.launch.diagnosis import blame, exits
 from hvdkit.launch.diagnosis.hangs import hang_failure
 from hvdkit.launch.diagnosis.partition import unreachable
 from hvdkit.launch.job import Job, Tick
+
+# For the program that starts ranks to end after them: srun waits for ever for a task manager that was killed.
+LINGERS_S = 30.0
 
 
 def supervise(job: Job, commands: list[AgentCommand], on_tick: Tick | None, listener: Listener | None = None) -> None:
@@ -37,6 +42,8 @@ class _Ranks(Agents):
         # A program of the cluster may wait for ever where it cannot reach a host.
         self._start_by = time.monotonic() + (job.stall_timeout_s or float("inf"))
         self._overdue = False
+        self._gone_at: float | None = None
+        self._lingered = False
 
     @property
     def failed(self) -> bool:
@@ -52,6 +59,18 @@ class _Ranks(Agents):
     @property
     def stops_gracefully(self) -> bool:
         return super().stops_gracefully and self.all_gone and not any(end.failed for end in self.ends.values())
+
+    def enforce(self) -> None:
+        super().enforce()
+        waits = self._listener is not None and self.launcher_end is None and self._stopped_at is None
+        if not (waits and self.all_gone and not self._to_clean) or self._lingered:
+            return
+        self._gone_at = self._gone_at or time.monotonic()
+        if time.monotonic() > self._gone_at + LINGERS_S:
+            self._lingered = True
+            print(f"what started the ranks has not ended within {LINGERS_S:.0f} s of them; it is ended now",
+                  file=sys.stderr, flush=True)  # fmt: skip
+            self._signal_all(signal.SIGTERM)
 
     def note_link_down(self, report: dict[str, Any]) -> None:
         since = self._clocks.here(report["name"], report["clock"]) - DOWN_S
@@ -79,7 +98,7 @@ class _Ranks(Agents):
                 return hang_failure(self._job, self.hangs.values(), ends, self.stalls.values())
         launcher = self.launcher_end
         explained = verdict is not None and (verdict.end.known or verdict.lost_by)
-        if launcher is not None and launcher["exit_code"] != 0 and not explained:
+        if launcher is not None and launcher["exit_code"] != 0 and not explained and not self._lingered:
             return self._launcher_failure(launcher, [end for end in ends if not end.known])
         return None if verdict is None else blame.failure(self._job, verdict)
 

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,8 +24,20 @@ sys.path.append(str(ROOT / "tests"))
 from sshd_daemons import Sshd
 
 # 44 updates of two ranks, one on each host.
-TRAIN = ("train", "resnet20-digits", "-np", "2", "--framework", "mxnet", "model.name=resnet8", "epochs=2", "log_every=1",
-         "tune=none", "threads=1", "checkpoint={every_steps: 5}")  # fmt: skip
+TRAIN = (
+    "train",
+    "resnet20-digits",
+    "-np",
+    "2",
+    "--framework",
+    "mxnet",
+    "model.name=resnet8",
+    "epochs=2",
+    "log_every=1",
+    "tune=none",
+    "threads=1",
+    "checkpoint={every_steps: 5}",
+)
 KINDS = ("direct", "horovodrun", "mpirun", "mpich", "slurm")
 _NOBODY = """
 import os, sys, time
@@ -73,8 +84,10 @@ class Place:
     def __init__(self, kind: str, folder: Path, network: Any, daemons: Any) -> None:
         self.kind, self.folder, self.network, self.daemons = kind, folder, network, daemons
         holder = Path(f"/proc/{network._holder.pid}/ns/net").readlink()
-        spaces = [network.run(["readlink", "/proc/self/ns/net"], name, stdout=subprocess.PIPE, text=True).stdout.strip()
-                  for name in network.names]  # fmt: skip
+        spaces = [
+            network.run(["readlink", "/proc/self/ns/net"], name, stdout=subprocess.PIPE, text=True).stdout.strip()
+            for name in network.names
+        ]
         self._spaces = dict(zip(("", *network.names), (str(holder), *spaces), strict=True))
         self.daemons_pids = self.alive()
 
@@ -140,10 +153,13 @@ def place(kind: str, size: str = "100m") -> Iterator[Place]:
 class OnHosts(Running):
     """A command of hvdkit on the first host of a place."""
 
-    def __init__(self, where: Place, words: tuple[str, ...], out: Path, environment: dict[str, str],
-                 host: str = "h1") -> None:  # fmt: skip
+    def __init__(
+        self, where: Place, words: tuple[str, ...], out: Path, environment: dict[str, str], host: str = "h1"
+    ) -> None:
         self.place, self._before = where, where.alive()
-        super().__init__((*words, *where.words()), out, where.prefix(host), {**where.environment(), **environment})
+        given = () if "--launcher" in words else where.words()
+        more = given[:2] if "-H" in words else given
+        super().__init__((*words, *more), out, where.prefix(host), {**where.environment(), **environment})
 
     def pids(self) -> list[int]:
         return sorted(self.place.alive() - self._before)
@@ -169,8 +185,11 @@ class OnHosts(Running):
         until = time.monotonic() + seconds
         while left := sorted(self.place.alive(host) - self._before):
             if time.monotonic() > until:
-                words = [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")[:200] for pid in left
-                         if Path(f"/proc/{pid}").exists()]  # fmt: skip
+                words = [
+                    Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")[:200]
+                    for pid in left
+                    if Path(f"/proc/{pid}").exists()
+                ]
                 expect(not words, f"after {seconds:.0f} s these are left: {words}\n{self.text()}")
             time.sleep(0.1)
 
@@ -198,6 +217,13 @@ def running_on(where: Place, *words: str, out: Path, host: str = "h1", **environ
         yield job
     finally:
         job.end()
+
+
+def ran_on(where: Place, *words: str, out: Path, host: str = "h1", **environment: str) -> OnHosts:
+    """Run a command of hvdkit on a host to its end; other jobs of the place are left alone."""
+    job = OnHosts(where, words, out, environment, host)
+    job.ended()
+    return job
 
 
 def undisturbed(words: tuple[str, ...] = TRAIN) -> dict[str, str]:
@@ -238,7 +264,7 @@ def nobody_watches(folder: Path) -> Iterator[list[bytes]]:
     """Another user reads all command lines meanwhile; they are in the list at the end."""
     seen: list[bytes] = []
     with tempfile.TemporaryDirectory(prefix="hvdkit-nobody-") as open_to_all:
-        os.chmod(open_to_all, 0o755)
+        Path(open_to_all).chmod(0o755)
         stop = Path(open_to_all) / "stop"
         command = ["/usr/bin/python3", "-c", _NOBODY, str(stop)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, user=65534, group=65534, cwd="/") as process:
@@ -249,5 +275,15 @@ def nobody_watches(folder: Path) -> Iterator[list[bytes]]:
                 seen += process.communicate(timeout=30)[0].split(b"\n")
 
 
-def stopped(pid: int) -> None:
-    os.kill(pid, signal.SIGSTOP)
+def secrets_found(pids: list[int]) -> dict[str, bytes]:
+    """Values of these processes' variables that are secrets of the job, by name."""
+    found: dict[str, bytes] = {}
+    for pid in pids:
+        with suppress(OSError):
+            for each in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                name, _, value = each.partition(b"=")
+                if any(mark in name for mark in (b"SECRET", b"KEY", b"TOKEN")) and len(value) >= 8:
+                    found[name.decode()] = value
+                for part in value.split(b'"secret": "')[1:]:
+                    found[f"secret in {name.decode()}"] = part.partition(b'"')[0]
+    return found
