@@ -29,7 +29,7 @@ def signalled(folder: Path, numbers: list[int], update: int, pause_s: float = 0.
                 time.sleep(pause_s)
         job.ended(60)
         job.sound()
-        expect(not [pid for pid in job.pids() if pid != os.getpid()], "processes are left")
+        job.until(lambda: not job.pids(), 15, "the end of all processes")
     return job
 
 
