@@ -105,7 +105,7 @@ def wandb_slow(folder: Path) -> str:
 @attack("trained to the end with one warning")
 def mlflow_lost_in_the_middle(folder: Path) -> str:
     """The tracker's process gets SIGKILL at update 30."""
-    uri = f"sqlite:///{folder}/ml.db"
+    uri = (folder / "ml").as_uri()
     with running(*SMALL, "--log", "mlflow", out=folder / "run", MLFLOW_TRACKING_URI=uri) as job:
         job.trains(30)
         for pid in job.pids():
