@@ -178,6 +178,16 @@ def test_a_wait_that_was_over_before_the_hang_is_not_named(tmp_path: Path) -> No
     assert message.startswith("rank 1 on h1 hangs at step 7: no progress for 50 s") and "evaluation" not in message
 
 
+def test_a_rank_of_which_nothing_is_heard_is_named_beside_those_that_wait_for_it(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path)
+    for rank in (0, 1, 2):
+        ranks.hung(rank, "end of step", "waitall (/x/site-packages/mxnet/ndarray.py:2)")
+    ranks.ranks._stopped_at = ranks.now
+    for rank in (0, 1, 2):
+        ranks.ended(rank)
+    assert "nothing is heard of rank 3 on h2: is its host there?" in str(ranks.ranks.fault())
+
+
 def test_a_rank_that_has_not_begun_is_the_one_that_the_others_wait_for(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path)
     for rank in (0, 1, 3):

@@ -293,8 +293,12 @@ class Agents:
         if waits and self.all_gone and not self._to_clean and not self._hurried:
             self._hurried = True
             self._signal_all(signal.SIGTERM)
-        if time.monotonic() > self._stopped_at + self._job.grace_s + LAUNCHER_GRACE_S + _MARGIN_S:
+        over = time.monotonic() - self._stopped_at - self._job.grace_s - LAUNCHER_GRACE_S
+        if over > _MARGIN_S:
             self._signal_all(signal.SIGKILL)  # their commands die with them (PR_SET_PDEATHSIG)
+        elif over > _MARGIN_S / 2 and self._listener is not None:
+            # A program that waits for a host it cannot reach: asked again, its agent kills it, with its ssh.
+            self._signal_all(signal.SIGTERM)
 
     def end(self) -> None:
         """Leave no agent and so no rank; returns within the grace and a little more."""

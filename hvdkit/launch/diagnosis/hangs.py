@@ -117,6 +117,8 @@ def hang_failure(job: Job, hangs: Collection[Hang], ends: list[RankEnd], stalls:
     blamed = ends[first.rank]
     if first.waiting and not waits:
         parts.append("it waits for another rank")
+        lost = [end for end in ends if not end.known and end.rank not in hung]
+        parts += [f"nothing is heard of rank {end.rank} on {end.host}: is its host there?" for end in lost[:8]]
     if all(hang.phase == STARTING for hang in hangs):  # a rank without a heartbeat has not come as far
         silent = [end for end in ends if end.stopped and end.activity is None and end.rank not in hung]
         parts += [f"rank {end.rank} on {end.host} has not come so far" for end in silent[:8]]
