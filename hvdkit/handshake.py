@@ -26,6 +26,13 @@ _PAUSE_S = 0.05
 _BACKLOG = 1024  # all ranks connect at once
 _CHALLENGE, _PROOF = 33, 65  # bytes, with the end of the line
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+# A machine that has lost its power says no good-bye. 20 s of silence, then four questions.
+_KEEPALIVE = {
+    socket.TCP_KEEPIDLE: 20,
+    socket.TCP_KEEPINTVL: 10,
+    socket.TCP_KEEPCNT: 4,
+    socket.TCP_USER_TIMEOUT: 60_000,  # ms, for what is sent and not acknowledged
+}
 
 
 class Listener:
@@ -214,3 +221,10 @@ def _listening(address: str) -> socket.socket:
         with contextlib.suppress(OSError):
             return socket.create_server(("::", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
     return socket.create_server((address or "0.0.0.0", 0), backlog=_BACKLOG)
+
+
+def notice_loss(connection: socket.socket) -> None:
+    """Have the kernel end the connection where nothing comes from the other machine for a minute, not even a "no"."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -13,17 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hvdkit.handshake import Listener
+from hvdkit.handshake import Listener, notice_loss
 from hvdkit.launch.agent.reports import MARK
 
 _LONGEST_LINE = 2**20  # bytes of a report, and more than any has
-# A machine that has lost its power says no good-bye. 20 s of silence, then four questions.
-_KEEPALIVE = {
-    socket.TCP_KEEPIDLE: 20,
-    socket.TCP_KEEPINTVL: 10,
-    socket.TCP_KEEPCNT: 4,
-    socket.TCP_USER_TIMEOUT: 60_000,  # ms, for what is sent and not acknowledged
-}
 
 
 @dataclass
@@ -88,7 +81,7 @@ class Streams:
                 if stream.connection is not None:
                     stream.connection.close()
         for connection in () if self._listener is None else self._listener.admit():
-            _notice_loss(connection)
+            notice_loss(connection)
             self.add(connection, Stream(connection=connection))
 
     def send(self, line: str) -> None:
@@ -131,10 +124,3 @@ def _report(line: bytes) -> dict[str, Any] | None:
         return report if {"name", "event", "rank"} <= report.keys() else None
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _notice_loss(connection: socket.socket) -> None:
-    """Have the kernel end the connection where nothing comes from the other machine for a minute, not even a "no"."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEPALIVE.items():
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)

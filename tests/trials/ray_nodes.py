@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -104,9 +105,9 @@ def _failed(job: Running) -> str:
     job.sound()
     expect(status == 1, f"status {status}\n{job.text()}")
     _gone(job)
-    lines = [line for line in job.text().splitlines() if "rank " in line and " step " not in line[:40]]
+    lines = [line for line in job.text().splitlines() if re.match(r"rank \d+ on ", line)]
     expect(lines, f"no rank is named\n{job.text()}")
-    return lines[0][:150]
+    return lines[-1][:150]  # each start adds to the same text
 
 
 def _resumed(found: Cluster, out: Path) -> str:

@@ -113,8 +113,9 @@ def node_down(folder: Path) -> str:
         job.sound()
         job.nothing_left(40)
         expect(job.process.returncode != 0, job.text())
-        slurm(where, "scontrol", "update", "nodename=h2", "state=resume")
-        time.sleep(3)
+        # Slurm may have taken it back by itself, and then refuses.
+        where.daemons.run(["scontrol", "update", "nodename=h2", "state=resume"], stderr=subprocess.DEVNULL)
+        time.sleep(5)
         return f"status {job.process.returncode}: {job.text().splitlines()[-1]}; {resumes(where, folder / 'run')}"
 
 

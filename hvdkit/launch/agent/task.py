@@ -81,6 +81,7 @@ def _connected(addresses: list[str], port: int, secret: str) -> tuple[socket.soc
         try:
             connection = handshake.connect(address, port, secret, seconds)
             connection.settimeout(None)
+            handshake.notice_loss(connection)
             return connection, address
         except OSError as error:
             faults.append(f"{address}: {error.strerror or error}")
