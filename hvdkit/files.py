@@ -119,3 +119,17 @@ def _open(path: Path, flags: int) -> int:
 def _no_file(kind: int, path: Path) -> OSError:
     names = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
     return OSError(errno.EINVAL, f"it is {names.get(kind, 'a device')}, not a file", str(path))
+
+
+def open_standard_streams() -> None:
+    """Open descriptors 0, 1 and 2 on /dev/null where they are closed, so that no file gets one of these numbers.
+
+    Whatever prints would write into that file.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            if os.open(os.devnull, os.O_RDWR) != number:  # the lowest free number is taken
+                raise AssertionError(f"descriptor {number} is not the lowest free one") from None
+            os.set_inheritable(number, True)

@@ -231,7 +231,7 @@ def test_sigterm_ends_behind_a_checkpoint_with_status_0(hvdkit: Hvdkit, recipe: 
     found, _ = snapshots.newest(tmp_path / "run" / "checkpoints")
     assert found is not None
     step = found.record.progress.step
-    assert f"stopped by SIGTERM behind {tmp_path}/run/checkpoints/step-{step:08}" in said
+    assert f"stopped by SIGTERM after {tmp_path}/run/checkpoints/step-{step:08}" in said
     assert step > 0 and not (tmp_path / "run" / "result.json").exists()
     limit = f"steps={step + 2}"
     done = hvdkit("train", *command, "--out", "run", "--resume", limit)

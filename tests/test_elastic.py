@@ -190,7 +190,7 @@ def test_too_few_slots_are_told_and_not_waited_for_for_ever(start: Any, tmp_path
     status, out = run.end(60)
     assert status == 1 and "Traceback" not in out, out
     assert "waiting for places: 0 of 2 ranks are there (-np), 1 are offered; it gives up in" in out
-    assert "gave up: 0 of 2 ranks are there after 4 s (HOROVOD_ELASTIC_TIMEOUT); go on with --resume" in out
+    assert "gave up: 0 of 2 ranks are there after 4 s (HOROVOD_ELASTIC_TIMEOUT); continue with --resume" in out
 
 
 def test_a_frozen_rank_is_ended_and_outlived(start: Any) -> None:
@@ -284,7 +284,7 @@ def test_sigterm_ends_it_behind_a_checkpoint(start: Any) -> None:
     run.reach(5)
     run.process.terminate()
     status, out = run.end(60)
-    assert status == 0 and "stopped by SIGTERM behind" in out, out
+    assert status == 0 and "stopped by SIGTERM after" in out, out
 
 
 @pytest.mark.parametrize(

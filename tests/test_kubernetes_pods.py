@@ -86,7 +86,7 @@ def test_a_job_is_deleted_and_goes_on(network: Any, tmp_path: Path) -> None:
         for pod in (*workers, launcher):  # as `kubectl delete` does
             end(pod)
         out = said(launcher)
-        assert (launcher.returncode, "stopped by SIGTERM behind /home/hvdkit/runs/digits/checkpoints/step-" in out) == (
+        assert (launcher.returncode, "stopped by SIGTERM after /home/hvdkit/runs/digits/checkpoints/step-" in out) == (
             0, True
         ), out  # fmt: skip
         assert [worker.wait(hygiene.patience(30)) for worker in workers] == [0, 0], "they wait for their ranks' end"

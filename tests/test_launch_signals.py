@@ -72,7 +72,7 @@ def launched(
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9), (signal.SIGHUP, -1)]
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9), (signal.SIGHUP, 129)]
 )
 def test_a_launcher_that_is_ended_leaves_nothing(tmp_path: Path, mark: str, number: int, status: int) -> None:
     launcher = launched(tmp_path, mark)

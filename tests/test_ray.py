@@ -192,7 +192,7 @@ def test_sigterm_ends_an_elastic_run_behind_a_checkpoint(cluster: Cluster, tmp_p
     with training(tmp_path, "elastic={max_np: 4}", "checkpoint={}") as process:
         process.send_signal(signal.SIGTERM)
         status, said = ended(process)
-        assert status == 0 and "stopped by SIGTERM behind" in said, said
+        assert status == 0 and "stopped by SIGTERM after" in said, said
     assert (tmp_path / "run" / "checkpoints" / "last" / "model.safetensors").exists()
 
 

@@ -220,7 +220,7 @@ def test_a_job_that_is_warned_goes_on_where_it_stopped(
     wait_for(lambda: steps(run) > 5, said)
     drained("h2")
     call(slurm, ["scancel", "--batch", "--signal=USR2", job], tmp_path)
-    wait_for(lambda: "stopped by SIGTERM behind" in said(), said)
+    wait_for(lambda: "stopped by SIGTERM after" in said(), said)
     assert not (run / "result.json").exists()
     start_again(slurm, job, said)
     wait_for((run / "result.json").exists, said)
@@ -246,7 +246,7 @@ def test_each_task_of_an_array_is_warned_and_goes_on_by_itself(slurm: Slurm, tmp
 
     wait_for(lambda: steps(runs[1]) > 5, said)
     call(slurm, ["scancel", "--batch", "--signal=USR2", f"{found[1]}_1"], tmp_path)
-    wait_for(lambda: "stopped by SIGTERM behind" in said(), said)
+    wait_for(lambda: "stopped by SIGTERM after" in said(), said)
     wait_for((runs[0] / "result.json").exists, said)
     start_again(slurm, f"{found[1]}_1", said)
     wait_for((runs[1] / "result.json").exists, said)

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import NoReturn
 
 from hvdkit.errors import HvdkitError
+from hvdkit.files import open_standard_streams
 
 TRACEBACK = "HVDKIT_TRACEBACK"  # an environment variable: set it to see the traceback of an internal error
 _HANDLER = "hvdkit"
@@ -24,6 +25,21 @@ _PLAIN = str.maketrans({"÷": "/", "×": "x", "–": "-", "—": "-", "…": "..
 
 # What a file or an argument may hold and a terminal obeys: control characters, and those that turn text around.
 _UNSEEN = re.compile(r"[\0-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# The same without what progress and tables need: ends of lines, colours, the cursor's line.
+_OBEYED = re.compile(
+    r"\x1b(?!\[[0-9;]*[mKA]|\[\?25[hl])|[\0-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+
+
+class _Guarded(io.TextIOWrapper):
+    """A standard stream on which no text of a rank, a file or a server moves the terminal's window or clears it."""
+
+    def write(self, text: str) -> int:
+        return super().write(_OBEYED.sub(_escaped, text))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return repr(found[0])[1:-1]
 
 
 def prepare() -> None:
@@ -32,13 +48,7 @@ def prepare() -> None:
     A closed one is opened on /dev/null. Otherwise the next file that is opened would get its descriptor, and the
     command or a child process would print into that file or read from it.
     """
-    for number in (0, 1, 2):
-        with contextlib.suppress(OSError):
-            os.fstat(number)
-            continue
-        if os.open(os.devnull, os.O_RDWR) != number:  # the lowest free number is taken
-            raise AssertionError(f"descriptor {number} is not the lowest free one")
-        os.set_inheritable(number, True)
+    open_standard_streams()
     if "error" in os.environ.get("PYTHONWARNINGS", ""):  # frameworks do not load with it
         os.environ["PYTHONWARNINGS"] = "default"
     codecs.register_error(_HANDLER, _substitute)
@@ -49,6 +59,10 @@ def prepare() -> None:
             setattr(sys, name, stream)
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=_HANDLER)
+        if type(stream) is io.TextIOWrapper:  # none that a test or an embedding program has put there
+            facts = stream.encoding, _HANDLER, None, stream.line_buffering, stream.write_through
+            setattr(sys, name, _Guarded(stream.detach(), *facts))
+            setattr(sys, f"__{name}__", getattr(sys, name))
 
 
 def _substitute(error: UnicodeError) -> tuple[str | bytes, int]:
@@ -64,15 +78,17 @@ def _substitute(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def end_on_signals(own_process: bool) -> None:
-    """From now on SIGTERM and Ctrl-C end the command with cleanup."""
+    """From now on SIGTERM, Ctrl-C and, unless it is ignored, SIGHUP end the command with cleanup."""
     signal.signal(signal.SIGTERM, _terminated)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, _terminated)
     if own_process and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def forget_signals() -> None:
     """Nothing is left to clean up: from now on a signal ends the process at once."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
 
@@ -92,7 +108,7 @@ def ended(end: BaseException) -> int:
         _discard(1)
     try:
         for line in lines:
-            print(_UNSEEN.sub(lambda found: repr(found[0])[1:-1], line), file=sys.stderr)
+            print(_UNSEEN.sub(_escaped, line), file=sys.stderr)
         sys.stderr.flush()
     except OSError:
         _discard(2)
@@ -103,10 +119,10 @@ def _message(end: BaseException) -> tuple[list[str], int]:
     if isinstance(end, SystemExit):
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         # typer turns a KeyboardInterrupt into a SystemExit
-        said = {128 + signal.SIGINT: ["interrupted"], 128 + signal.SIGTERM: ["ended by SIGTERM"]}
-        return said.get(status, []), status
+        said = {128 + number: [f"ended by {number.name}"] for number in (signal.SIGTERM, signal.SIGHUP)}
+        return (said | {128 + signal.SIGINT: ["interrupted"]}).get(status, []), status
     if isinstance(end, HvdkitError):
-        return str(end).splitlines(), end.exit_status
+        return [*str(end).splitlines(), *getattr(end, "__notes__", [])], end.exit_status
     if isinstance(end, KeyboardInterrupt):
         return ["interrupted"], 128 + signal.SIGINT
     if os.environ.get(TRACEBACK):

@@ -149,6 +149,7 @@ def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = Non
         log_dir=folder / "logs",
         home=folder,
         stall_timeout_s=placement.stall_timeout_s,
+        reports_done=True,
     )
     rows: list[BenchRow] = []
 

@@ -179,6 +179,7 @@ def launch(
         stall_timeout_s=placement.stall_timeout_s,
         preemption_grace_s=preemption_grace_s,
         home=recipe.parent,
+        reports_done=True,
         elastic=Elastic(bounds.min_np, bounds.max_np, placement.discovery) if bounds else None,
     )
     try:

@@ -39,7 +39,7 @@ def run(
     With `resume` the folder may hold an earlier run of the recipe, which goes on from its newest checkpoint; if it had
     finished, its result is returned.
     Raises what the launcher raises: a rank's failure, a fault that only a rank could find, an interrupt; and Stopped
-    where SIGTERM ended training after a checkpoint.
+    where SIGTERM or SIGHUP ended training after a checkpoint.
     """
     trackers = trackers or Trackers([], print)
     trackers.begin(tracked(plan, folder))
@@ -96,10 +96,17 @@ def run(
 
     arguments = ["--out", str(folder), *(["--resume"] if resume else [])]
     grace_s = PREEMPTION_GRACE_S if plan.recipe.checkpoint else 0.0
+    stopped: Stopped | None = None
     try:
-        launch(plan, config, arguments, folder / "logs", look, grace_s)
+        try:
+            launch(plan, config, arguments, folder / "logs", look, grace_s)
+        except Stopped as signalled:
+            stopped = signalled
         look(last=True)
-    except BaseException:
+    except BaseException as error:
+        newest = _newest(folder)
+        if newest and isinstance(error, RunError):
+            error.add_note(f"the newest checkpoint is {newest}; continue with --resume")
         if _size(metrics) == (lines or 0) and _checkpoints(folder) == kept:
             for path, content in before.items():  # nothing was trained, so the earlier run's files still hold
                 write_atomic(path, content)
@@ -109,8 +116,13 @@ def run(
         raise
     _save_csv(folder)
     if not result.exists():
-        kept = _checkpoints(folder)
-        raise Stopped(f"stopped by SIGTERM behind {kept[-1] if kept else 'no checkpoint'}; go on with --resume")
+        newest = _newest(folder)
+        if stopped and newest:
+            raise Stopped(f"{stopped} after {newest}; continue with --resume")
+        if stopped:
+            raise Stopped(f"{stopped} before the first checkpoint")
+        remedy = f"; the newest checkpoint is {newest}; continue with --resume" if newest else ""
+        raise RunError(f"{folder}: all ranks have ended, and training is not done: there is no {result.name}{remedy}")
     ended = read_result(result)
     if (
         result in before and not damaged and not ended.measured_steps
@@ -175,6 +187,11 @@ def writer(folder: Path) -> str | None:
 
 def _checkpoints(folder: Path) -> list[Path]:
     return sorted((folder / "checkpoints").glob("step-*"))
+
+
+def _newest(folder: Path) -> Path | None:
+    """The newest checkpoint of the run in the folder."""
+    return max(_checkpoints(folder), default=None)
 
 
 def _size(path: Path) -> int:

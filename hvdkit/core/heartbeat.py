@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.errors import HvdkitError
-from hvdkit.files import write_atomic
+from hvdkit.files import open_standard_streams, write_atomic
 
 BEAT_BYTES = 64
 STOP = "stop"  # a file of this name in the folder asks all ranks to write a checkpoint and exit
 # Phases that the launcher knows: Horovod has not started yet; a wait for other ranks that is not a hang; a wait for the
 # disk, in which rank 0 beats and the others wait for it.
 STARTING, WAITING, DISK = "starting", "waiting for ranks", "waiting for the disk"
+DONE = "done"  # the last phase: all is written, and the process ends by its own decision
 SAID = "hvdkit: "  # how lines begin that the launcher shows
 _BEAT_S, _PATIENCE_S = 0.5, 5.0  # between two beats of a wait for the disk; such a wait that is worth a line
 
@@ -81,6 +82,7 @@ class Heartbeat:
     def __init__(self) -> None:
         folder = os.environ.get("HVDKIT_RANK_DIR")
         self._rank = int(os.environ.get("HOROVOD_RANK", 0))
+        self._pid = os.getpid()  # a process that the rank forks has a copy of this object, and reports nothing
         self._name = os.environ.get("HVDKIT_TRACE", f"rank-{self._rank}")
         self._folder = Path(folder) if folder else None
         self._step: int | None = None
@@ -120,7 +122,8 @@ class Heartbeat:
         self._step = self._step if step is None else step
         self.phase = phase
         self._beats += 1
-        if self._beat_file >= 0:
+        if self._beat_file >= 0 and self._pid == os.getpid():
+            open_standard_streams()  # a library or the user's code may have closed them
             line = f"{self._beats} {-1 if self._step is None else self._step} {phase}"
             with contextlib.suppress(OSError):
                 os.pwrite(self._beat_file, line.encode().ljust(BEAT_BYTES), 0)
@@ -159,13 +162,22 @@ class Heartbeat:
             say(f"rank {self._rank} waits for the disk no more: {what} has taken {time.monotonic() - began:.0f} s")
         self.phase = phase
 
+    def finished(self) -> None:
+        """Report that the rank has done its work; without this an exit status of 0 counts as leaving early."""
+        if self._folder is None or self._pid != os.getpid():
+            return
+        # Code of the user's own may have closed the descriptor, and opened another file under its number.
+        with contextlib.suppress(OSError):
+            self._beat_file = os.open(self._folder / f"{self._name}.beat", os.O_WRONLY | os.O_CLOEXEC)
+        self.beat(DONE)
+
     def failed(self, kind: str, message: str) -> None:
         """Write the record of a failure.
 
         The launcher uses `kind` to find the rank at fault: `request` and `error` are faults of this rank,
         `communication` means that another rank failed first.
         """
-        if self._folder is None:
+        if self._folder is None or self._pid != os.getpid():
             return
         failure = {
             "rank": self._rank,

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from hvdkit.core.heartbeat import DISK, STOP, WAITING
-from hvdkit.errors import RunError
+from hvdkit.errors import RunError, Stopped
 from hvdkit.handshake import Listener
 from hvdkit.launch import home
 from hvdkit.launch.agent_command import LAUNCHER_GRACE_S, AgentCommand, agent_command
@@ -58,9 +58,9 @@ class Agents:
     def run(self, commands: list[AgentCommand], on_tick: Tick | None) -> None:
         """Run the commands to their end, calling `on_tick` every 0.1 s from this thread; writes exits.json.
 
-        SIGINT and SIGTERM end all ranks, then KeyboardInterrupt or Terminated is raised. Raises what `fault` returns,
-        and RunError where no process can be started or exits.json cannot be written. What `on_tick` raises ends all
-        ranks too.
+        SIGINT, SIGTERM and SIGHUP end all ranks, then KeyboardInterrupt or Terminated is raised, or Stopped where they
+        have ended by themselves. Raises what `fault` returns, and RunError where no process can be started or
+        exits.json cannot be written. What `on_tick` raises ends all ranks too.
         """
         with caught_signals() as caught:
             try:
@@ -81,7 +81,11 @@ class Agents:
             finally:
                 # Whatever happened, an exception of on_tick too, no process is left.
                 self.end()
-        fault = None if self.stops_gracefully else _by_signal(caught) if caught else self.fault()
+        fault: BaseException | None
+        if self.stops_gracefully:
+            fault = Stopped(f"stopped by {exits.signal_name(caught[0])}")
+        else:
+            fault = _by_signal(caught) if caught else self.fault()
         try:
             exits.write_exits(self._job.log_dir / "exits.json", self.all_ends())
         except RunError:
@@ -143,7 +147,7 @@ class Agents:
 
     @property
     def stops_gracefully(self) -> bool:
-        """Whether the ranks were asked to end by SIGTERM, and none was killed."""
+        """Whether the ranks were asked to end by themselves, for a signal, and none was killed."""
         return self._preempted_at is not None and self._stopped_at is None
 
     def fault(self) -> BaseException | None:
@@ -262,11 +266,12 @@ class Agents:
         return known[1] if known else report["host"] or "?"
 
     def _may_preempt(self, caught: list[int]) -> bool:
-        """Whether ranks may end by themselves: on the first signal, if it is SIGTERM and the job gives time for it."""
-        return self._job.preemption_grace_s > 0 and caught == [signal.SIGTERM] and self._stopped_at is None
+        """Whether ranks may end by themselves: on the first signal, unless it is Ctrl-C, if the job has time for it."""
+        first = caught in ([signal.SIGTERM], [signal.SIGHUP])
+        return self._job.preemption_grace_s > 0 and first and self._stopped_at is None
 
     def preempt(self) -> None:
-        """Ask the ranks to end by themselves, behind a checkpoint."""
+        """Ask the ranks to end by themselves, after a checkpoint."""
         self._preempted_at = time.monotonic()
         try:
             self._job.stop_file.touch()
@@ -323,7 +328,5 @@ class Agents:
 
 
 def _by_signal(caught: list[int]) -> BaseException:
-    """The exception of a run that SIGINT or SIGTERM has ended."""
-    if signal.SIGINT in caught:
-        return KeyboardInterrupt()
-    return exits.Terminated("ended by SIGTERM, and all ranks with it")
+    """The exception of a run that a signal has ended."""
+    return KeyboardInterrupt() if signal.SIGINT in caught else exits.Terminated(caught[0])

@@ -12,6 +12,7 @@ from hvdkit.core.heartbeat import STOP
 from hvdkit.errors import RequestError
 from hvdkit.launch.agent import stalls
 from hvdkit.launch.agent.mirror import MARK
+from hvdkit.launch.agent.reports import REPORTS_DONE
 from hvdkit.launch.hosts import Host, place
 from hvdkit.launch.slots import Slot
 from hvdkit.rendezvous import SECRET
@@ -47,6 +48,8 @@ class Job:
     together), rank-<r>.failure.json (from a rank that knows why it failed) and exits.json.
     Ranks that are ended have `grace_s` seconds from SIGTERM to SIGKILL. Where the launcher gets SIGTERM, they are first
     asked, by a file in `log_dir`, to end by themselves within `preemption_grace_s` seconds.
+    With `reports_done` ranks say when they have done their work (hvdkit.core.heartbeat), and an exit status of 0 before
+    that is a failure.
     With `elastic` the job survives lost ranks, and new ones join; it starts with `np`.
     Where a host does not see `home`, the folder that ranks write into, its agents fetch its files and send theirs back.
     `secret` is the key of its rendezvous server.
@@ -67,6 +70,7 @@ class Job:
     elastic: Elastic | None = None
     home: Path | None = None
     secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+    reports_done: bool = False
 
     @property
     def here(self) -> bool:
@@ -99,6 +103,7 @@ class Job:
             "PYTHONUNBUFFERED": "1",
             SECRET: self.secret,
             "HVDKIT_RANK_DIR": str(self.log_dir.absolute()),
+            REPORTS_DONE: "1" if self.reports_done else "",
         }
 
     def _stall_checks(self) -> dict[str, str]:

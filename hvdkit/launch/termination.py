@@ -10,14 +10,18 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def caught_signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in the list that this yields; they are handled at the next tick."""
+    """Collect SIGINT, SIGTERM and SIGHUP in the list that this yields; they are handled at the next tick.
+
+    SIGHUP stays ignored where it is, as under nohup.
+    """
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught  # only the main thread may set handlers
         return
     before = {
         number: signal.signal(number, lambda received, _: caught.append(received))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         yield caught

@@ -53,15 +53,15 @@ def run_task(adapter: Adapter, task: type[Own]) -> NoReturn:
 
         try:
             _run(adapter, Script(task.build, make), sys.argv[1:], heartbeat)
-        except HvdkitError:
+        except (HvdkitError, _Usage):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _own_fault(error, heartbeat) from error
 
     end_as_rank(run)
 
 
-def _own_fault(error: Exception, heartbeat: Heartbeat) -> Exception:
+def _own_fault(error: Exception | SystemExit, heartbeat: Heartbeat) -> Exception | SystemExit:
     """The error to report for one in a task of the user's own: before the first update it is a fault of the request."""
     from hvdkit.worker.user_code import described, is_own
 
@@ -80,12 +80,7 @@ def end_as_rank(work: Callable[[Heartbeat], None]) -> NoReturn:
     by then.
     """
     _report_crashes()
-    try:
-        status = _exit_status(work)
-    except SystemExit as leaving:  # the shutdown is skipped here too: if it is slow, other ranks fail first
-        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        if isinstance(leaving.code, str):
-            print(leaving.code, file=sys.stderr)
+    status = _exit_status(work)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -169,20 +164,36 @@ def _exit_status(work: Callable[[Heartbeat], None]) -> int:
         work(heartbeat)
     except Stopped as stopped:
         print(stopped, flush=True)
-        return stopped.exit_status
+    except _Usage as usage:
+        heartbeat.finished()  # the parser has said all
+        return usage.status
     except HvdkitError as error:
         heartbeat.failed("request" if isinstance(error, RequestError) else "error", str(error))
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_status
-    except Exception as error:
-        if lost_a_peer(error):
+        return _left_with(error.__cause__) or error.exit_status
+    except BaseException as error:  # the shutdown is skipped for all: if it is slow, other ranks fail first
+        if isinstance(error, Exception) and lost_a_peer(error):
             heartbeat.failed("communication", str(error))
             print(f"error: another rank is gone: {first_line(error)}", file=sys.stderr, flush=True)
             return 1
-        heartbeat.failed("error", f"{type(error).__name__}: {error}")
+        heartbeat.failed("error", _unexpected(error))
         traceback.print_exc()
-        return 1
+        return _left_with(error) or 1
+    heartbeat.finished()
     return 0
+
+
+def _left_with(error: BaseException | None) -> int:
+    """The status with which sys.exit() was called, if it was; 0 too where it was called with a text."""
+    return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 0
+
+
+def _unexpected(error: BaseException) -> str:
+    """An error that nobody handles, in words."""
+    if isinstance(error, KeyboardInterrupt):
+        return "KeyboardInterrupt: it got SIGINT, or its code raised it"
+    left = ": it left before its work was done" if isinstance(error, SystemExit) else ""
+    return f"{type(error).__name__}: {error}".removesuffix(": ") + left
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -214,8 +225,19 @@ def _path(text: str) -> Path:
     return expanded(text)
 
 
+class _Usage(BaseException):
+    """The command line asks for help, or is wrong; all is said. `status` is the exit status."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
 class _Parser(argparse.ArgumentParser):
     """Recognizes keys of the recipe that are given as options."""
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        print(message or "", end="", file=sys.stderr, flush=True)
+        raise _Usage(status)
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments"):

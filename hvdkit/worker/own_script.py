@@ -31,7 +31,7 @@ def main(framework: str, script: str, arguments: list[str]) -> NoReturn:
         fault = RequestError(f"model.script: {script}: it ended without training; expected {expected}")
     except HvdkitError as error:
         fault = error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         traceback.print_exc()
         what = described(error, script)
         if isinstance(error, ModuleNotFoundError):

@@ -69,6 +69,8 @@ def _own_frames(frames: traceback.StackSummary, script: str) -> list[traceback.F
 
 def _message(error: BaseException) -> str:
     """The first two lines of an error's message; the last one of a message that begins with a traceback."""
+    if isinstance(error, SystemExit):
+        return f"{error}; it left before its work was done".removeprefix("None")
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     lines = [line for each in _COLOURS.sub("", text).splitlines() if (line := each.strip())] or ["no message"]
     lines = lines[-1:] if lines[0].startswith("Traceback") else lines[:2]

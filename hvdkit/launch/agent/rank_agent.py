@@ -8,6 +8,7 @@ Every rank has an agent as its parent, on the host where the rank runs. The agen
   how it ended, with the record that it may have left in FOLDER/rank-<r>.failure.json, and that no process is left;
 - reports too when the rank has made no progress for HANG_S seconds (watchdog.py; 0: never) and when it goes on, that
   its host's network interface is down (link_monitor.py), or which ranks did not join a collective (stalls.py);
+- reports a rank that ends with status 0 before it has said that its work is done, and ends with status 1 itself;
 - ends the rank on SIGTERM, and as soon as nobody reads its standard output any more (the launcher was killed, the ssh
   connection broke): SIGTERM to its process group, SIGKILL after GRACE_S seconds, at once when asked again;
 - gives the rank a folder of its own for temporary files and removes it: a rank that is killed leaves its files behind,
@@ -33,7 +34,6 @@ Standard library only, and no syntax newer than Python 3.8: it runs under any in
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -50,7 +50,7 @@ if not __package__:
 
 from hvdkit.launch.agent.link_monitor import LinkMonitor
 from hvdkit.launch.agent.process_tree import descendants, kill, trackers
-from hvdkit.launch.agent.reports import HOME, MARK, Reports, write_line
+from hvdkit.launch.agent.reports import HOME, MARK, REPORTS_DONE, Reports, read_failure, write_line
 from hvdkit.launch.agent.scratch import Scratch, remove_segments
 from hvdkit.launch.agent.shell_rank import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, exit_status, prctl, step_aside
 from hvdkit.launch.agent.stalls import StallReader
@@ -156,7 +156,7 @@ class RankAgent:
         if self.mirror is not None and (fault := self.mirror.finish()):
             self.reports.send("not home", fault=fault)
         self.reports.send("left")
-        return exit_status(status)
+        return exit_status(status) or int(self._left_early(status))
 
     def _has_folder(self) -> bool:
         """Have the run's folder here: the launcher's, or a copy of it. Reports the rank's end where that fails."""
@@ -317,12 +317,13 @@ class RankAgent:
 
     def _how_it_ended(self, status: int, ended_at: float) -> dict[str, object]:
         """The facts of the end, as reported. Times are in seconds of this machine's monotonic clock."""
-        failure = self._read_failure()
+        failure = read_failure(self.failure_path)
         failed_at = ended_at if failure is None else min(ended_at, max(self.started_at, failure["clock"]))
         by_signal = os.WIFSIGNALED(status)
         return {
             "exit_code": None if by_signal else os.WEXITSTATUS(status),
             "signal": os.WTERMSIG(status) if by_signal else None,
+            "left_early": self._left_early(status),
             "stopped": self.stopped_at is not None,
             "outside": self.outside,
             "frozen": self.frozen,
@@ -336,13 +337,10 @@ class RankAgent:
             **self.link.facts(),
         }
 
-    def _read_failure(self) -> dict[str, Any] | None:
-        """The rank's own record of its failure, if it left a readable one."""
-        try:
-            record = json.loads(self.failure_path.read_text(encoding="utf-8"))
-            return {"clock": float(record["clock"]), **{key: record.get(key) for key in ("step", "kind", "message")}}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
+    def _left_early(self, status: int) -> bool:
+        """Whether the command has ended with status 0, and should have said before that its work is done."""
+        expected = self.reports.rank is not None and bool(os.environ.get(REPORTS_DONE))
+        return status == 0 and expected and not self.watchdog.done
 
     def _open_log(self) -> None:
         try:

@@ -10,9 +10,11 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 MARK = "@hvdkit "
 HOME = "HVDKIT_HOME"  # a variable, which says how to reach the run's folder from another host (mirror.py)
+REPORTS_DONE = "HVDKIT_REPORTS_DONE"  # a variable, which is set if a rank says when it has done its work
 RANKS = ("rank", "shell-rank", "task")  # roles of agents of ranks; others are of programs that start ranks
 
 
@@ -42,6 +44,15 @@ def write_line(line: bytes) -> None:
     with contextlib.suppress(OSError):
         while line:
             line = line[os.write(1, line) :]
+
+
+def read_failure(path: Path) -> dict[str, Any] | None:
+    """A rank's own record of its failure, if it left a readable one."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return {"clock": float(record["clock"]), **{key: record.get(key) for key in ("step", "kind", "message")}}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def boot_id() -> str | None:

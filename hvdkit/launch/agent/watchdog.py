@@ -1,7 +1,7 @@
 """Whether a rank makes progress. Standard library only, and no syntax newer than Python 3.8: see rank_agent.py.
 
 A rank that runs hvdkit's core writes `rank-<r>.beat` (count, step, phase) whenever it begins something new, and prints
-its stacks to `rank-<r>.stack` on SIGUSR2 (hvdkit/core/heartbeat.py). A rank without such a file is not watched.
+its stacks to `rank-<r>.stack` on SIGUSR2 (hvdkit/core/heartbeat.py). A rank that has written nothing is not watched.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ class Watchdog:
     """
 
     def __init__(self, folder: Path, name: str, pid: int, timeout_s: float) -> None:
-        self._beat_path = folder / f"{name}.beat"
+        # Kept open, so that it can be read where somebody has removed it.
+        self._beat_file = -1
+        with contextlib.suppress(OSError):
+            self._beat_file = os.open(folder / f"{name}.beat", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._stack_path = folder / f"{name}.stack"
         self._pid = pid
         self._timeout_s = timeout_s
@@ -53,7 +56,7 @@ class Watchdog:
         signal has `frozen` the process, and the main thread's `frames`, innermost first.
         """
         try:
-            beat = self._beat_path.read_bytes()
+            beat = self._beat()
             state, cpu_s = self._process()
         except (OSError, ValueError, IndexError):
             return None
@@ -72,8 +75,25 @@ class Watchdog:
     def activity(self) -> dict[str, Any] | None:
         """`step`, `phase`, `frozen` and `frames` now; None for a rank that writes no heartbeat, or has ended."""
         with contextlib.suppress(OSError, ValueError, IndexError):
-            return self._activity(self._beat_path.read_bytes(), self._process()[0])
+            return self._activity(self._beat(), self._process()[0])
         return None
+
+    def _beat(self) -> bytes:
+        """The last heartbeat. Raises OSError or ValueError where there is none."""
+        beat = os.pread(self._beat_file, 4096, 0)
+        if not beat:
+            raise ValueError("no heartbeat yet")
+        return beat
+
+    @property
+    def done(self) -> bool:
+        """Whether the rank has said that its work is done (`DONE` of hvdkit/core/heartbeat.py).
+
+        Believed where the file could not be made.
+        """
+        with contextlib.suppress(ValueError):
+            return self._beat_file < 0 or self._beat().split()[2:3] == [b"done"]
+        return False
 
     def _activity(self, beat: bytes, state: str) -> dict[str, Any]:
         facts: dict[str, Any] = {"step": None, "phase": None}

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from hvdkit.errors import HvdkitError, RequestError
-from hvdkit.launch.diagnosis.exits import Cause, RankEnd, rank_failure
+from hvdkit.launch.diagnosis.exits import Cause, RankEnd, Record, rank_failure
 from hvdkit.launch.job import Job
+
+# What signals mean that hvdkit does not send.
+_OTHERS = "sent by a user, or by another program; hvdkit has not sent it"
+_SIGNALS = {
+    "SIGKILL": "often the kernel's out-of-memory killer: see `dmesg`, or use a smaller batch",
+    "SIGTERM": _OTHERS,
+    "SIGHUP": _OTHERS,
+    "SIGINT": _OTHERS,
+    "SIGBUS": "memory that is a file has no room any more, such as /dev/shm, or the file was cut",
+    "SIGXCPU": "it has used its processor time: see `ulimit -t`",
+    "SIGXFSZ": "a file has reached its largest size: see `ulimit -f`",
+}
+_OUT_OF_MEMORY = re.compile(
+    r"MemoryError|[Oo]ut of memory|OutOfMemory|OOM when allocating|ResourceExhausted|bad_alloc"
+    r"|[Cc]an(not|'t) allocate memory|Memory allocation failed"
+)
+_LESS_MEMORY = "use a smaller batch_size (`accumulate` makes up for it), see `hvdkit memory`"
 
 
 @dataclass(frozen=True)
@@ -59,7 +77,7 @@ def failure(job: Job, verdict: Verdict) -> HvdkitError:
     """The error that names the rank: RequestError where the rank itself found the request wrong, else RankFailure."""
     end = verdict.end
     if end.record is not None and end.record.kind == "request" and not end.after_stop:
-        return RequestError(end.record.message)
+        return RequestError(end.record.message + _remedy(end.record))
     parts = [f"{_who(end)} {_lost(verdict) if verdict.lost_by else _how(end)}"]
     if verdict.others:
         parts.append(", ".join(f"{_who(other)} {_meanwhile(other)}" for other in verdict.others[:8]))
@@ -79,16 +97,21 @@ def _how(end: RankEnd) -> str:
         how = f"was ended{after} by a signal that hvdkit has not sent: is its node, or the job's share of it, gone?"
     elif end.signal is not None:
         how = f"was killed by {end.signal}{after}"
-        if end.signal == "SIGKILL":
-            how += " (often the kernel's out-of-memory killer: see `dmesg`, or use a smaller batch)"
+        how += f" ({_SIGNALS[end.signal]})" if end.signal in _SIGNALS else ""
     elif end.exit_code is not None:
         how = f"ended with exit code {end.exit_code}{after}"
+        how += ", before its work was done" if end.left_early else ""
     else:
         how = f"vanished{after}: nothing is known of its end"
     if end.record is not None:
         step = "" if end.record.step is None else f" at step {end.record.step}"
-        how = f"failed{step}: {end.record.message.strip().partition(chr(10))[0]} ({how})"
+        how = f"failed{step}: {end.record.message.strip().partition(chr(10))[0]} ({how}){_remedy(end.record)}"
     return how
+
+
+def _remedy(record: Record) -> str:
+    """What to do about a failure that the rank has recorded, as far as that shows."""
+    return f"; {_LESS_MEMORY}" if _OUT_OF_MEMORY.search(record.message) else ""
 
 
 def _lost(verdict: Verdict) -> str:

@@ -38,9 +38,11 @@ class RankFailure(RunError):
 
 
 class Terminated(RunError):
-    """The launcher got SIGTERM and has ended all ranks."""
+    """The launcher got SIGTERM or SIGHUP and has ended all ranks."""
 
-    exit_status = 128 + signal.SIGTERM
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal_name(number)}, and all ranks with it")
+        self.exit_status = 128 + number
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Record:
 class Cause(IntEnum):
     """Why a rank ended, in the order of blame: a smaller one is never the consequence of a larger one."""
 
-    OWN = 0  # an exit code or a signal of its own, or an error that it wrote down
+    OWN = 0  # an exit code or a signal of its own, an error that it wrote down, or it left early
     FROZEN = 1  # SIGSTOP held it when it was asked to stop, so it did not answer
     UNKNOWN = 2  # it was not asked to stop, and nothing is known of its end
     TAKEN = 3  # what started it has asked it to stop, and not the launcher, as where its node leaves the cluster
@@ -78,7 +80,8 @@ class RankEnd:
     """The end of one rank. `failed_at` and `seconds` (since its start) are of the launcher's monotonic clock.
 
     `stopped` says that it was being ended, by the launcher or from `outside`; `frozen` that SIGSTOP held it by then;
-    `after_stop` that it failed only after it was asked to stop; `pid` and `seconds` are None where it never started.
+    `after_stop` that it failed only after it was asked to stop; `left_early` that it ended with exit code 0 before it
+    had said that its work is done; `pid` and `seconds` are None where it never started.
     """
 
     rank: int
@@ -90,6 +93,7 @@ class RankEnd:
     outside: bool = False
     frozen: bool = False
     after_stop: bool = False
+    left_early: bool = False
     seconds: float | None = None
     failed_at: float = float("inf")
     reported_at: float = float("-inf")  # to the launcher
@@ -111,12 +115,12 @@ class RankEnd:
         """Why it ended, as far as its own record and output show."""
         if self.record is not None and not self.after_stop:
             return Cause.LOST if self.record.kind == "communication" else Cause.OWN
-        if self.outside and self.exit_code != 0:
+        if self.outside and (self.exit_code != 0 or self.left_early):
             return Cause.TAKEN
         if self.stopped:
             return Cause.FROZEN if self.frozen else Cause.STOPPED
         if self.exit_code == 0:
-            return Cause.WELL
+            return Cause.OWN if self.left_early else Cause.WELL
         if not self.known:
             return Cause.UNKNOWN
         # SIGKILL is sent by others. Any other signal may be how a framework ends after the error in its output.

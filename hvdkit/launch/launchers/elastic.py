@@ -94,14 +94,14 @@ class _Workers(Agents):
             how = "the agent of the elastic driver was killed"
             if driver is not None:
                 how = f"the elastic driver was killed by {exits.signal_name(driver['signal'])}"
-            return RunError(f"{how}, and all ranks with it; go on with --resume")
+            return RunError(f"{how}, and all ranks with it; continue with --resume")
         lost = blame.judge(self.ended)
         if self._gave_up is None and lost is None:
             output = exits.shown_tail("its output", driver["tail"])
             return RunError(f"the elastic driver ended with exit code {driver['exit_code']}; {output}")
         first = "" if lost is None else f"; the first lost: {blame.failure(self._job, lost)}"
         why = self._gave_up or f"it ended with exit code {driver['exit_code']}"
-        return RunError(f"the elastic driver gave up: {why}; go on with --resume{first}")
+        return RunError(f"the elastic driver gave up: {why}; continue with --resume{first}")
 
     def note_start(self, report: dict[str, Any]) -> None:
         name = report["name"]
@@ -173,7 +173,7 @@ class _Workers(Agents):
                 _print(f"{what}; it is ended")
                 self._kill(name)
             else:
-                self._hung = f"{what}; it is on another host, so all ranks were ended; go on with --resume"
+                self._hung = f"{what}; it is on another host, so all ranks were ended; continue with --resume"
 
     def _kill(self, *names: str) -> None:
         """End these workers, as if they were lost."""
