@@ -228,7 +228,7 @@ def ran_on(where: Place, *words: str, out: Path, host: str = "h1", **environment
 
 def undisturbed(words: tuple[str, ...] = TRAIN) -> dict[str, str]:
     """The bits of a run that nobody disturbs, by the direct launcher; kept for an hour."""
-    kept = Path(tempfile.gettempdir()) / f"hvdkit-trials-{os.getuid()}-{abs(hash(str(ROOT.stat().st_ino)))}.json"
+    kept = Path(tempfile.gettempdir()) / f"hvdkit-trials-{os.getuid()}-{ROOT.stat().st_ino}.json"
     name = " ".join(words)
     with suppress(OSError, ValueError):
         if time.time() - kept.stat().st_mtime < 3600:
