@@ -261,7 +261,10 @@ def test_nobody_takes_the_place_of_a_rank(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK)
 
     def ports(pid: int) -> set[int]:
-        inodes = {str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()}
+        inodes = set()
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                inodes.add(str(descriptor.readlink()))
         rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
         return {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
 

@@ -98,7 +98,7 @@ class Checkpoints:
             raise fault
 
     def make_room(self) -> None:
-        """Delete, if space is what lacks, the checkpoints that would be deleted after the next one is written.
+        """Delete, if the disk is full, the checkpoints that would be deleted after the next one is written.
 
         One that can be read stays, and the best.
         """
@@ -138,12 +138,12 @@ class Checkpoints:
 
     def _note_missing(self, record: Record, error: OSError) -> None:
         why = error.strerror or str(error) or type(error).__name__
-        left, before = "there is none", self.missing
+        left, again, before = "there is none", "start again", self.missing
         with suppress(OSError):
             if (newest := self.kept().get(LAST)) and newest.is_dir():
-                left = f"the newest one is {newest.name}"
+                left, again = f"the newest one is {newest.name}", "use --resume"
         fault = f"{self._folder}: {_what(record)} cannot be written ({why}); {left}; {advice(error)}"
-        self.missing, self._full = f"{fault}, then use --resume", error.errno in (errno.ENOSPC, errno.EDQUOT)
+        self.missing, self._full = f"{fault}, then {again}", error.errno in (errno.ENOSPC, errno.EDQUOT)
         if self.missing != before:  # the last one is tried several times
             say(f"{fault}: training continues, and one is tried again when the next is due, and at the end")
 

@@ -192,7 +192,7 @@ def _unexpected(error: BaseException) -> str:
     """An error that nobody handles, in words."""
     if isinstance(error, KeyboardInterrupt):
         return "KeyboardInterrupt: it got SIGINT, or its code raised it"
-    left = ": it left before its work was done" if isinstance(error, SystemExit) else ""
+    left = "; it left before its work was done" if isinstance(error, SystemExit) else ""
     return f"{type(error).__name__}: {error}".removesuffix(": ") + left
 
 

@@ -15,7 +15,7 @@ def faulty(folder: Path, under: Path, **how: object) -> dict[str, str]:
     source = Path(__file__).with_name("faulty.c")
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
     settings = {f"FAULTY_{name.upper()}": str(value) for name, value in how.items()}
-    return {"LD_PRELOAD": str(library), "FAULTY_UNDER": str(under), "FAULTY_WHEN": str(folder / "fails"), **settings}
+    return {"LD_PRELOAD": str(library), "FAULTY_UNDER": f"{under}/", "FAULTY_WHEN": str(folder / "fails"), **settings}
 
 
 def says(job: Running, words: str) -> str:

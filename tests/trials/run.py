@@ -22,7 +22,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from trial import DECLARED, Unexpected  # noqa: E402 - modules of groups lie beside this file
+from trial import DECLARED, ROOT, Unexpected  # noqa: E402 - modules of groups lie beside this file
 
 SEEN = HERE / "seen.json"
 PAGE = HERE / "README.md"
@@ -94,7 +94,7 @@ def _record(name: str, seen: dict[str, Any]) -> None:
     with (HERE / "run.py").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         rows = json.loads(SEEN.read_text()) if SEEN.exists() else {}
-        short = " ".join(seen["seen"].split())[:300]
+        short = " ".join(seen["seen"].replace(f"{ROOT}/", "").split())[:300]
         row = rows.setdefault(name, {"first": seen["held"], "first_seen": short})
         row |= {"now": seen["held"], "seen": short, "date": datetime.date.today().isoformat()}
         SEEN.write_text(json.dumps(dict(sorted(rows.items())), indent=1, ensure_ascii=False) + "\n")

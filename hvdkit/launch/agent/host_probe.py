@@ -189,7 +189,7 @@ def _gpus() -> list[str]:
 
 
 def _listen(token: str) -> int:
-    """Answer whoever has the token, on all addresses: which of them others reach is the question. Returns the port."""
+    """Answer clients that have the token, on all addresses: others reach some of them. Returns the port."""
     listener = Listener("", token)
     threading.Thread(target=_serve, args=(listener,), daemon=True).start()
     return listener.port

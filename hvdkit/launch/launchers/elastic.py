@@ -1,4 +1,4 @@
-"""Elastic runs: the elastic driver decides which ranks take part, and training goes on with those.
+"""Elastic runs: the elastic driver decides which ranks take part, and training continues with those.
 
 A run survives a rank that is killed, frozen or lost with its host. A rank whose own record says that it failed by
 itself would fail again: it ends the run.
@@ -28,7 +28,7 @@ from hvdkit.launch.launchers.elastic_rounds import AGAIN
 
 _DRIVER = Path(__file__).with_name("elastic_driver.py")
 REMOVED = "has been removed from elastic job"  # what a rank prints whose place is gone, before it ends
-_TOGETHER_S = 0.5  # losses are told together
+_TOGETHER_S = 0.5  # losses are reported together
 
 
 def driver(job: Job, command: list[str], environment: dict[str, str], name: str = "", **where: object) -> AgentCommand:
@@ -63,7 +63,7 @@ class _Workers(Agents):
         self._told_to_end: set[str] = set()  # by this process, as they hang
         self._trains = False  # or has trained
         self._gave_up: str | None = None
-        self._lost: list[str] = []  # what is still to be told
+        self._lost: list[str] = []  # what is still to be reported
         self._lost_at = 0.0
         self._fatal = False
         self._hung: str | None = None

@@ -22,7 +22,7 @@ STRAGGLER_S = 20.0  # how long a worker that has not noticed yet is waited for; 
 TOGETHER_S = 3.0  # how long new workers wait for others that start, so that training stops once for all of them
 TRIES = 6  # workers that may be lost while nothing is committed, for each that there may be
 LONGEST_REST_S = 8.0  # of a place that loses one after the other
-SOON_S, SAY_S = 2.0, 30.0  # when a wait is told first, and how often
+SOON_S, SAY_S = 2.0, 30.0  # when a wait is reported first, and how often
 
 
 @dataclass(eq=False)
@@ -35,12 +35,12 @@ class Worker:
     round: int = 0  # its last one; 0 for none
     holds: int = 0  # the last one of which it has a commit: what it has got from others it does not keep until then
     connected: bool = False  # to the others of that round
-    leaves: bool = False  # it has been told to
+    leaves: bool = False  # it has been asked to
 
 
 @dataclass
 class Rounds:
-    """The workers of a run that begins with `np` and goes on with `min_np` to `max_np`. Times are in seconds.
+    """The workers of a run that begins with `np` and continues with `min_np` to `max_np`. Times are in seconds.
 
     `over` says why the current round is over: `lost` or `hosts`; None while it trains. `failure` says why there will be
     no other one. `said` collects lines for people.
