@@ -7,7 +7,6 @@ import io
 import os
 import select
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +47,8 @@ def atomic(path: Path, elsewhere: str = "choose another --out") -> Iterator[Bina
     """A file to write, which becomes `path` once the block has ended without an exception; as `write_atomic`."""
     temporary = None
     try:
+        import tempfile  # takes 6 ms, and `hvdkit --help` needs none
+
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "wb") as file:
             yield file

@@ -64,8 +64,9 @@ class FolderLock:
             return
         self._ended.set()
         self._beating.join()
-        if self._mine():
-            self._path.unlink(missing_ok=True)
+        with suppress(OSError):  # on a disk that has become read-only it stays, as a dead run's
+            if self._mine():
+                self._path.unlink()
         self._file.close()
 
     def _acquire(self) -> None:

@@ -63,7 +63,7 @@ def test_help_loads_what_it_is_drawn_by_and_no_more(arguments: list[str]) -> Non
     assert "pydantic" not in modules or arguments[:1] == ["compare"], "typer reads a command's arguments by it"
     own = {name for name in modules if name.startswith("hvdkit.")}
     commands = {f"hvdkit.cli.{part}" for part in PARTS}
-    ground = {f"hvdkit.{part}" for part in ("__main__", "defaults", "errors", "cli", "cli.terminal")}
+    ground = {f"hvdkit.{part}" for part in ("__main__", "defaults", "errors", "files", "cli", "cli.terminal")}
     assert commands <= own <= ground | commands
     assert "rich.markdown" not in modules, "what stood in its place is gone"
 

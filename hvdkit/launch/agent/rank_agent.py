@@ -147,10 +147,10 @@ class RankAgent:
         self._end_descendants()
         self._read_output()
         # A rank ended while it wrote its record (files.write_atomic) leaves the temporary file.
-        for leftover in self.failure_path.parent.glob(f".{self.failure_path.name}.*"):
-            leftover.unlink()
-        for suffix in (".beat", ".stack"):
-            self.log_path.with_suffix(suffix).unlink(missing_ok=True)
+        leftovers = self.failure_path.parent.glob(f".{self.failure_path.name}.*")
+        for leftover in (*leftovers, *map(self.log_path.with_suffix, (".beat", ".stack"))):
+            with contextlib.suppress(OSError):  # gone, or the disk has become read-only
+                leftover.unlink()
         if self.scratch is not None:
             self.scratch.remove()
         if self.mirror is not None and (fault := self.mirror.finish()):
