@@ -58,7 +58,7 @@ class Running:
         self, words: tuple[str, ...], folder: Path, prefix: tuple[str, ...], environment: dict[str, str]
     ) -> None:
         self.folder, self.mark = folder, uuid.uuid4().hex
-        self._printed = folder.parent / f"{folder.name}.printed"
+        self._printed = folder.parent / f"{folder.name}.{self.mark[:8]}.printed"
         variables = {**os.environ, "PYTHONPATH": str(ROOT), MARK: self.mark, **environment}
         with self._printed.open("ab") as printed:
             self.process = subprocess.Popen(
