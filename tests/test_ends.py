@@ -1,6 +1,6 @@
 """How ranks end: who is named first, the status, and the remedy. The table is data; a cell is a real run of two ranks.
 
-HVDKIT_ALL_ENDS=1 runs every way to end, of rank 0, rank 1 and both, in every phase.
+HVDKIT_TEST_ALL_ENDS=1 runs every way to end, of rank 0, rank 1 and both, in every phase.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CELLS = [
     ("0", "input", "close"),
     ("0", "input", "fork"),
 ]
-if os.environ.get("HVDKIT_ALL_ENDS"):
+if os.environ.get("HVDKIT_TEST_ALL_ENDS"):
     CELLS = list(itertools.product(("0", "1", "0,1"), PHASES, (*SAID, *sorted(WELL))))
 
 
