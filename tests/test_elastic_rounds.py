@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -38,6 +40,8 @@ class Cluster:
     updates: int = 0
     updated_at: float = 1000.0
     faults: list[str] = field(default_factory=list)
+    notes: list[tuple[float, int, dict[str, Any] | None]] = field(default_factory=list)  # on their way: arrival, round
+    updated: int = 0  # the last round with an update
 
     def run(self, seconds: float) -> None:
         until = self.now + seconds
@@ -57,6 +61,9 @@ class Cluster:
             for process in list(self.processes):
                 self._act(process)
             self._train()
+            for note in [note for note in self.notes if note[0] <= self.now]:
+                self.notes.remove(note)
+                self.rounds.note(note[1], note[2], committed=False)
 
     def kill(self, process: Process, status: int = KILLED) -> None:
         self.processes.remove(process)
@@ -94,10 +101,15 @@ class Cluster:
     def _train(self) -> None:
         members = self.rounds.members
         if self.rounds.over is None and members and all(member.connected for member in members):
-            if not self.rounds.trained:
-                since = self.rounds.interrupted
-                recovery = since and {"np": len(members), "seconds": self.now - since[0], "step": self.updates}
-                self.rounds.note(self.rounds.number, recovery, committed=False)
+            if self.updated != self.rounds.number:
+                self.updated, since = self.rounds.number, self.rounds.interrupted
+                recovery = since and {
+                    "np_before": since[2],
+                    "np": len(members),
+                    "seconds": self.now - since[0],
+                    "step": self.updates,
+                }
+                self.notes.append((self.now + self.random.uniform(0, 1), self.rounds.number, recovery))
             self.updates, self.updated_at = self.updates + 1, self.now
             if self.random.random() < 0.2:
                 self.rounds.note(self.rounds.number, None, committed=True)
@@ -151,6 +163,8 @@ def test_training_goes_on_after_any_schedule(seed: int) -> None:
         assert not cluster.faults and rounds.failure is None, (cluster.faults, rounds)
     cluster.run(PROMISE_S)
     assert cluster.updated_at > cluster.now - 5
+    chain = [(recovery["np_before"], recovery["np"]) for recovery in rounds.recoveries]
+    assert chain and all(now == then for (_, now), (then, _) in itertools.pairwise(chain)), chain
 
 
 def test_a_place_that_always_dies_is_not_tried_for_ever() -> None:

@@ -131,7 +131,8 @@ class Rounds:
                 worker.holds = number
             return
         self.trained = True
-        self.interrupted = None
+        # It may be over already, by the next loss or change.
+        self.interrupted = (self.over_at, self.over, len(self.members)) if self.over else None
         if recovery is not None:
             self.recoveries.append(recovery)
             self.said.append(
