@@ -22,6 +22,7 @@ import numpy as np
 
 from hvdkit import adapters, paths
 from hvdkit.core import metrics
+from hvdkit.core.group import Group
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter, Session
 from hvdkit.core.trainer import Loop
@@ -77,15 +78,15 @@ def opened(
         heartbeat.beat("building the models")
         recipe = schema.load(base, keys)
         session = setup.session(recipe, setup.strategy(recipe))
-        session.broadcast_state()
+        session.broadcast_state(setup.mesh.data)
         side = sides[name] = Side(recipe, session, warmup, measured)
         replace(side, measured=0).turn(setup, heartbeat)
     return setup, sides
 
 
-def synchronize(adapter: Adapter) -> None:
+def synchronize(adapter: Adapter, world: Group) -> None:
     """Wait for the last rank, and leave the cores to it."""
-    adapter.to_numpy(adapter.allreduce([adapter.from_numpy(np.zeros(1, np.float32))], name="meet")[0])
+    adapter.to_numpy(adapter.allreduce([adapter.from_numpy(np.zeros(1, np.float32))], world, name="meet")[0])
 
 
 def recipe_of(framework: str, script: str = "resnet") -> Any:
@@ -110,16 +111,17 @@ def take_turns(heartbeat: Heartbeat) -> None:
     the framework's versions, and `load`, the share of the machine that others took."""
     adapter, plan = adapters.load(sys.argv[2]), json.loads(sys.argv[3])
     setup, sides = opened(adapter, Path(sys.argv[1]), plan["sides"], heartbeat)
+    world = setup.mesh.world
     begun, mine = Snapshot.take(time.process_time()), []
     for side in (side for order in plan["rounds"] for side in order):
-        synchronize(adapter)
+        synchronize(adapter, world)
         before = sent_bytes()
         seconds = sides[side].turn(setup, heartbeat)
-        synchronize(adapter)
+        synchronize(adapter, world)
         mine.append((seconds, sent_bytes() - before))
     report: dict[str, Any] = {"host": os.environ["HOROVOD_HOSTNAME"], "turns": mine}
     report["used"] = Snapshot.take(time.process_time()).since(begun)
-    everyone = adapter.allgather_object(report, name="turns")
+    everyone = adapter.allgather_object(report, world, name="turns")
     if setup.mesh.is_root:
         turns = iter(zip(*(rank["turns"] for rank in everyone), strict=True))
         rounds = [[(side, next(turns)) for side in order] for order in plan["rounds"]]

@@ -8,6 +8,7 @@ from sklearn.datasets import load_digits
 
 from hvdkit.adapters import keras as adapter
 from hvdkit.checkpoint.weights import save_weights
+from hvdkit.core.group import world_of
 from hvdkit.core.schedule import scaled_rate
 from hvdkit.core.session import Session
 from hvdkit.core.trainer import evaluate
@@ -20,13 +21,14 @@ RATE, BATCH_SIZE, EPOCHS, SEED = 0.05, 32, 10, 1
 OUT = sys.argv[1] if len(sys.argv) > 1 else "runs/own_model_keras.safetensors"
 
 topology = adapter.init(device="auto")
+world = world_of(topology)
 digits = load_digits()
 images = digits.images[..., None].astype("float32") / 16
 train, test = ArraySplit(images[360:], digits.target[360:]), ArraySplit(images[:360], digits.target[:360])
 
 model = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(64, "relu"), layers.Dense(10)])
-session = Session(adapter, model, Sgd(learning_rate=RATE), Loss(), Dense(adapter, topology.size, half=True))
-session.broadcast_state(root_rank=0)
+session = Session(adapter, model, Sgd(learning_rate=RATE), Loss(), Dense(adapter, world, half=True))
+session.broadcast_state(world)
 steps = steps_per_epoch(len(train), BATCH_SIZE, topology.size)
 plan = Schedule(base_batch_size=32, warmup_epochs=1)
 rate = scaled_rate(RATE, plan, batch_size=BATCH_SIZE, size=topology.size, epochs=EPOCHS, steps_per_epoch=steps)
@@ -41,7 +43,7 @@ for epoch in range(EPOCHS):
     shard = epoch_batches(train, BATCH_SIZE, SEED, epoch, topology.rank, topology.size)
     batches = ((batch.inputs, batch.targets) for batch in shard)
     model.fit(batches, steps_per_epoch=steps, callbacks=[by_step], verbose=0)
-    found = evaluate(adapter, session, METRICS, test, BATCH_SIZE, topology)
+    found = evaluate(adapter, session, METRICS, test, BATCH_SIZE, world)
     if topology.is_root:
         print(f"epoch {epoch + 1}: accuracy {found['accuracy']:.4f}, loss {found['loss']:.4f}", flush=True)
 if topology.is_root:

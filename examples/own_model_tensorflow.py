@@ -7,6 +7,7 @@ from sklearn.datasets import load_digits
 
 from hvdkit.adapters import tensorflow as adapter
 from hvdkit.checkpoint.weights import save_weights
+from hvdkit.core.group import world_of
 from hvdkit.core.schedule import scaled_rate
 from hvdkit.core.session import Session
 from hvdkit.core.trainer import evaluate
@@ -28,10 +29,11 @@ class Perceptron(tf.Module):
 RATE, BATCH_SIZE, EPOCHS, SEED = 0.05, 32, 10, 1
 OUT = sys.argv[1] if len(sys.argv) > 1 else "runs/own_model_tensorflow.safetensors"
 topology = adapter.init(device="auto")
+world = world_of(topology)
 pixels, labels = load_digits(return_X_y=True)
 train, test = (ArraySplit((pixels[i] / 16).astype("float32"), labels[i]) for i in (slice(360, None), slice(360)))
-session = Session(adapter, Perceptron(), Sgd(learning_rate=RATE), Loss(), Dense(adapter, topology.size, half=True))
-session.broadcast_state(root_rank=0)
+session = Session(adapter, Perceptron(), Sgd(learning_rate=RATE), Loss(), Dense(adapter, world, half=True))
+session.broadcast_state(world)
 steps = steps_per_epoch(len(train), BATCH_SIZE, topology.size)
 plan = Schedule(base_batch_size=32, warmup_epochs=1)
 rate = scaled_rate(RATE, plan, batch_size=BATCH_SIZE, size=topology.size, epochs=EPOCHS, steps_per_epoch=steps)
@@ -40,7 +42,7 @@ for epoch in range(EPOCHS):
     for step, batch in enumerate(shard, start=epoch * steps):
         session.set_learning_rate(rate(step))
         session.train_step([batch])
-    found = evaluate(adapter, session, METRICS, test, BATCH_SIZE, topology)
+    found = evaluate(adapter, session, METRICS, test, BATCH_SIZE, world)
     if topology.is_root:
         print(f"epoch {epoch + 1}: accuracy {found['accuracy']:.4f}, loss {found['loss']:.4f}", flush=True)
 if topology.is_root:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hvdkit.adapters import local
+from hvdkit.core.group import Group, Ranks
 from hvdkit.core.topology import Topology
 from hvdkit.strategies.reducer import Reducer
 
@@ -58,43 +59,42 @@ class Member:
     def __getattr__(self, name: str) -> Any:
         return getattr(local, name)
 
-    def _everyone(self, value: Any, name: str, group: tuple[int, ...] | None = None) -> list[Any]:
-        return self._crowd.exchange(self._rank, value, name, group or tuple(range(self._crowd.size)))
+    def _everyone(self, value: Any, name: str, group: Group) -> list[Any]:
+        return self._crowd.exchange(self._rank, value, name, group.ranks)
 
     def allreduce(
         self,
         tensors: list[Any],
+        group: Group,
         op: str = "average",
         name: str = "allreduce",
-        within: Any = None,
         overwrite: bool = False,
     ) -> Any:
-        everyone = self._everyone(tensors, name, within)
+        everyone = self._everyone(tensors, name, group)
         return [np.asarray(_REDUCED[op](each, axis=0), each[0].dtype) for each in zip(*everyone, strict=True)]
 
-    def allgather(self, tensor: Any, name: str = "allgather") -> Any:
-        return np.concatenate(self._everyone(tensor, name))
+    def allgather(self, tensor: Any, group: Group, name: str = "allgather") -> Any:
+        return np.concatenate(self._everyone(tensor, name, group))
 
-    def broadcast(self, tensor: Any, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> Any:
-        group = within or tuple(range(self._crowd.size))
-        return self._everyone(tensor, name, group)[group.index(root_rank)].copy()
+    def broadcast(self, tensor: Any, group: Group, root_rank: int, name: str = "broadcast") -> Any:
+        return self._everyone(tensor, name, group)[group.ranks.index(root_rank)].copy()
 
-    def alltoall(self, tensor: Any, name: str = "alltoall", splits: list[int] | None = None) -> Any:
-        size = self._crowd.size
+    def alltoall(self, tensor: Any, group: Group, name: str = "alltoall", splits: list[int] | None = None) -> Any:
+        size = group.size
         ends = np.cumsum(splits if splits else [len(tensor) // size] * size)
         assert ends[-1] == len(tensor)
-        everyone = self._everyone(np.split(tensor, ends[:-1]), name)
-        return np.concatenate([parts[self._rank] for parts in everyone])
+        everyone = self._everyone(np.split(tensor, ends[:-1]), name, group)
+        return np.concatenate([parts[group.index] for parts in everyone])
 
-    def reducescatter(self, tensor: Any, op: str = "average", name: str = "reducescatter") -> Any:
-        (mean,) = self.allreduce([tensor], op, name)
-        return np.split(mean, self._crowd.size)[self._rank]
+    def reducescatter(self, tensor: Any, group: Group, op: str = "average", name: str = "reducescatter") -> Any:
+        (mean,) = self.allreduce([tensor], group, op, name)
+        return np.split(mean, group.size)[group.index]
 
-    def allgather_object(self, value: Any, name: str = "allgather_object") -> list[Any]:
-        return self._everyone(value, name)
+    def allgather_object(self, value: Any, group: Group, name: str = "allgather_object") -> list[Any]:
+        return self._everyone(value, name, group)
 
-    def process_set(self, ranks: list[int]) -> Any:
-        return tuple(ranks)
+    def process_set(self, ranks: Ranks) -> Any:
+        return ranks
 
 
 def together(size: int, work: Callable[[Any, Topology], T], hosts: int = 1) -> list[T]:

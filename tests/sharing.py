@@ -12,7 +12,7 @@ from crowd import together
 
 from hvdkit.adapters import local
 from hvdkit.adapters.trainable import Done
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Group, Mesh
 from hvdkit.core.seam import ROOT_BLOCK, Block, Uses
 from hvdkit.core.session import Session
 from hvdkit.core.topology import Topology
@@ -43,8 +43,8 @@ class InBlocks(local.TrainableModel):
             self.parameters[name] = found[block].vector[: parameter.size].reshape(parameter.shape)
         return found
 
-    def start_allgather(self, tensor: Any, out: Any, name: str) -> Done:
-        out[...] = self.session.adapter.allgather(tensor, name)
+    def start_allgather(self, tensor: Any, group: Group, out: Any, name: str) -> Done:
+        out[...] = self.session.adapter.allgather(tensor, group, name)
         return Done(out)
 
     def backward(self, inputs: Any, targets: Any, scale: Any) -> Any:
@@ -112,8 +112,8 @@ class InVectors(local.TrainableModel):
             self.parts[name][...] = gradient
         return logits, loss, self.parts
 
-    def start_average(self, tensor: Any, name: str) -> Done:
-        tensor[...] = self.session.adapter.allreduce([tensor.copy()], name=name)[0]  # ranks are threads
+    def start_average(self, tensor: Any, group: Group, name: str) -> Done:
+        tensor[...] = self.session.adapter.allreduce([tensor.copy()], group, name=name)[0]  # ranks are threads
         return Done(tensor)
 
 
@@ -121,7 +121,7 @@ def staged(adapter: Any, topology: Topology, stage: str, **more: Any) -> Any:
     """The strategy of a stage."""
     data = Mesh(topology).data
     if stage == "none":
-        return Dense(adapter, data.size)
+        return Dense(adapter, data)
     if stage == "parameters":
         more.pop("most_bytes", None)
         return ShardedParameters(adapter, data, **more)

@@ -51,9 +51,9 @@ class Faulty:
         return getattr(LOCAL, name)
 
     def allreduce(
-        self, tensors: list[np.ndarray], op: str = "average", name: str = "", **more: Any
+        self, tensors: list[np.ndarray], group: Any, op: str = "average", name: str = "", **more: Any
     ) -> list[np.ndarray]:
-        result = LOCAL.allreduce(tensors, op, name, **more)
+        result = LOCAL.allreduce(tensors, group, op, name, **more)
         if len(result[0]) == 12:
             self.reduced += 1
             result[0][5] += self.reduced == 1

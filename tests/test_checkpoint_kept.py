@@ -22,7 +22,7 @@ from hvdkit.checkpoint import snapshots, writing
 from hvdkit.checkpoint.snapshots import Checkpoint, Record
 from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core import metrics
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Mesh
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest, parameters_of
 from hvdkit.core.step_plan import Progress

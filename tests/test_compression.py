@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from crowd import averaged, together
 
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Mesh, world_of
 from hvdkit.core.topology import Topology
 from hvdkit.recipe.communication import METHODS, Compression, Int8, PowerSgd, TopK, Uncompressed
 from hvdkit.strategies.codecs.base import RESIDUAL
@@ -119,7 +119,7 @@ def test_what_top_k_sends_and_what_it_keeps_are_the_gradient_exactly(compression
             kept = np.array(reducer._state[RESIDUAL])
             assert (sent + kept).tobytes() == given.tobytes()
             assert not np.any((sent != 0) & (kept != 0))
-            everyone = adapter.allgather_object(sent.astype(np.float64), name="sent")
+            everyone = adapter.allgather_object(sent.astype(np.float64), world_of(topology), name="sent")
             assert np.allclose(vector(means), np.mean(everyone, axis=0), rtol=1e-6)
         smallest = np.abs(values).min()
         assert size > 1 or compression.bucket_mib < 1 or np.abs(kept).max() <= smallest
@@ -137,7 +137,9 @@ def test_error_feedback_loses_nothing_but_rounding(compression: Compression) -> 
         reducer = Reducer(Ring(adapter, Mesh(topology)), compression)
         mine = gradients(0, topology.rank)
         total = sum(vector(averaged(reducer, mine)).astype(np.float64) for _ in range(steps))
-        left = np.mean(adapter.allgather_object(np.array(reducer._state[RESIDUAL]), name="left"), axis=0)
+        left = np.mean(
+            adapter.allgather_object(np.array(reducer._state[RESIDUAL]), world_of(topology), name="left"), axis=0
+        )
         return total, left
 
     total, left = together(2, work)[0]
@@ -211,7 +213,7 @@ def test_powersgd_is_exact_on_gradients_of_its_rank(size: int) -> None:
         mine = (left @ right).reshape(40, 5, 3, 3)
         reducer = Reducer(Ring(adapter, Mesh(topology)), PowerSgd(rank=3))
         got = averaged(reducer, {"conv.weight": mine})["conv.weight"]
-        expected = np.mean(adapter.allgather_object(mine, name="all"), axis=0)
+        expected = np.mean(adapter.allgather_object(mine, world_of(topology), name="all"), axis=0)
         return np.linalg.norm(got - expected) / np.linalg.norm(expected)
 
     assert max(together(size, work)) < 1e-12

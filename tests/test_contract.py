@@ -17,6 +17,7 @@ from launching import framework_job
 
 from hvdkit import adapters
 from hvdkit.adapters.capabilities import CAPABILITIES as DECLARED
+from hvdkit.core.group import world_of
 from hvdkit.core.seam import CAPABILITIES, Adapter, Trainable
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
@@ -39,7 +40,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def outcome(framework: str) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:
         folder = tmp_path_factory.mktemp(framework)
         asked = (ROOT / "tests" / "contract" / "rank.py", framework, folder / "report.json")
-        job = framework_job(framework.partition("-")[0], folder / "logs", *asked, HOROVOD_DYNAMIC_PROCESS_SETS="1")
+        ranks = 4 if framework.endswith("-groups") else 2
+        job = framework_job(
+            framework.partition("-")[0], folder / "logs", *asked, np=ranks, HOROVOD_DYNAMIC_PROCESS_SETS="1"
+        )
         LAUNCHERS["direct"].run(job)
         return json.loads((folder / "report.json").read_text()), dict(np.load(folder / "report.npz"))
 
@@ -48,7 +52,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("framework", (*FRAMEWORKS, "pytorch-overlapped"))
+@pytest.mark.parametrize("framework", (*FRAMEWORKS, "pytorch-overlapped", *(f"{name}-groups" for name in FRAMEWORKS)))
 def test_two_ranks(framework: str, name: str, report: Any) -> None:
     told, _ = report(framework)
     assert told["cases"][name] == [], "\n".join(told["cases"][name])
@@ -105,7 +109,7 @@ def local_session(
     features = FEATURES if tiny else int(np.prod(SHAPE))
     optimizer = optimizer or Sgd(**({"learning_rate": 0.1} | settings))
     loss = Loss(label_smoothing=label_smoothing)
-    strategy = strategy or Dense(local, 1, half=compression == "fp16")
+    strategy = strategy or Dense(local, world_of(Topology()), half=compression == "fp16")
     return Session(local, local.Linear(features, CLASSES), optimizer, loss, strategy)
 
 
@@ -137,7 +141,7 @@ SPOILT: list[tuple[str, Any, str]] = [
     ("load_state", _nothing, "state_has_canonical_names_and_comes_back_bit_for_bit"),
     ("load_state", _nothing, "a_state_that_does_not_fit_is_refused_by_name"),
     ("set_learning_rate", _nothing, "momentum_keeps_the_learning_rate_outside"),
-    ("allgather_object", lambda value, name="": [], "any_object_can_be_gathered"),
+    ("allgather_object", lambda value, group, name="": [], "any_object_can_be_gathered"),
 ]
 
 

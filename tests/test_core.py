@@ -14,8 +14,8 @@ import pytest
 
 from hvdkit import adapters, tasks
 from hvdkit.core import metrics
+from hvdkit.core.group import Mesh, world_of
 from hvdkit.core.heartbeat import first_line, lost_a_peer
-from hvdkit.core.mesh import Mesh
 from hvdkit.core.schedule import learning_rate
 from hvdkit.core.session import Session
 from hvdkit.core.state import canonical_name, digest, from_canonical, to_canonical
@@ -32,6 +32,8 @@ from hvdkit.recipe.schema import Digits, Recipe, Sgd, Synthetic
 from hvdkit.tasks import resnet
 from hvdkit.tasks.image_classification import cross_entropy
 from hvdkit.tasks.task import parameter_count
+
+WORLD = world_of(Topology())
 
 
 def make_recipe(**settings: Any) -> Recipe:
@@ -151,11 +153,11 @@ def test_rows_have_the_same_sum_in_any_order() -> None:
     """Also where float64 rounds, and of what is no number."""
     adapter: Any = adapters.load("local")
     rows = [[10.0**power, 1] for power in range(-20, 20)]
-    found = metrics.add_rows(adapter, ["loss", "count"], rows)
-    assert found == metrics.add_rows(adapter, ["loss", "count"], rows[::-1])
+    found = metrics.add_rows(adapter, WORLD, ["loss", "count"], rows)
+    assert found == metrics.add_rows(adapter, WORLD, ["loss", "count"], rows[::-1])
     assert found == {"loss": math.fsum(loss for loss, _ in rows), "count": 40}
-    assert metrics.add_rows(adapter, ["loss"], []) == {"loss": 0}
-    assert math.isnan(metrics.add_rows(adapter, ["loss"], [[math.inf], [-math.inf]])["loss"])
+    assert metrics.add_rows(adapter, WORLD, ["loss"], []) == {"loss": 0}
+    assert math.isnan(metrics.add_rows(adapter, WORLD, ["loss"], [[math.inf], [-math.inf]])["loss"])
 
 
 def test_synthetic_images_need_little_memory_however_many_there_are() -> None:
@@ -291,13 +293,13 @@ def test_looks_for_an_end_come_each_five_seconds_whatever_a_step_takes() -> None
     for step_s, longest in ((0.01, 500), (0.7, 7), (60.0, 1)):
         asked_at: list[int] = []
         seconds: list[float] = []
-        stopping = Stopping(adapter, Topology(), lambda at=asked_at, so_far=seconds: bool(at.append(len(so_far))), 0)
+        stopping = Stopping(adapter, WORLD, lambda at=asked_at, so_far=seconds: bool(at.append(len(so_far))), 0)
         for step in range(1, 3001):
             seconds.append(step_s)
             assert not stopping.wanted(step, seconds)
         gaps = np.diff([0, *asked_at])
         assert gaps[0] == 1 and gaps.max() == longest, (step_s, gaps)
-    always = Stopping(adapter, Topology(), lambda: True, 5)
+    always = Stopping(adapter, WORLD, lambda: True, 5)
     assert not always.wanted(5, [0.1]) and always.wanted(6, [0.1])
 
 

@@ -15,13 +15,15 @@ RANK = """
 import sys
 import numpy as np
 from hvdkit import adapters
+from hvdkit.core.group import world_of
 adapter = adapters.load(sys.argv[1])
-rank = adapter.init("cpu").rank
+topology = adapter.init("cpu")
+rank, world = topology.rank, world_of(topology)
 small = np.arange(1, 0x7C00, dtype=np.uint16).view(np.float16)
 wanted = small.view(np.uint16).astype(np.float16)
 rest = (wanted.astype(np.float32) - small.astype(np.float32)).astype(np.float16)
 mine = adapter.from_numpy(rest if rank else small)
-(total,) = adapter.allreduce([mine], "sum", "halves")
+(total,) = adapter.allreduce([mine], world, "sum", "halves")
 right = (small.astype(np.float32) + rest.astype(np.float32)).astype(np.float16)
 wrong = np.flatnonzero(adapter.to_numpy(total) != right)
 print("wrong", wrong.size, "of", small.size, [(float(small[at]), float(rest[at])) for at in wrong[:3]])

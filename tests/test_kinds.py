@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from hvdkit import adapters
 from hvdkit.checkpoint import snapshots
 from hvdkit.commands import export
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Mesh
 from hvdkit.core.state import check_fits, held, held_layout, unheld
 from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Mesh
 from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
 
@@ -27,7 +27,8 @@ def test_each_axis_divides_the_ranks_into_groups() -> None:
 def test_by_default_all_ranks_are_on_the_data_axis() -> None:
     mesh = Mesh(Topology(2, 5))
     assert mesh.data.ranks == (0, 1, 2, 3, 4) and mesh.data.index == 2
-    assert mesh.pipeline.ranks == mesh.tensor.ranks == (2,)
+    assert mesh.pipeline.ranks == mesh.tensor.ranks == mesh.model.ranks == (2,)
+    assert mesh.data.handle is mesh.world.handle is None and mesh.tensor.handle is not None, "None is the whole world"
 
 
 def test_ranks_that_do_not_fill_the_mesh_are_refused() -> None:

@@ -19,17 +19,18 @@ STEP = """
 import sys
 import numpy as np, torch
 from hvdkit.adapters import pytorch
+from hvdkit.core.group import world_of
 from hvdkit.core.session import Session
 from hvdkit.recipe.schema import AdamW, Lars, Loss, Sgd
 from hvdkit.strategies.dense import Dense
 from hvdkit.data.batches import Batch
 
-pytorch.init("cpu")
+world = world_of(pytorch.init("cpu"))
 kind, rate = sys.argv[1], {"learning_rate": 0.1}
 settings = Sgd(**rate) if kind == "sgd" else AdamW(name=kind, **rate) if kind == "adamw" else Lars(name=kind, **rate)
 model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
-session = Session(pytorch, model, settings, Loss(), Dense(pytorch, 1))
-session.broadcast_state()
+session = Session(pytorch, model, settings, Loss(), Dense(pytorch, world))
+session.broadcast_state(world)
 before = model[1].weight.detach().clone()
 session.train_step([Batch(np.arange(24, dtype=np.float32).reshape(2, 2, 2, 3), np.array([0, 1]))])
 print(float((model[1].weight - before).abs().max()), "torch._dynamo" in sys.modules)

@@ -12,7 +12,7 @@ from conftest import ROOT
 
 from hvdkit import adapters, tasks
 from hvdkit.core import network_interface, trace_events, tuning
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Mesh
 from hvdkit.core.session import Session
 from hvdkit.core.topology import Topology
 from hvdkit.data.batches import open_dataset

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from hvdkit.commands.runtime import prove
+from hvdkit.core.group import Group
 from hvdkit.errors import RunError
 from hvdkit.runtimes import environment, patches, pins, store, wheel
 from hvdkit.runtimes.process import Cancellation, Log, Output
@@ -290,18 +291,18 @@ class _Ring:
     def to_numpy(self, array: np.ndarray) -> np.ndarray:
         return array
 
-    def allreduce(self, tensors: list[np.ndarray], op: str, name: str) -> list[np.ndarray]:
+    def allreduce(self, tensors: list[np.ndarray], group: Group, op: str, name: str) -> list[np.ndarray]:
         assert op == "sum"
         self.asked.append("allreduce")
         full, counted = np.full((3, 2), 3, np.float32), np.arange(5, dtype=np.float32)
         return [full, counted[::-1] if self.spoilt == "allreduce" else counted]
 
-    def allgather(self, tensor: np.ndarray, name: str) -> np.ndarray:
+    def allgather(self, tensor: np.ndarray, group: Group, name: str) -> np.ndarray:
         self.asked.append("allgather")
         rows = np.array([[0, 0], [1, 1], [1, 1]], np.float32)
         return rows[:2] if self.spoilt == "allgather" else rows
 
-    def broadcast(self, tensor: np.ndarray, root_rank: int, name: str) -> np.ndarray:
+    def broadcast(self, tensor: np.ndarray, group: Group, root_rank: int, name: str) -> np.ndarray:
         assert root_rank == 1
         self.asked.append("broadcast")
         return tensor if self.spoilt == "broadcast" else np.full(4, 8, np.float32)

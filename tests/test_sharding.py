@@ -22,13 +22,13 @@ from sharing import CLASSES, FEATURES, InVectors, batch, on_ranks, session_of, s
 
 from hvdkit import tasks
 from hvdkit.adapters import local
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Group, Mesh, world_of
 from hvdkit.core.shares import buckets
 from hvdkit.core.topology import Topology
 from hvdkit.recipe import registry, schema
 from hvdkit.recipe.schema import AdamW, Loss, Recipe
 from hvdkit.runtimes.store import find
-from hvdkit.strategies import choose, sharded
+from hvdkit.strategies import choose
 from hvdkit.strategies.dense import Dense
 from hvdkit.strategies.sharded import Sharded
 from hvdkit.worker import startup
@@ -38,12 +38,6 @@ sys.path.insert(0, str(ROOT / "tests" / "contract"))
 from grown import OPTIMIZERS, worst
 
 SHAPES = {"a.weight": (5, 3), "a.bias": (5,), "b.weight": (7, 5), "b.bias": (7,), "c": ()}
-
-
-@pytest.fixture(autouse=True)
-def _same_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that are threads share the counter behind the names of reductions."""
-    monkeypatch.setattr(sharded, "next_name", lambda: "gradients")
 
 
 @pytest.mark.parametrize("whole_rule", [True, False])
@@ -73,12 +67,9 @@ def test_each_element_has_one_owner(ranks: int, most_bytes: int, whole_rule: boo
 @pytest.mark.parametrize("most_bytes", [8, 10_000])
 @pytest.mark.parametrize("stage", ["optimizer", "gradients", "parameters"])
 @pytest.mark.parametrize("title", OPTIMIZERS)
-def test_each_stage_trains_as_the_whole_does(
-    title: str, stage: str, most_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_stage_trains_as_the_whole_does(title: str, stage: str, most_bytes: int) -> None:
     """Twenty steps of one and two batches; on 19 ranks, one more than there are elements, one has padding alone."""
     optimizer = OPTIMIZERS[title]
-    monkeypatch.setattr("hvdkit.strategies.dense.next_name", lambda: "dense")
     for ranks in (2, 3, 19):
         whole = on_ranks(ranks, optimizer, lambda adapter, topology: staged(adapter, topology, "none"))
         shared = on_ranks(
@@ -94,7 +85,6 @@ def test_each_stage_trains_as_the_whole_does(
 def test_joined_gradients_train_as_those_apart(
     title: str, stage: str, most_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hvdkit.strategies.dense.next_name", lambda: "dense")
     optimizer = OPTIMIZERS[title]
     more = {} if stage == "none" else {"most_bytes": most_bytes}
 
@@ -128,7 +118,7 @@ def test_buckets_are_sent_in_one_order_and_few_are_under_way() -> None:
             return False
 
     class Slow(local.TrainableModel):
-        def start_reducescatter(self, tensor: Any, name: str) -> Sending:
+        def start_reducescatter(self, tensor: Any, group: Group, name: str) -> Sending:
             sent.append(name)
             return Sending(tensor)
 
@@ -191,11 +181,8 @@ def test_state_bytes_are_the_closed_forms(stage: str, accumulate: int, times: in
         ((2, "parameters"), (3, "none")),
     ],
 )
-def test_a_state_goes_on_with_other_shares(
-    before: tuple[int, str], after: tuple[int, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_goes_on_with_other_shares(before: tuple[int, str], after: tuple[int, str]) -> None:
     """As an elastic run does, or one that resumes: from the state of one rank, on other ranks, in another stage."""
-    monkeypatch.setattr("hvdkit.strategies.dense.next_name", lambda: "dense")
     (ranks, stage), optimizer = before, AdamW(learning_rate=0.1)
     held = on_ranks(ranks, optimizer, lambda adapter, topology: staged(adapter, topology, stage))[-1]
 
@@ -203,7 +190,7 @@ def test_a_state_goes_on_with_other_shares(
         def work(adapter: Any, topology: Topology) -> dict[str, np.ndarray]:
             session = session_of(adapter, optimizer, staged(adapter, topology, stage))
             root = topology.size - 1
-            session.broadcast_state(root, held if topology.rank == root else {})
+            session.broadcast_state(world_of(topology), root, held if topology.rank == root else {})
             session.train_step([batch(99, topology.rank)])
             state: dict[str, np.ndarray] = session.state()
             return state

@@ -16,7 +16,7 @@ from conftest import ROOT
 
 from hvdkit import paths
 from hvdkit.core import metrics
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Mesh
 from hvdkit.core.topology import Topology
 from hvdkit.recipe import schema
 from hvdkit.recipe.communication import Sync

@@ -14,7 +14,7 @@ from crowd import together
 
 from hvdkit import tasks
 from hvdkit.core import trainer as loop_
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Mesh, world_of
 from hvdkit.core.metrics import MetricsFile
 from hvdkit.core.session import Session
 from hvdkit.core.state import parameters_of
@@ -289,8 +289,8 @@ def test_ranks_that_disagree_on_a_setting_are_told(key: str, settings: list[dict
     def work(adapter: Any, topology: Topology) -> str:
         theirs = recipe_of(**settings[topology.rank == 2])
         with pytest.raises(RequestError) as caught:
-            check_alike(adapter, topology, flat(theirs))
-        check_alike(adapter, topology, flat(recipe_of()))
+            check_alike(adapter, world_of(topology), flat(theirs))
+        check_alike(adapter, world_of(topology), flat(recipe_of()))
         return str(caught.value)
 
     told = set(together(3, work))

@@ -19,11 +19,14 @@ RANK = f"""
 import os, sys, time
 import numpy as np
 from hvdkit import adapters
+from hvdkit.core.group import world_of
 adapter = adapters.load(sys.argv[1])
-rank = adapter.init("cpu").rank
+topology = adapter.init("cpu")
+rank, world = topology.rank, world_of(topology)
 for turn in range({TURNS}):
     time.sleep(0.2 * (rank == turn % 2))  # the other rank is there first, and waits
-    (total,) = adapter.allreduce([adapter.from_numpy(np.full(3, rank + turn, np.float32))], "sum", f"turn.{{turn}}")
+    mine = adapter.from_numpy(np.full(3, rank + turn, np.float32))
+    (total,) = adapter.allreduce([mine], world, "sum", f"turn.{{turn}}")
     assert adapter.to_numpy(total).tolist() == [2 * turn + 1] * 3
 print("turned")
 time.sleep(1.0)  # idle, behind its last cycle: leaving must wake it too

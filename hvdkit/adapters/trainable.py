@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from hvdkit.core import trainer
+from hvdkit.core.group import Group
 from hvdkit.core.seam import Block, Hooks, Joined, Pending, Session, Stamp, Tensor, UpdateKernel, Uses
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Optimizer
@@ -28,7 +29,7 @@ def check_synchronized(hvd: Any, local: Iterable[str]) -> None:
     by its class. `hvd` is the framework's Horovod module."""
     name = next(iter(local), None) if hvd.is_initialized() and hvd.size() > 1 else None
     if name is not None:
-        call = "hvdkit.core.synchronized.synchronize(adapter, model, topology.size)"
+        call = "hvdkit.core.synchronized.synchronize(adapter, model, world_of(topology))"
         raise RequestError(f"model: {name} is a synchronized batch norm that would be a local one; call {call} before")
 
 
@@ -87,13 +88,13 @@ class TrainableModel:
     def join_gradients(self, groups: Sequence[tuple[Sequence[str], int]]) -> Joined | None:
         return None
 
-    def start_average(self, tensor: Tensor, name: str) -> Pending:
+    def start_average(self, tensor: Tensor, group: Group, name: str) -> Pending:
         raise NotImplementedError
 
-    def start_reducescatter(self, tensor: Tensor, name: str) -> Pending:
-        return Done(self.session.adapter.reducescatter(tensor, name=name))
+    def start_reducescatter(self, tensor: Tensor, group: Group, name: str) -> Pending:
+        return Done(self.session.adapter.reducescatter(tensor, group, name=name))
 
-    def start_allgather(self, tensor: Tensor, out: Tensor, name: str) -> Pending:
+    def start_allgather(self, tensor: Tensor, group: Group, out: Tensor, name: str) -> Pending:
         raise NotImplementedError
 
     def blocks(self) -> dict[str, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from safetensors.numpy import load, save
 
 from hvdkit.baselines.registry import RIVALS
 from hvdkit.baselines.rendezvous import Rendezvous
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Group, Mesh, Ranks
 from hvdkit.core.seam import Op, Tensor
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
@@ -50,7 +51,7 @@ class Baseline:
 class WithoutHorovod(Baseline):
     """A baseline without Horovod. A subclass averages gradients; the rarer collectives use a `Rendezvous`.
 
-    Ranks are read from the launcher's Horovod variables. All ranks are on one machine.
+    Ranks are read from the launcher's Horovod variables. All ranks are on one machine, and the only group is the world.
     """
 
     rendezvous: Rendezvous
@@ -58,7 +59,7 @@ class WithoutHorovod(Baseline):
     def versions(self) -> dict[str, str]:
         return {name: version for name, version in self.own.versions().items() if name != "horovod"}
 
-    def init(self, device: str, threads: int | None = None) -> Topology:
+    def init(self, device: str, threads: int | None = None, sets: Sequence[Ranks] = ()) -> Topology:
         topology = topology_of_launcher()
         self.rendezvous = Rendezvous(topology.rank, topology.size)
         self.connect(topology)
@@ -74,9 +75,9 @@ class WithoutHorovod(Baseline):
     def allreduce(
         self,
         tensors: list[Tensor],
+        group: Group,
         op: Op = "average",
         name: str = "allreduce",
-        within: Any = None,
         overwrite: bool = False,
     ) -> list[Tensor]:
         mine = {str(index): self.own.to_numpy(tensor) for index, tensor in enumerate(tensors)}
@@ -88,14 +89,14 @@ class WithoutHorovod(Baseline):
             for index in mine
         ]
 
-    def allgather(self, tensor: Tensor, name: str = "allgather") -> Tensor:
+    def allgather(self, tensor: Tensor, group: Group, name: str = "allgather") -> Tensor:
         everyone = self._exchanged({"tensor": self.own.to_numpy(tensor)})
         return self.own.from_numpy(np.concatenate([each["tensor"] for each in everyone]))
 
-    def broadcast(self, tensor: Tensor, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> Tensor:
+    def broadcast(self, tensor: Tensor, group: Group, root_rank: int, name: str = "broadcast") -> Tensor:
         return self.own.from_numpy(self._exchanged({"tensor": self.own.to_numpy(tensor)})[root_rank]["tensor"])
 
-    def allgather_object(self, value: Any, name: str = "allgather_object") -> list[Any]:
+    def allgather_object(self, value: Any, group: Group, name: str = "allgather_object") -> list[Any]:
         """Every rank's value, by rank. `value` must be JSON-serializable, as everything is that core sends."""
         return [json.loads(each) for each in self.rendezvous.exchange(json.dumps(value).encode())]
 
@@ -119,11 +120,11 @@ class IndependentTopology(Topology):
 class Independent(WithoutHorovod):
     """Independent processes, each of size 1, which synchronize only before the first and after the last step."""
 
-    def init(self, device: str, threads: int | None = None) -> Topology:
-        placed = super().init(device, threads)
+    def init(self, device: str, threads: int | None = None, sets: Sequence[Ranks] = ()) -> Topology:
+        placed = super().init(device, threads, sets)
         return IndependentTopology(0, 1, placed.local_rank, placed.local_size, 0, 1, placed.device, placed.rank)
 
-    def broadcast(self, tensor: Tensor, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> Tensor:
+    def broadcast(self, tensor: Tensor, group: Group, root_rank: int, name: str = "broadcast") -> Tensor:
         self.rendezvous.exchange(b"so that all begin at once")
         return tensor
 

@@ -6,7 +6,7 @@ from hvdkit.adapters.keras import training  # before TensorFlow, as it silences 
 from hvdkit.baselines import base
 from hvdkit.baselines import tensorflow as tf_baselines
 from hvdkit.core import trainer
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Mesh
 from hvdkit.core.seam import Hooks
 from hvdkit.core.strategy import Strategy
 from hvdkit.recipe.schema import Recipe
@@ -21,7 +21,7 @@ class Plain(base.Baseline):
     """
 
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
-        return Dense(self.own, mesh.data.size, half=recipe.compression.method == "fp16")
+        return Dense(self.own, mesh.data, half=recipe.compression.method == "fp16")
 
 
 class _ReplicaModel(tf_baselines.InReplica, training.TrainableModel):

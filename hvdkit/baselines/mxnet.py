@@ -20,15 +20,15 @@ from hvdkit.adapters import mxnet as own
 from hvdkit.baselines import base
 from hvdkit.baselines.base import Baseline, WithoutHorovod
 from hvdkit.baselines.rendezvous import free_port
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Mesh
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.topology import Topology
 from hvdkit.recipe.schema import Recipe
 
 _PR_SET_PDEATHSIG = 1
+_models = itertools.count()  # of keys in the store; all ranks create theirs in the same order
 # Kept until the process ends: deleting a store waits for the scheduler, which may have exited.
 _stores: list[mx.kv.KVStore] = []
-_strategies = itertools.count()  # all ranks create theirs in the same order
 Gradients = dict[str, mx.nd.NDArray]
 
 
@@ -36,18 +36,18 @@ class OneByOne(Strategy):
     """One allreduce for each gradient; the first layers' gradients have the highest priority."""
 
     def __init__(self, half: bool) -> None:
-        self._half, self._number = half, next(_strategies)
+        self._half = half
 
     def average(self, session: Any, gradients: Gradients) -> Gradients:
         means = {}
         for index, (name, gradient) in enumerate(gradients.items()):
             sent = gradient.astype("float16") if self._half else gradient
-            hvd.allreduce_(sent, average=True, name=f"gradients.{self._number}.{index}", priority=-index)
+            hvd.allreduce_(sent, average=True, name=f"gradients.{index}", priority=-index)
             means[name] = sent.astype(gradient.dtype) if self._half else sent
         return means
 
     def mean_count(self, session: Any, count: mx.nd.NDArray) -> mx.nd.NDArray:
-        return hvd.allreduce(count, average=True, name=f"gradients.{self._number}.count")
+        return hvd.allreduce(count, average=True, name="gradients.count")
 
 
 class Plain(Baseline):
@@ -66,7 +66,7 @@ class KeyValue(Strategy):
 
     def __init__(self, store: mx.kv.KVStore, mesh: Mesh) -> None:
         self._store, self._size, self._rank = store, mesh.data.size, mesh.data.index
-        self._prefix = f"model.{next(_strategies)}"
+        self._prefix = f"model.{next(_models)}"
         self._keys: list[str] = []
 
     def average(self, session: Any, gradients: Gradients) -> Gradients:

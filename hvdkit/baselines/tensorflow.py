@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -13,7 +13,7 @@ from hvdkit.adapters.tensorflow import training  # before TensorFlow, as it sile
 from hvdkit.baselines import base
 from hvdkit.baselines.rendezvous import free_port
 from hvdkit.core import usage
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Mesh, Ranks
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.recipe.schema import Loss, Recipe
@@ -91,8 +91,8 @@ class MultiWorker(base.WithoutHorovod):
         task = {"type": "worker", "index": topology.rank}
         os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
 
-    def init(self, device: str, threads: int | None = None) -> Topology:
-        topology = super().init(device, threads)
+    def init(self, device: str, threads: int | None = None, sets: Sequence[Ranks] = ()) -> Topology:
+        topology = super().init(device, threads, sets)
         # The strategy starts TensorFlow's threads here; elsewhere they start after `init`.
         usage.pin_where_asked(topology.local_rank, topology.local_size, threads_per_rank(threads, topology.local_size))
         self.distribution = tf.distribute.MultiWorkerMirroredStrategy()

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from hvdkit.checkpoint.snapshots import Checkpoint
+from hvdkit.core.group import Group
 from hvdkit.core.heartbeat import WAITING, Heartbeat, first_line, lost_a_peer
 from hvdkit.core.seam import Adapter
 from hvdkit.errors import RunError, Stopped
@@ -208,10 +209,10 @@ class Kept:
 class Commits:
     """The last state that this rank keeps in memory, and the recoveries so far.
 
-    `look` says whether hosts were added or removed, the same on all ranks; it is collective.
+    `look` says whether hosts were added or removed, the same on all ranks of a group; it is collective.
     """
 
-    def __init__(self, driver: Driver | None = None, look: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, driver: Driver | None = None, look: Callable[[Group], bool] = lambda world: False) -> None:
         self.held: Checkpoint | None = None
         self.recoveries: list[Recovery] = []
         self._driver, self._look = driver, look
@@ -240,13 +241,13 @@ class Commits:
         if self._driver:
             self._driver.connected()
 
-    def take(self, checkpoint: Checkpoint) -> None:
-        """Keep this state in place of the previous one; raises HostsChanged as `look` tells."""
+    def take(self, checkpoint: Checkpoint, world: Group) -> None:
+        """Keep this state in place of the previous one; raises HostsChanged as `look` tells. Collective."""
         self.held = checkpoint
         if self._kept:
             self._kept.write(checkpoint)
         self._say("committed", True)
-        if self._look():
+        if self._look(world):
             raise HostsChanged
 
     def stepped(self, step: int, np: int) -> None:
@@ -272,7 +273,7 @@ def run_until_done(adapter: Adapter, attempt: Callable[[Commits], T], heartbeat:
     An attempt starts with `adapter.init`. Exceptions with another cause are raised to the caller.
     """
     driver = Driver()
-    commits = Commits(driver, lambda: bool(adapter.allgather_object(driver.changed, name="hosts")[0]))
+    commits = Commits(driver, lambda world: bool(adapter.allgather_object(driver.changed, world, name="hosts")[0]))
     while True:
         heartbeat.beat(WAITING)
         commits.begin(driver.join())

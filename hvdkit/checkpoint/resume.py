@@ -14,11 +14,10 @@ from pydantic import ValidationError
 
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import Checkpoint, Record
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Mesh
 from hvdkit.core.seam import Adapter, Session
 from hvdkit.core.step_plan import Progress, StepPlan
 from hvdkit.core.strategy import without_strategy
-from hvdkit.core.topology import Topology
 from hvdkit.data.batches import Dataset
 from hvdkit.errors import RequestError, first_fault
 from hvdkit.recipe.schema import OwnData, Recipe, flat
@@ -93,12 +92,12 @@ def resumed(
     that is not as it was. Collective, with the same result on all ranks.
     Raises RequestError, the same on every rank, as `pick` does, and if the tensors do not fit.
     """
-    positions = adapter.allgather_object(held and held.record.progress.position, name="held")
+    positions = adapter.allgather_object(held and held.record.progress.position, mesh.world, name="held")
     furthest = max((position for position in positions if position is not None), default=None)
     root = positions.index(furthest)  # the first rank that holds it; rank 0 if no rank holds a state
     found_state: dict[str, Any] = {}
     state: dict[str, np.ndarray] = {}
-    if mesh.world.rank == root:
+    if mesh.topology.rank == root:
         try:
             found = held or (_pick_and_link(place, recipe) if place else None)
             if found:
@@ -117,10 +116,10 @@ def resumed(
                 found_state["rest"] = {name: value for name, value in found.state.items() if name not in state}
         except RequestError as error:
             found_state = {"error": str(error)}
-    found_state = adapter.allgather_object(found_state, name="resume")[root]
+    found_state = adapter.allgather_object(found_state, mesh.world, name="resume")[root]
     if "error" in found_state:
         raise RequestError(found_state["error"])
-    session.broadcast_state(root, state if found_state else None)
+    session.broadcast_state(mesh.world, root, state if found_state else None)
     if not found_state:
         return Progress(), False, {}, []
     progress = Progress(**found_state["progress"])
@@ -233,13 +232,13 @@ def last_record(folder: Path) -> Record | None:
     return None
 
 
-def check_fresh(adapter: Adapter, topology: Topology, place: Path) -> None:
+def check_fresh(adapter: Adapter, mesh: Mesh, place: Path) -> None:
     """Check that `place` has no checkpoints of an earlier run, because a new run's would mix with them; collective.
 
     Raises RequestError, the same on every rank. `hvdkit train` empties the folder before; a recipe's script does not.
     """
-    found = topology.is_root and any(place.glob("step-*"))
-    if adapter.allgather_object(found, name="fresh")[0]:
+    found = mesh.is_root and any(place.glob("step-*"))
+    if adapter.allgather_object(found, mesh.world, name="fresh")[0]:
         raise RequestError(
             f"{place}: it holds the checkpoints of an earlier run; add --resume to go on from them, remove it, or "
             "choose another --out"

@@ -23,7 +23,7 @@ from hvdkit.errors import RunError
 from hvdkit.recipe.schema import AverageWeights
 
 if TYPE_CHECKING:
-    from hvdkit.core.mesh import Mesh
+    from hvdkit.core.group import Group, Mesh
     from hvdkit.core.seam import Adapter, Session, Tensor
     from hvdkit.core.step_plan import Progress, StepPlan
     from hvdkit.data.batches import Batch, Split
@@ -139,7 +139,7 @@ class EpochAverage:
             if adds:
                 groups = self._plan.groups(self._train, self._mesh.shard, progress.epoch)
                 renew_statistics(session, self._mesh, chain.from_iterable(groups), self._report)
-                seed = self._plan.recipe.seed + progress.step + 2_654_435_761 * self._mesh.world.rank
+                seed = self._plan.recipe.seed + progress.step + 2_654_435_761 * self._mesh.topology.rank
                 session.adapter.seed(seed % 2**32)  # training draws on, whatever the pass has drawn
             return self._measure()
 
@@ -147,7 +147,9 @@ class EpochAverage:
         """Make averaged statistics equal on all ranks, of which each has averaged its own; collective."""
         session, average = self._session, self._session.update.average
         if self._first is None and average.statistics and self._mesh.data.size > 1:
-            means = session.adapter.allreduce(list(average.statistics.values()), name="average_statistics")
+            means = session.adapter.allreduce(
+                list(average.statistics.values()), self._mesh.data, name="average_statistics"
+            )
             for tensor, mean in zip(average.statistics.values(), means, strict=True):
                 session.adapter.tensors.assign(tensor, mean)
 
@@ -192,7 +194,7 @@ def renew_statistics(session: Session, mesh: Mesh, batches: Iterable[Batch], rep
             adapter.seed(0)  # the same masks of dropout again, so that b is the same
             from_1 = after(batch, 1.0)
             shares = {name: _share(from_0[name], from_1[name]) for name in names}
-            _check_repeated(adapter, [name for name, share in shares.items() if share is None])
+            _check_repeated(adapter, mesh.data, [name for name, share in shares.items() if share is None])
         count += 1
         sums = {name: total + from_0[name] for name, total in sums.items()}
     means = {
@@ -201,7 +203,7 @@ def renew_statistics(session: Session, mesh: Mesh, batches: Iterable[Batch], rep
     }
     joined = np.concatenate([means[name].reshape(-1) for name in names])
     if mesh.data.size > 1:
-        (mean,) = adapter.allreduce([adapter.from_numpy(joined)], name="renewed_statistics")
+        (mean,) = adapter.allreduce([adapter.from_numpy(joined)], mesh.data, name="renewed_statistics")
         joined = adapter.to_numpy(mean)
     parts = np.split(joined, np.cumsum([before[name].size for name in names])[:-1])
     renewed = {name: part.reshape(before[name].shape) for name, part in zip(names, parts, strict=True)}
@@ -218,9 +220,9 @@ def _share(from_0: np.ndarray, from_1: np.ndarray) -> float | None:
     return share if share > 1e-6 else 0.0
 
 
-def _check_repeated(adapter: Adapter, names: list[str]) -> None:
+def _check_repeated(adapter: Adapter, group: Group, names: list[str]) -> None:
     """Raise RunError, on all ranks, if on any rank the same batch has given statistics of these names other values."""
-    everyone = adapter.allgather_object(names, name="repeated_statistics")
+    everyone = adapter.allgather_object(names, group, name="repeated_statistics")
     if name := next((name for each in everyone for name in each), None):
         raise RunError(
             f"average_weights.from_epoch: {name} cannot be computed for the averaged weights, as the same batch gives "

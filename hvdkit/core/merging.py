@@ -6,37 +6,38 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from hvdkit.core.group import Group
 from hvdkit.core.seam import Adapter, Session, Tensor
 from hvdkit.core.state import digest, listed
 from hvdkit.errors import RunError
 
 
-def merge_buffers(adapter: Adapter, session: Session, buffers: Mapping[str, Tensor]) -> list[str]:
+def merge_buffers(adapter: Adapter, group: Group, session: Session, buffers: Mapping[str, Tensor]) -> list[str]:
     """Set the buffers that differ between ranks to their mean, where they are not floating to rank 0's; collective.
 
     Buffers that are equal on all ranks keep their bits. Returns a line for each kind of change, the same on all ranks.
     Raises RunError, the same on every rank, if ranks have given a buffer different shapes.
     """
     arrays = {name: session.array(tensor) for name, tensor in buffers.items()}
-    names, everyone = differing(adapter, session, buffers)
+    names, everyone = differing(adapter, group, session, buffers)
     for name in names:
         shapes = [each[name][1] if name in each else None for each in everyone]
-        for rank, shape in enumerate(shapes):
+        for rank, shape in zip(group.ranks, shapes, strict=True):
             if shape != shapes[0]:
                 raise RunError(
-                    f"buffer {name}: expected the same shape on all ranks, got {shapes[0]} on rank 0 and {shape} on "
-                    f"rank {rank}; give it that shape in model()"
+                    f"buffer {name}: expected the same shape on all ranks, got {shapes[0]} on rank {group.root} and "
+                    f"{shape} on rank {rank}; give it that shape in model()"
                 )
     averaged = [name for name in names if arrays[name].dtype.kind in "fc"]
     rest = [name for name in names if name not in averaged]
     if averaged:
         sent = [adapter.from_numpy(_real(arrays[name])) for name in averaged]
-        means = adapter.allreduce(sent, name="buffers")
+        means = adapter.allreduce(sent, group, name="buffers")
         merged = {
             name: _in(arrays[name].dtype, adapter.to_numpy(mean)) for name, mean in zip(averaged, means, strict=True)
         }
         session.load_buffers(merged)
-    session.load_buffers(dict(session.broadcast_arrays({name: arrays[name] for name in rest}, 0)))
+    session.load_buffers(dict(session.broadcast_arrays({name: arrays[name] for name in rest}, group, group.root)))
     return [
         f"buffers: {listed(changed)} differ between ranks, which compute them from their own samples; {what} evaluated "
         "and saved, and go to all ranks"
@@ -46,12 +47,12 @@ def merge_buffers(adapter: Adapter, session: Session, buffers: Mapping[str, Tens
 
 
 def differing(
-    adapter: Adapter, session: Session, buffers: Mapping[str, Tensor]
+    adapter: Adapter, group: Group, session: Session, buffers: Mapping[str, Tensor]
 ) -> tuple[list[str], list[dict[str, tuple[str, tuple[int, ...]]]]]:
     """The names of the buffers that differ between ranks, and each rank's digests and shapes by name; collective."""
     arrays = ((name, session.array(tensor)) for name, tensor in buffers.items())
     mine = {name: (digest([(name, array)]), array.shape) for name, array in arrays}
-    everyone = adapter.allgather_object(mine, name="buffers")
+    everyone = adapter.allgather_object(mine, group, name="buffers")
     names = sorted({name for each in everyone for name in each})
     return [name for name in names if any(each.get(name) != everyone[0].get(name) for each in everyone)], everyone
 

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Group, Mesh
 from hvdkit.core.seam import Adapter, Session
 from hvdkit.core.step_plan import Progress, is_before
 from hvdkit.core.usage import NOISY, Snapshot, load_of_others, machine, pinned, started_at
-from hvdkit.data import Shard
 from hvdkit.data import batches as data_
 from hvdkit.data.batches import Batch, Split
 from hvdkit.errors import RequestError, RunError
@@ -33,25 +32,25 @@ if TYPE_CHECKING:
 _MOST_STEPS = 2000  # the most step times that a result lists
 
 
-def reduce_sums(adapter: Adapter, **sums: float) -> dict[str, float]:
-    """The sums over all ranks, in float64; collective. All ranks pass the same names.
+def reduce_sums(adapter: Adapter, group: Group, **sums: float) -> dict[str, float]:
+    """The sums over a group, in float64; collective. All of its ranks pass the same names.
 
     The average over unequal shards is (sum of sums) / (sum of counts), so ranks reduce sums and counts, never
     averages.
     """
     vector = adapter.from_numpy(np.array(list(sums.values()), np.float64))
-    (total,) = adapter.allreduce([vector], op="sum", name="metrics." + ".".join(sums))
+    (total,) = adapter.allreduce([vector], group, op="sum", name="metrics." + ".".join(sums))
     return dict(zip(sums, adapter.to_numpy(total).tolist(), strict=True))
 
 
-def add_rows(adapter: Adapter, names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, float]:
-    """The sum of each column over the rows of all ranks, by name; collective. Ranks may have unequal numbers of rows.
+def add_rows(adapter: Adapter, group: Group, names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, float]:
+    """The sum of each column over the rows of a group, by name; collective. Ranks may have unequal numbers of rows.
 
     They are added exactly and rounded once (Shewchuk 1997, by `math.fsum`), so that the sums have the same bits
     however the rows are divided among ranks.
     """
     mine = np.array([[0.0] * len(names), *rows], np.float64)  # a row at least: not all frameworks gather nothing
-    everyone = adapter.to_numpy(adapter.allgather(adapter.from_numpy(mine), name="metrics." + ".".join(names)))
+    everyone = adapter.to_numpy(adapter.allgather(adapter.from_numpy(mine), group, "metrics." + ".".join(names)))
     columns = everyone.T.tolist()
     return {name: _sum(column) for name, column in zip(names, columns, strict=True)}
 
@@ -69,14 +68,14 @@ def evaluate(
     metrics_of: Metrics,
     split: Split,
     batch_size: int,
-    shard: Shard,
+    group: Group,
     on_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """The means of the metrics over all ranks, each sample counted once; empty if the split is.
+    """The means of the metrics over a group of ranks that divide the samples, each counted once; empty if the split is.
 
     Collective, with the same result on all ranks.
     """
-    return metrics_of.means(*summed(adapter, session, metrics_of, split, batch_size, shard, on_batch))
+    return metrics_of.means(*summed(adapter, session, metrics_of, split, batch_size, group, on_batch))
 
 
 def summed(
@@ -85,7 +84,7 @@ def summed(
     metrics_of: Metrics,
     split: Split,
     batch_size: int,
-    shard: Shard,
+    group: Group,
     on_batch: Callable[[], None] = lambda: None,
 ) -> tuple[Sums, int]:
     """By metric the sum over the split's samples, with its count, and the number of samples; collective.
@@ -96,7 +95,7 @@ def summed(
     adds_loss = session.own_loss is not None and "loss" not in metrics_of.names
     names = [*metrics_of.names, *(["loss"] if adds_loss else [])]
     rows: list[list[float]] = []  # of each batch: sums and counts in the order of the names, and samples
-    batches = data_.evaluation_batches(split, batch_size, shard.rank, shard.size)
+    batches = data_.evaluation_batches(split, batch_size, group.index, group.size)
     for batch, valid in session.strategy.evaluated(batches):
         on_batch()
         if metrics_of.sums is None:
@@ -112,7 +111,7 @@ def summed(
             continue
         rows.append([*(value for pair in pairs for value in pair), valid])
     columns = [part for name in names for part in (name, f"{name}.count")]
-    found = add_rows(adapter, [*columns, "samples"], rows)
+    found = add_rows(adapter, group, [*columns, "samples"], rows)
     return {name: (found[name], found[f"{name}.count"]) for name in names}, round(found["samples"])
 
 
@@ -229,7 +228,7 @@ def gather(adapter: Adapter, recipe: Recipe, mesh: Mesh, clock: StepClock, sampl
         "machine": machine(),
         "cores": pinned(),
     }
-    rows = adapter.allgather_object(mine, name="measured")
+    rows = adapter.allgather_object(mine, mesh.world, name="measured")
     alone = len(rows) // mesh.world.size  # the number of independent training processes
     if alone > 1 or recipe.sync is not None:
         measured = np.array(max((row["seconds"] for row in rows), key=sum))

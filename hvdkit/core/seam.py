@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+from hvdkit.core.group import Group, Ranks
 from hvdkit.core.tensors import Tensors
 from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
@@ -235,17 +236,17 @@ class Trainable(Protocol):
         of its size, which ends with zeros. Returns None where the framework cannot.
         """
 
-    def start_average(self, tensor: Tensor, name: str) -> Pending:
-        """Start averaging a tensor over all ranks, in place. Only used if `overlaps`, or for joined gradients."""
+    def start_average(self, tensor: Tensor, group: Group, name: str) -> Pending:
+        """Start averaging a tensor over a group, in place. Only used if `overlaps`, or for joined gradients."""
 
-    def start_reducescatter(self, tensor: Tensor, name: str) -> Pending:
-        """Start averaging a vector over all ranks, for this rank's part of the mean.
+    def start_reducescatter(self, tensor: Tensor, group: Group, name: str) -> Pending:
+        """Start averaging a vector over a group, for this rank's part of the mean.
 
         The parts have equal length. Where the framework cannot start it, it is done at once.
         """
 
-    def start_allgather(self, tensor: Tensor, out: Tensor, name: str) -> Pending:
-        """Start gathering the ranks' vectors of equal length into the vector `out`. Needs `shard-parameters`."""
+    def start_allgather(self, tensor: Tensor, group: Group, out: Tensor, name: str) -> Pending:
+        """Start gathering a group's vectors of equal length into the vector `out`. Needs `shard-parameters`."""
 
     def blocks(self) -> dict[str, list[str]]:
         """The names of the parameters by block, in forward order: a block's are used together. ROOT_BLOCK is the first,
@@ -282,7 +283,10 @@ class Observer(Protocol):
 
 
 class Adapter(Protocol):
-    """The functions of an adapter module. `name` labels a collective and must be the same on all ranks."""
+    """The functions of an adapter module.
+
+    Each collective takes the `Group` whose ranks call it. `name` labels it and must be the same on all of them.
+    """
 
     NAME: str
     CAPABILITIES: frozenset[str]  # keys of the dictionary above
@@ -292,9 +296,10 @@ class Adapter(Protocol):
     def versions(self) -> dict[str, str]:
         """Versions by package: `framework`, and `horovod` if it is used."""
 
-    def init(self, device: str, threads: int | None = None) -> Topology:
+    def init(self, device: str, threads: int | None = None, sets: Sequence[Ranks] = ()) -> Topology:
         """Initialize Horovod and bind this rank to its device: `cpu`, `gpu`, or `auto` for a GPU if there is one.
 
+        Horovod starts with a process set for each of `sets`, the same on all ranks.
         `threads` is the number of CPU threads of this rank; None divides the cores among the host's ranks.
         Raises RequestError for `gpu` if the framework finds none.
         """
@@ -323,40 +328,40 @@ class Adapter(Protocol):
     def allreduce(
         self,
         tensors: list[Tensor],
+        group: Group,
         op: Op = "average",
         name: str = "allreduce",
-        within: Any = None,
         overwrite: bool = False,
     ) -> list[Tensor]:
-        """Reduce each tensor over all ranks, or over the ranks of the process set `within`, as one group.
+        """Reduce each tensor over the group, all in one operation.
 
         With `overwrite` the results may overwrite the tensors.
         If ranks disagree on a shape or dtype, all of them raise Horovod's error, which names both.
         """
 
-    def allgather(self, tensor: Tensor, name: str = "allgather") -> Tensor:
+    def allgather(self, tensor: Tensor, group: Group, name: str = "allgather") -> Tensor:
         """The ranks' tensors concatenated along the first axis, whose length may differ between ranks."""
 
-    def broadcast(self, tensor: Tensor, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> Tensor:
-        """The root's tensor on every rank (of the process set `within`); all pass a tensor of its shape and dtype."""
+    def broadcast(self, tensor: Tensor, group: Group, root_rank: int, name: str = "broadcast") -> Tensor:
+        """The root's tensor on every rank; all pass one of its shape and dtype. `root_rank` counts over the world."""
 
-    def alltoall(self, tensor: Tensor, name: str = "alltoall", splits: list[int] | None = None) -> Tensor:
-        """Send rank r the r-th part along the first axis; returns the received parts, concatenated in rank order.
+    def alltoall(self, tensor: Tensor, group: Group, name: str = "alltoall", splits: list[int] | None = None) -> Tensor:
+        """Send the group's r-th rank the r-th part along the first axis; returns the received parts, in rank order.
 
         Parts have equal lengths, or those in `splits`, of which each is at least 1.
         """
 
-    def process_set(self, ranks: list[int]) -> Any:
-        """Create a process set of `ranks`, for `within`; all ranks create the same sets in the same order.
+    def process_set(self, ranks: Ranks) -> Any:
+        """The `Group.handle` of these ranks: a process set with which Horovod has started, or a new one.
 
-        Horovod must have been started with HOROVOD_DYNAMIC_PROCESS_SETS=1.
+        A new one needs HOROVOD_DYNAMIC_PROCESS_SETS=1, and all ranks ask for the same sets in the same order.
         """
 
-    def reducescatter(self, tensor: Tensor, op: Op = "average", name: str = "reducescatter") -> Tensor:
+    def reducescatter(self, tensor: Tensor, group: Group, op: Op = "average", name: str = "reducescatter") -> Tensor:
         """This rank's part of the reduced tensor, split evenly along the first axis; `op` is sum or average."""
 
-    def allgather_object(self, value: Any, name: str = "allgather_object") -> list[Any]:
-        """The values of all ranks, in rank order."""
+    def allgather_object(self, value: Any, group: Group, name: str = "allgather_object") -> list[Any]:
+        """The values of the group's ranks, in rank order."""
 
     def synchronize_batch_norms(self, model: Any, statistics: StatisticsOf, every: bool) -> list[str]:
         """Have batch norms compute their statistics in training by `statistics(name)`, unless that is None.

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
+from hvdkit.core.group import Group
 from hvdkit.core.owned import Owned
 from hvdkit.core.seam import Adapter, Tensor, Trainable
 from hvdkit.core.shares import buckets
@@ -98,8 +99,8 @@ class Stateful:
         value, dtype = adapter.from_numpy(array), adapter.dtype(tensor)
         adapter.tensors.assign(tensor, value if adapter.dtype(value) == dtype else adapter.cast(value, dtype))
 
-    def merge_buffers(self) -> list[str]:
-        """Make the buffers of all ranks one: running statistics are averaged, others as in `merging.py`; collective.
+    def merge_buffers(self, group: Group) -> list[str]:
+        """Make the buffers of a group one: running statistics are averaged, others as in `merging.py`; collective.
 
         Each rank's statistics come from its own batches. The ranks then evaluate and save the same model. Returns a
         line for each kind of other buffers that has differed, the same on all ranks.
@@ -108,14 +109,14 @@ class Stateful:
         running = {name: self.array(buffers.pop(name)) for name in list(buffers) if is_statistic(name)}
         if running:
             means = adapter.allreduce(
-                [adapter.from_numpy(each) for each in running.values()], name="running_statistics"
+                [adapter.from_numpy(array) for array in running.values()], group, name="running_statistics"
             )
             self.load_buffers({name: adapter.to_numpy(mean) for name, mean in zip(running, means, strict=True)})
         if not buffers:
             return []
         from hvdkit.core.merging import merge_buffers  # most models have no others
 
-        return merge_buffers(adapter, self, buffers)
+        return merge_buffers(adapter, group, self, buffers)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Load `state`. Optimizer slots may be absent. Raises RequestError naming the tensors that do not fit.
@@ -150,40 +151,48 @@ class Stateful:
         )
         self.load_buffers(state)
 
-    def broadcast_state(self, root_rank: int = 0, found: Mapping[str, np.ndarray] | None = None) -> None:
-        """Broadcast the root's parameters, buffers and optimizer state to every rank.
+    def broadcast_state(
+        self, group: Group, root_rank: int | None = None, found: Mapping[str, np.ndarray] | None = None
+    ) -> None:
+        """Broadcast the root's parameters, buffers and optimizer state to every rank of a group.
+
+        The root is `root_rank`, a rank of the world, or the group's first.
 
         `found` is a state that the root has in place of its own, such as a checkpoint's; the others then pass an empty
         one. Without it, ranks keep their shares of slots and parameters as they are.
         """
         owned, buffers = self.update.owned, dict(self.trainable.transient)
+        root = group.root if root_rank is None else root_rank
         if found is not None:
             own = self.state()
             given = {name: value.astype(own[name].dtype) for name, value in found.items()}
-            self.load_state(dict(self.broadcast_arrays(own | given, root_rank)))
+            self.load_state(dict(self.broadcast_arrays(own | given, group, root)))
         else:
             buffers |= self.trainable.buffers
             tensors = dict(self.trainable.parameters if owned.keeps_model else {})
             tensors |= self.update.tensors() if owned.in_place else ()
-            for name, tensor in self._broadcast(tensors, root_rank):
+            for name, tensor in self._broadcast(tensors, group, root):
                 self.adapter.tensors.assign(tensors[name], tensor)
         arrays = {name: self.adapter.to_numpy(tensor) for name, tensor in buffers.items()}
-        for name, array in self.broadcast_arrays(arrays, root_rank):
+        for name, array in self.broadcast_arrays(arrays, group, root):
             self._assign(buffers[name], array)
         if owned.in_place and found is None:
             for name, (number, _) in self.update.numbers().items():
                 value = self.adapter.from_numpy(np.asarray([number.get()], np.float64))
-                number.set(float(self.adapter.to_numpy(self.adapter.broadcast(value, root_rank, f"state.{name}"))[0]))
+                value = self.adapter.broadcast(value, group, root, f"state.{name}")
+                number.set(float(self.adapter.to_numpy(value)[0]))
 
-    def _broadcast(self, tensors: Mapping[str, Tensor], root_rank: int) -> Iterator[tuple[str, Tensor]]:
+    def _broadcast(self, tensors: Mapping[str, Tensor], group: Group, root: int) -> Iterator[tuple[str, Tensor]]:
         """The root's tensors of the parameters' dtype, a bucket at a time."""
         shapes = {name: tuple(int(size) for size in tensor.shape) for name, tensor in tensors.items()}
         for number, bucket in enumerate(buckets(shapes, 1, np.dtype(self.dtype).itemsize)):
-            got = self.adapter.broadcast(self._joined(tensors, bucket.shapes), root_rank, f"state.{number}")
+            got = self.adapter.broadcast(self._joined(tensors, bucket.shapes), group, root, f"state.{number}")
             yield from zip(bucket.shapes, self.adapter.tensors.part(got, list(bucket.shapes.values())), strict=True)
             del got
 
-    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray], root_rank: int) -> Iterator[tuple[str, np.ndarray]]:
+    def broadcast_arrays(
+        self, arrays: Mapping[str, np.ndarray], group: Group, root: int
+    ) -> Iterator[tuple[str, np.ndarray]]:
         """The root's arrays, a bucket at a time.
 
         They are sent as bytes, since each framework's Horovod refuses other dtypes, and some tensors without elements.
@@ -192,7 +201,7 @@ class Stateful:
         sizes = {name: (array.nbytes,) for name, array in arrays.items() if array.nbytes}
         for number, bucket in enumerate(buckets(sizes, 1, 1)):
             sent = np.concatenate([_bytes(arrays[name]) for name in bucket.shapes])
-            got = self.adapter.broadcast(self.adapter.from_numpy(sent), root_rank, f"state.bytes.{number}")
+            got = self.adapter.broadcast(self.adapter.from_numpy(sent), group, root, f"state.bytes.{number}")
             ends = np.cumsum([size for (size,) in bucket.shapes.values()])
             for name, part in zip(bucket.shapes, np.split(self.adapter.to_numpy(got), ends[:-1]), strict=True):
                 yield name, np.frombuffer(part.tobytes(), arrays[name].dtype).reshape(arrays[name].shape)

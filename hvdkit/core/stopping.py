@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hvdkit.core import metrics
+from hvdkit.core.group import Group
 from hvdkit.core.seam import Adapter
 from hvdkit.core.step_plan import Progress
-from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import EarlyStopping
 
@@ -28,8 +28,8 @@ class Stopping:
     `step` is the number of finished updates; `asked()` says whether this rank was asked to stop.
     """
 
-    def __init__(self, adapter: Adapter, topology: Topology, asked: Callable[[], bool], step: int) -> None:
-        self._adapter, self._topology, self._asked = adapter, topology, asked
+    def __init__(self, adapter: Adapter, world: Group, asked: Callable[[], bool], step: int) -> None:
+        self._adapter, self._world, self._asked = adapter, world, asked
         self._last, self._next = step, step + 1
 
     def wanted(self, step: int, seconds: list[float]) -> bool:
@@ -42,8 +42,8 @@ class Stopping:
         steps = step - self._last
         # Sums of whole microseconds are exact in any order, so all ranks compute the same next step.
         taken_us = round(1e6 * sum(seconds[-steps:]))
-        sums = metrics.reduce_sums(self._adapter, stop=float(self._asked()), taken_us=taken_us)
-        fitting = int(1e6 * LOOK_S * steps * self._topology.size / max(1.0, sums["taken_us"]))
+        sums = metrics.reduce_sums(self._adapter, self._world, stop=float(self._asked()), taken_us=taken_us)
+        fitting = int(1e6 * LOOK_S * steps * self._world.size / max(1.0, sums["taken_us"]))
         self._last, self._next = step, step + max(1, min(fitting, _GROWTH * steps))
         return sums["stop"] > 0
 

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from hvdkit.core.group import Group
 from hvdkit.errors import RequestError
 
 Adapter = Any  # core.seam.Adapter, which imports this module
@@ -26,12 +27,12 @@ _CLAIMS = re.compile(r"(?<!A)[Ss]ync.*([Nn]orm|BN)|([Nn]orm|BN).*Sync")
 
 
 class BatchStatistics:
-    """The statistics of one layer over the ranks that read other data: `group` (a process set), None for all.
+    """The statistics of one layer over the `group` of ranks that read other data.
 
     Collectives have the layer's name, so that ranks need not have made equally many layers before.
     """
 
-    def __init__(self, adapter: Adapter, layer: str, group: Any = None) -> None:
+    def __init__(self, adapter: Adapter, layer: str, group: Group) -> None:
         self.layer = layer
         self._adapter, self._group = adapter, group
 
@@ -67,15 +68,15 @@ class BatchStatistics:
     def _sums(self, what: str, *tensors: Tensor) -> list[Tensor]:
         ops, name = self._adapter.tensors, f"batch_norm.{self.layer}.{what}"
         shapes = [tuple(int(size) for size in tensor.shape) for tensor in tensors]
-        (total,) = self._adapter.allreduce([ops.join(tensors)], "sum", name, self._group)
+        (total,) = self._adapter.allreduce([ops.join(tensors)], self._group, "sum", name)
         return list(ops.part(total, shapes))
 
 
 StatisticsOf = Callable[[str], BatchStatistics | None]  # of a layer, by its name; None: the layer remains local
 
 
-def synchronize(adapter: Adapter, model: Any, size: int, every: bool = True, group: Any = None) -> list[str]:
-    """Have a model's batch norms use the batches of all `size` ranks in training; returns the names of these layers.
+def synchronize(adapter: Adapter, model: Any, group: Group, every: bool = True) -> list[str]:
+    """Have a model's batch norms use the batches of a whole group in training; returns the names of these layers.
 
     Without `every`, and on one rank, only those whose class says so, such as `torch.nn.SyncBatchNorm`; on one rank they
     then compute what local ones do, to the bit. Call it before `Session`.
@@ -83,9 +84,9 @@ def synchronize(adapter: Adapter, model: Any, size: int, every: bool = True, gro
     """
 
     def statistics(layer: str) -> BatchStatistics | None:
-        return BatchStatistics(adapter, layer, group) if size > 1 else None
+        return BatchStatistics(adapter, layer, group) if group.size > 1 else None
 
-    names: list[str] = adapter.synchronize_batch_norms(model, statistics, every and size > 1)
+    names: list[str] = adapter.synchronize_batch_norms(model, statistics, every and group.size > 1)
     return names
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hvdkit.core import metrics
+from hvdkit.core.group import Mesh
 from hvdkit.core.heartbeat import DISK
-from hvdkit.core.mesh import Mesh
 from hvdkit.core.metrics import evaluate as evaluate  # users import it from here
 from hvdkit.core.seam import Adapter, Hooks, Session, Tensor
 from hvdkit.core.state import digest
@@ -205,8 +205,8 @@ class Loop:
     def _measure(self) -> dict[str, float]:
         split, batch_size = self._dataset.val, self._recipe.batch_size
         on_batch = partial(self._report, "evaluation", self.progress.step)
-        metrics_of, shard = self._task.metrics, self._mesh.shard
-        found = evaluate(self._adapter, self._session, metrics_of, split, batch_size, shard, on_batch)
+        metrics_of, group = self._task.metrics, self._mesh.data
+        found = evaluate(self._adapter, self._session, metrics_of, split, batch_size, group, on_batch)
         if lost := [name for name, value in found.items() if not np.isfinite(value)]:  # JSON cannot represent it
             raise RunError(
                 f"the validation after step {self.progress.step} is no longer a number ({', '.join(lost)}); lower "
@@ -243,11 +243,11 @@ class Loop:
             self._report(DISK, self.progress.step)
         self._keep(self.progress, **({"own": own} if own else {}))
         # Only rank 0 copies and writes; the others wait for it here, so that their next step's time excludes the wait.
-        metrics.reduce_sums(self._adapter, kept=1.0)
+        metrics.reduce_sums(self._adapter, self._mesh.world, kept=1.0)
         self.clock.resume()
 
     def _merge_buffers(self) -> None:
-        found = self._session.merge_buffers() if self._mesh.data.size > 1 else []
+        found = self._session.merge_buffers(self._mesh.data) if self._mesh.data.size > 1 else []
         new = [line for line in found if line not in self._said]
         self._said.update(new)
         self.warnings += new
@@ -260,7 +260,8 @@ class Loop:
         if self._counts:
             mean = steps * self._mean_counted(local)
         else:
-            mean = metrics.reduce_sums(self._adapter, loss=sum(local))["loss"] / self._mesh.data.size
+            data = self._mesh.data
+            mean = metrics.reduce_sums(self._adapter, data, loss=sum(local))["loss"] / data.size
         if not np.isfinite(mean):
             raise self._ran_away(local)
         self.progress.line_loss += mean
@@ -276,7 +277,7 @@ class Loop:
         """The mean over updates of Σ sum / Σ count. Updates without a count get a warning. Raises RunError for none."""
         from hvdkit.core.counting import over_ranks
 
-        mean, empty = over_ranks(self._adapter, losses, self._counts)
+        mean, empty = over_ranks(self._adapter, self._mesh.data, losses, self._counts)
         self._counts.clear()
         first, progress = self.progress.step - len(losses) + 1, self.progress
         if empty:
@@ -295,7 +296,7 @@ class Loop:
         """The error for losses, of the newest updates, that are no longer numbers on some rank; collective."""
         first = next((place for place, loss in enumerate(losses) if not np.isfinite(loss)), len(losses) - 1)
         mine = self._adapter.from_numpy(np.array([first], np.float64))
-        (earliest,) = self._adapter.allreduce([mine], op="min", name="ran_away")
+        (earliest,) = self._adapter.allreduce([mine], self._mesh.data, op="min", name="ran_away")
         self._report("end of step", self.progress.step)
         step = self.progress.step - len(losses) + 1 + int(self._adapter.to_numpy(earliest)[0])
         remedy = "lower optimizer.learning_rate, or give schedule.warmup_epochs or optimizer.clip_norm"
@@ -353,12 +354,13 @@ def check_ranks(adapter: Adapter, session: Session, mesh: Mesh, step: int) -> No
     Raises RunError, the same on every rank, naming the ranks that differ from rank 0 and the first tensor that does.
     """
     mine = {name: digest([(name, array)]) for name, array in session.model_arrays() if name in session.shapes}
-    everyone = adapter.allgather_object(mine, name="check_ranks")
-    for name in mine:
-        differing = [rank for rank in mesh.data.ranks if everyone[rank][name] != everyone[mesh.data.ranks[0]][name]]
-        if differing:
-            ranks = f"rank{'s' if len(differing) > 1 else ''} {', '.join(map(str, differing))}"
-            raise RunError(
-                f"check_ranks: after step {step} the weights of {ranks} differ from rank 0's, first in {name}; "
-                "expected the same bits everywhere"
-            )
+    everyone = adapter.allgather_object((mesh.data.root, mine), mesh.world, name="check_ranks")[: mesh.world.size]
+    for root in dict.fromkeys(root for root, _ in everyone):  # of each group that holds the same parameters
+        for name, expected in everyone[root][1].items():
+            differing = [rank for rank, (of, held) in enumerate(everyone) if of == root and held.get(name) != expected]
+            if differing:
+                ranks = f"rank{'s' if len(differing) > 1 else ''} {', '.join(map(str, differing))}"
+                raise RunError(
+                    f"check_ranks: after step {step} the weights of {ranks} differ from rank {root}'s, first in "
+                    f"{name}; expected the same bits everywhere"
+                )

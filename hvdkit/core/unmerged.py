@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hvdkit.core.group import Mesh
 from hvdkit.core.merging import differing
-from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Adapter, Session
 from hvdkit.core.state import is_statistic, unheld
 from hvdkit.core.step_plan import Progress
@@ -41,12 +41,12 @@ def unmerged(
         buffers = {**session.trainable.buffers, **session.trainable.transient}
         others = {name: tensor for name, tensor in buffers.items() if not is_statistic(name)}
         names = [name for name in buffers if is_statistic(name)] + (
-            differing(adapter, session, others)[0] if others else []
+            differing(adapter, mesh.data, session, others)[0] if others else []
         )
         own |= {f"{_BUFFER}{name}": session.array(buffers[name]) for name in names}
         if average := session.update.average:
             own |= {f"{_AVERAGE}{name}": session.array(tensor) for name, tensor in average.statistics.items()}
-    everyone = adapter.allgather_object(own, name="unmerged")
+    everyone = adapter.allgather_object(own, mesh.world, name="unmerged")
     return {f"{_OWN}{rank}.{name}": array for rank, each in enumerate(everyone) for name, array in each.items()}
 
 
@@ -60,7 +60,7 @@ def restore(
     ranks = {name.removeprefix(_OWN).partition(".")[0] for name in state if name.startswith(_OWN)}
     if len(ranks) != mesh.world.size:
         return [], []
-    prefix = f"{_OWN}{mesh.world.rank}."
+    prefix = f"{_OWN}{mesh.topology.rank}."
     own = {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
     session.load_buffers(_named(own, _BUFFER))
     if average := session.update.average:

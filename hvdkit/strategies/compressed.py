@@ -50,7 +50,7 @@ class Compressed(Strategy):
 
     def _mean_count(self, count: Tensor) -> Tensor:
         transport = self._gradients.transport
-        return mean_count(transport.adapter, count, transport.data.size, "reducer")
+        return mean_count(transport.adapter, count, transport.data, "reducer")
 
     @contextmanager
     def peek(self) -> Iterator[None]:

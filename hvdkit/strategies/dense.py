@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from hvdkit.core import trace_events
+from hvdkit.core.group import Group
 from hvdkit.core.seam import Adapter, Joined
 from hvdkit.core.strategy import Strategy
+from hvdkit.errors import RequestError
 
 Tensor = Any
-_names = itertools.count()  # names agree because all ranks create their strategies in the same order
+GRADIENTS = "gradients"
 
 
 def ring_bytes(payload: float, size: int) -> float:
     """Bytes that each of `size` ranks sends in a ring allreduce of `payload` bytes (Patarasuk and Yuan 2009)."""
     return 2 * (size - 1) / size * payload
-
-
-def restart_names() -> None:
-    """Number names from 0 again when ranks initialize Horovod together: new ranks of an elastic run start at 0."""
-    global _names
-    _names = itertools.count()
-
-
-def next_name() -> str:
-    """A prefix of the names of a strategy's reductions, because a framework may run those of two concurrently."""
-    return f"gradients.{next(_names)}"
 
 
 def on_wire(adapter: Adapter, tensor: Tensor, half: bool) -> tuple[Tensor, str | None]:
@@ -45,28 +35,34 @@ def from_wire(adapter: Adapter, tensor: Tensor, dtype: str | None) -> Tensor:
     return tensor if dtype is None else adapter.cast(tensor, dtype)
 
 
-def mean_count(adapter: Adapter, count: Tensor, size: int, name: str) -> Tensor:
-    """The mean of a count over so many ranks; collective."""
-    return adapter.allreduce([count], "average", f"{name}.count")[0] if size > 1 else count
+def mean_count(adapter: Adapter, count: Tensor, group: Group, name: str) -> Tensor:
+    """The mean of a count over a group; collective."""
+    return adapter.allreduce([count], group, "average", f"{name}.count")[0] if group.size > 1 else count
 
 
 class Dense(Strategy):
-    """Sends gradients in their own dtype or, with `half`, in float16, where values beyond 65,504 become infinite."""
+    """Averages gradients over a group, in their own dtype or, with `half`, in float16, where values beyond 65,504 are
+    infinite. `name` is the prefix of its collectives' names: that of another strategy that is used at the same time
+    differs.
+    """
 
     overlaps = True
 
-    def __init__(self, adapter: Adapter, size: int, half: bool = False, accumulate: int = 1) -> None:
-        self._adapter, self._size, self._half = adapter, size, half
-        self._joins = not half and size > 1 and accumulate == 1  # then what backward returns is sent as it is
+    def __init__(
+        self, adapter: Adapter, group: Group, half: bool = False, accumulate: int = 1, name: str = GRADIENTS
+    ) -> None:
+        if not isinstance(group, Group):
+            raise RequestError(f"Dense: expected a group such as world_of(topology), got {group!r} (hvdkit.core.group)")
+        self._adapter, self._group, self._half, self._name = adapter, group, half, name
+        self._joins = not half and group.size > 1 and accumulate == 1  # then what backward returns is sent as it is
         self._joined: Joined | None = None
-        self._name = next_name()
         self._under_way: dict[str, tuple[Callable[[], Tensor], str | None]] = {}  # by gradient: wait, own dtype
         self._bytes = 0.0
 
     def bind(self, session: Any, parameters: int) -> None:
         """Compute the bytes per step from the number of parameters; have gradients in one vector, where possible."""
         itemsize = 2 if self._half else np.dtype(session.dtype).itemsize
-        self._bytes = ring_bytes(parameters * itemsize, self._size)
+        self._bytes = ring_bytes(parameters * itemsize, self._group.size)
         if self._joins and not session.trainable.overlaps:
             self._joined = session.trainable.join_gradients([(list(session.trainable.parameters), parameters)])
 
@@ -76,29 +72,29 @@ class Dense(Strategy):
         return self._bytes
 
     def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The means over all ranks by name; waits for gradients that `begin` has sent."""
+        """The means over the group by name; waits for gradients that `begin` has sent."""
         if session.trainable.overlaps:
             return self._awaited(session, gradients)
         if self._joined is not None and self._joined.holds(gradients):
             session.trainable.stamp((trace_events.SENT,), [])
             for vector in self._joined.vectors:
-                session.trainable.start_average(vector, self._name)()
+                session.trainable.start_average(vector, self._group, self._name)()
             session.trainable.stamp((trace_events.RECEIVED,), [])
             return gradients
         sent = {name: on_wire(self._adapter, gradient, self._half) for name, gradient in gradients.items()}
         packed = session.trainable.stamp((trace_events.SENT,), [tensor for tensor, _ in sent.values()])
-        means = self._adapter.allreduce(packed, "average", self._name, overwrite=True)
+        means = self._adapter.allreduce(packed, self._group, "average", self._name, overwrite=True)
         means = session.trainable.stamp((trace_events.RECEIVED,), means)
         return {name: from_wire(self._adapter, mean, sent[name][1]) for name, mean in zip(sent, means, strict=True)}
 
     def mean_count(self, session: Any, count: Tensor) -> Tensor:
-        """The mean over all ranks."""
-        return mean_count(self._adapter, count, self._size, self._name)
+        """The mean over the group."""
+        return mean_count(self._adapter, count, self._group, self._name)
 
     def begin(self, session: Any, name: str, gradient: Tensor) -> bool:
         """Start averaging one gradient."""
         tensor, dtype = on_wire(self._adapter, gradient, self._half)
-        self._under_way[name] = session.trainable.start_average(tensor, f"{self._name}.{name}"), dtype
+        self._under_way[name] = session.trainable.start_average(tensor, self._group, f"{self._name}.{name}"), dtype
         return False
 
     def _awaited(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:

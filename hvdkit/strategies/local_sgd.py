@@ -102,7 +102,7 @@ class LocalSgd(Compressed):
         state = self._session.state()
         slots = {name: value for name, value in state.items() if name.startswith(prefix) and name.count(".") > 1}
         tensors = [self._adapter.from_numpy(value) for value in slots.values()]
-        means = self._adapter.allreduce(tensors, name="optimizer_slots")
+        means = self._adapter.allreduce(tensors, self._differences.transport.data, name="optimizer_slots")
         merged = {name: self._adapter.to_numpy(mean) for name, mean in zip(slots, means, strict=True)}
         self._session.load_state(state | merged)
 

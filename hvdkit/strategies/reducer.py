@@ -88,7 +88,7 @@ class Reducer:
                 continue
             whole = adapter.to_numpy(tensor)[np.newaxis]
             if slot in OWN:
-                ranks = adapter.allgather(adapter.from_numpy(whole), name=f"reducer.state.{key}")
+                ranks = adapter.allgather(adapter.from_numpy(whole), self.transport.data, name=f"reducer.state.{key}")
                 whole = adapter.to_numpy(ranks)
             start = 0
             for name, shape in self._shapes.items():
@@ -137,4 +137,5 @@ class Reducer:
         with np.errstate(invalid="ignore"):  # infinity times 0, if the adapter computes with NumPy
             mine = float(np.isfinite(adapter.to_numpy(adapter.tensors.norm(vector * 0)).sum()))
         flag = adapter.from_numpy(np.array([mine], np.float32))
-        return bool(adapter.to_numpy(adapter.allreduce([flag], op="min", name="reducer.finite")[0])[0])
+        (everywhere,) = adapter.allreduce([flag], self.transport.data, op="min", name="reducer.finite")
+        return bool(adapter.to_numpy(everywhere)[0])

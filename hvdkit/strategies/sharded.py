@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from hvdkit.core import trace_events
-from hvdkit.core.mesh import Axis
+from hvdkit.core.group import Group
 from hvdkit.core.owned import Owned
 from hvdkit.core.seam import Adapter, Joined, Pending, Trainable
 from hvdkit.core.shares import BUCKET_BYTES, BUCKETS_AT_ONCE, Bucket, Piece, buckets
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.update_rules import is_layerwise
 from hvdkit.recipe.schema import Optimizer
-from hvdkit.strategies.dense import from_wire, mean_count, next_name, on_wire, ring_bytes
+from hvdkit.strategies.dense import GRADIENTS, from_wire, mean_count, on_wire, ring_bytes
 
 Tensor = Any
 
@@ -39,17 +39,17 @@ class Shares(Owned):
         self,
         adapter: Adapter,
         parameters: Mapping[str, Tensor],
-        axis: Axis,
+        group: Group,
         name: str,
         whole_rule: bool,
         divided: Sequence[Bucket],
     ) -> None:
         super().__init__(adapter, parameters)
-        self._name, self._axis = name, axis
+        self._name, self._group = name, group
         self._dtype = adapter.dtype(next(iter(parameters.values())))
         self.buckets = divided
         self._numbers = {parameter: number for number, parameter in enumerate(self.shapes)}
-        self._pieces = [bucket.pieces(axis.index, whole_rule) for bucket in self.buckets]
+        self._pieces = [bucket.pieces(group.index, whole_rule) for bucket in self.buckets]
         self.pieces: dict[str, Piece] = {
             f"{number}.{place}": piece
             for number, pieces in enumerate(self._pieces)
@@ -73,14 +73,14 @@ class Shares(Owned):
 
     def summed(self, number: Tensor) -> Tensor:
         # An allgather has fewer messages one after the other than an allreduce.
-        ops, ranks = self.adapter.tensors, self._axis.size
-        gathered = self.adapter.allgather(ops.reshape(number, (1,)), f"{self._name}.sum")
+        ops, ranks = self.adapter.tensors, self._group.size
+        gathered = self.adapter.allgather(ops.reshape(number, (1,)), self._group, f"{self._name}.sum")
         return ops.reshape(sum(ops.part(gathered, [(1,)] * ranks)), tuple(number.shape))
 
     def norms(self, *kinds: list[Tensor]) -> list[list[Tensor]]:
         ops, count = self.adapter.tensors, len(self._numbers)
         squares = [self._by_parameter(tensors) for tensors in kinds]
-        (totals,) = self.adapter.allreduce([ops.concat(squares)], "sum", f"{self._name}.norms")
+        (totals,) = self.adapter.allreduce([ops.concat(squares)], self._group, "sum", f"{self._name}.norms")
         norms, owners = ops.sqrt(totals), self._owners()
         return [
             [norms[kind * count + owner : kind * count + owner + 1] for owner in owners] for kind in range(len(kinds))
@@ -119,7 +119,7 @@ class Shares(Owned):
     def gathered(self, number: int, share: Tensor) -> dict[str, Tensor]:
         """A bucket's tensors from all ranks' shares."""
         bucket = self.buckets[number]
-        vector = self.adapter.allgather(share, f"{self._name}.gather.{number}")
+        vector = self.adapter.allgather(share, self._group, f"{self._name}.gather.{number}")
         padding = [(bucket.padding,)] if bucket.padding else []
         parts = self.adapter.tensors.part(vector, [*bucket.shapes.values(), *padding])
         return dict(zip(bucket.shapes, parts, strict=False))
@@ -163,12 +163,12 @@ class FlatShares(Shares):
         self,
         trainable: Trainable,
         adapter: Adapter,
-        axis: Axis,
+        group: Group,
         name: str,
         whole_rule: bool,
         divided: Sequence[Bucket],
     ) -> None:
-        super().__init__(adapter, trainable.parameters, axis, name, whole_rule, divided)
+        super().__init__(adapter, trainable.parameters, group, name, whole_rule, divided)
         before = trainable.parameters  # each is freed behind its bucket's copy, so that no two models are in memory
         sizes = {str(number): (list(each.shapes), each.share * each.ranks) for number, each in enumerate(divided)}
         self._vectors, self._own = [], []
@@ -176,7 +176,7 @@ class FlatShares(Shares):
             packed = self.packed(bucket, {each: before.pop(each) for each in bucket.shapes})
             memory.allocate()
             adapter.tensors.assign(memory.vector, packed)
-            start = axis.index * bucket.share
+            start = group.index * bucket.share
             self._vectors.append(memory.vector)
             self._own.append(memory.vector[start : start + bucket.share])
         self.parameters, self._trainable = trainable.parameters, trainable
@@ -191,7 +191,7 @@ class FlatShares(Shares):
 
     def changed(self, weights: list[Tensor]) -> None:
         pending = [
-            self._trainable.start_allgather(own, vector, f"{self._name}.gather.{number}")
+            self._trainable.start_allgather(own, self._group, vector, f"{self._name}.gather.{number}")
             for number, (own, vector) in enumerate(zip(self._own, self._vectors, strict=True))
         ]
         for each in pending:
@@ -210,18 +210,19 @@ class Sharded(Strategy):
     def __init__(
         self,
         adapter: Adapter,
-        axis: Axis,
+        group: Group,
         frees: bool,
         half: bool = False,
         most_bytes: int = BUCKET_BYTES,
         accumulate: int = 1,
+        name: str = GRADIENTS,
     ) -> None:
-        self._adapter, self._axis, self._half, self._most_bytes = adapter, axis, half, most_bytes
+        self._adapter, self._group, self._half, self._most_bytes = adapter, group, half, most_bytes
         self.keeps_shares, self._sendings = frees, accumulate if frees else 1
         self.at_once = BUCKETS_AT_ONCE["gradients" if frees else "optimizer"]
         self._joins = not half and not frees and accumulate == 1  # then what backward returns is sent as it is
         self._joined: Joined | None = None
-        self._name = next_name()
+        self._name = name
         self._waiting: dict[int, dict[str, Tensor]] = {}  # gradients of buckets that are not sent
         self._under_way: dict[int, tuple[Pending, str | None]] = {}  # by bucket: its share, own dtype
         self._received: dict[int, Tensor] = {}  # by bucket
@@ -232,23 +233,23 @@ class Sharded(Strategy):
         """This rank's share of the parameters."""
         self._shares = self._divided(session, not is_layerwise(settings))
         self._buckets = {name: number for number, each in enumerate(self._shares.buckets) for name in each.shapes}
-        elements = [each.share * self._axis.size for each in self._shares.buckets]
+        elements = [each.share * self._group.size for each in self._shares.buckets]
         if self._joins and not session.trainable.overlaps:
             names = [list(each.shapes) for each in self._shares.buckets]
             self._joined = session.trainable.join_gradients(list(zip(names, elements, strict=True)))
         itemsize = np.dtype(session.dtype).itemsize
         sent = self._sendings * (2 if self._half else itemsize) * sum(elements) + itemsize * self._gathers(elements)
         # A reduce-scatter or an allgather in a ring is half of an allreduce.
-        self._bytes = ring_bytes(sent / 2, self._axis.size)
+        self._bytes = ring_bytes(sent / 2, self._group.size)
         return self._shares
 
     def _divided(self, session: Any, whole_rule: bool) -> Shares:
         parameters = session.trainable.parameters
         shapes = {name: tuple(int(size) for size in tensor.shape) for name, tensor in parameters.items()}
-        divided = buckets(shapes, self._axis.size, np.dtype(session.dtype).itemsize, self._most_bytes)
+        divided = buckets(shapes, self._group.size, np.dtype(session.dtype).itemsize, self._most_bytes)
         if "shard-parameters" in self._adapter.CAPABILITIES:
-            return FlatShares(session.trainable, self._adapter, self._axis, self._name, whole_rule, divided)
-        return Shares(self._adapter, parameters, self._axis, self._name, whole_rule, divided)
+            return FlatShares(session.trainable, self._adapter, self._group, self._name, whole_rule, divided)
+        return Shares(self._adapter, parameters, self._group, self._name, whole_rule, divided)
 
     def _gathers(self, elements: list[int]) -> int:
         """How many elements are gathered for an update, if buckets have so many."""
@@ -278,7 +279,7 @@ class Sharded(Strategy):
 
     def mean_count(self, session: Any, count: Tensor) -> Tensor:
         """The mean over all ranks."""
-        return mean_count(self._adapter, count, self._axis.size, self._name)
+        return mean_count(self._adapter, count, self._group, self._name)
 
     def begin(self, session: Any, name: str, gradient: Tensor) -> bool:
         """Take a gradient, and send its bucket when it is complete."""
@@ -297,7 +298,7 @@ class Sharded(Strategy):
         packed, dtype = on_wire(self._adapter, self._packed(number, gradients), self._half)
         (packed,) = session.trainable.stamp(events, [packed])
         name = f"{self._name}.{number}"
-        self._under_way[number] = session.trainable.start_reducescatter(packed, name), dtype
+        self._under_way[number] = session.trainable.start_reducescatter(packed, self._group, name), dtype
 
     def _receive_first(self, at_most: int) -> None:
         """Wait until so many buckets are under way, as packed gradients are freed behind theirs."""

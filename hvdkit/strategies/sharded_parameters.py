@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hvdkit.core.mesh import Axis
+from hvdkit.core.group import Group
 from hvdkit.core.seam import ROOT_BLOCK, Adapter, Block, Pending, Phase, Trainable
 from hvdkit.core.shares import BUCKETS_AT_ONCE, Bucket, bucket
+from hvdkit.strategies.dense import GRADIENTS
 from hvdkit.strategies.sharded import Sharded, Shares
 
 Tensor = Any
@@ -24,7 +25,7 @@ T = TypeVar("T")
 
 
 class HeldShares(Shares):
-    """Shares of buckets that are in no whole tensor between two steps; at first of rank 0's parameters."""
+    """Shares of buckets that are in no whole tensor between two steps; at first of the first rank's parameters."""
 
     keeps_model = False
 
@@ -32,19 +33,19 @@ class HeldShares(Shares):
         self,
         adapter: Adapter,
         parameters: Mapping[str, Tensor],
-        axis: Axis,
+        group: Group,
         name: str,
         whole_rule: bool,
         divided: Sequence[Bucket],
     ) -> None:
-        super().__init__(adapter, parameters, axis, name, whole_rule, divided)
+        super().__init__(adapter, parameters, group, name, whole_rule, divided)
         self.vectors = [self._share_of(number, each) for number, each in enumerate(divided)]
 
     def _share_of(self, number: int, bucket: Bucket) -> Tensor:
         packed = self.packed(bucket, self.parameters)
-        roots = self.adapter.broadcast(packed, 0, f"{self._name}.start.{number}")
+        roots = self.adapter.broadcast(packed, self._group, self._group.root, f"{self._name}.start.{number}")
         vector = self.adapter.tensors.variable(self.zeros(bucket.share))
-        start = self._axis.index * bucket.share
+        start = self._group.index * bucket.share
         self.adapter.tensors.assign(vector, roots[start : start + bucket.share])
         return vector
 
@@ -77,9 +78,11 @@ class HeldShares(Shares):
 class GatheredBlocks:
     """The blocks' memory (`core.seam.Uses`): gathers a block before it is used, and meanwhile starts the next one."""
 
-    def __init__(self, trainable: Trainable, order: Sequence[str], shares: Mapping[str, Bucket], name: str) -> None:
+    def __init__(
+        self, trainable: Trainable, group: Group, order: Sequence[str], shares: Mapping[str, Bucket], name: str
+    ) -> None:
         sizes = {block: (list(each.shapes), each.share * each.ranks) for block, each in shares.items()}
-        self._trainable, self._name = trainable, name
+        self._trainable, self._group, self._name = trainable, group, name
         self._memory: dict[str, Block] = trainable.divide(sizes, self)
         self._order = [block for block in order if block != ROOT_BLOCK]
         self.kept = {ROOT_BLOCK, *self._order[-1:]}  # from forward to backward
@@ -131,7 +134,7 @@ class GatheredBlocks:
         memory = self._memory[block]
         memory.allocate()
         name = f"{self._name}.block.{block}"
-        self._coming[block] = self._trainable.start_allgather(self._vectors[block], memory.vector, name)
+        self._coming[block] = self._trainable.start_allgather(self._vectors[block], self._group, memory.vector, name)
 
     def _free(self, block: str) -> None:
         if block in self._coming:
@@ -150,8 +153,10 @@ class ShardedParameters(Sharded):
 
     _blocks: GatheredBlocks
 
-    def __init__(self, adapter: Adapter, axis: Axis, half: bool = False, accumulate: int = 1) -> None:
-        super().__init__(adapter, axis, frees=True, half=half, accumulate=accumulate)
+    def __init__(
+        self, adapter: Adapter, group: Group, half: bool = False, accumulate: int = 1, name: str = GRADIENTS
+    ) -> None:
+        super().__init__(adapter, group, frees=True, half=half, accumulate=accumulate, name=name)
         self.at_once = BUCKETS_AT_ONCE["parameters"]
 
     def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -164,7 +169,7 @@ class ShardedParameters(Sharded):
         while True:
             batch = next(batches, None)
             mine = self._adapter.from_numpy(np.array([batch is not None], np.float32))
-            (left,) = self._adapter.allreduce([mine], "sum", f"{self._name}.batches")
+            (left,) = self._adapter.allreduce([mine], self._group, "sum", f"{self._name}.batches")
             if not self._adapter.to_numpy(left)[0]:
                 return
             if batch is None:
@@ -174,12 +179,12 @@ class ShardedParameters(Sharded):
 
     def _divided(self, session: Any, whole_rule: bool) -> HeldShares:
         trainable: Trainable = session.trainable
-        names, ranks = trainable.blocks(), self._axis.size
+        names, ranks = trainable.blocks(), self._group.size
         shapes = {name: tuple(int(size) for size in each.shape) for name, each in trainable.parameters.items()}
         divided = {block: bucket({name: shapes[name] for name in names[block]}, ranks) for block in reversed(names)}
         held = list(divided.values())
-        shares = HeldShares(self._adapter, trainable.parameters, self._axis, self._name, whole_rule, held)
-        self._blocks = GatheredBlocks(trainable, list(names), divided, self._name)
+        shares = HeldShares(self._adapter, trainable.parameters, self._group, self._name, whole_rule, held)
+        self._blocks = GatheredBlocks(trainable, self._group, list(names), divided, self._name)
         shares.parameters = trainable.parameters  # which are in the blocks' memory now
         self._blocks.take(dict(zip(divided, shares.vectors, strict=True)))
         self._once = [number for number, block in enumerate(divided) if block in self._blocks.kept]

@@ -7,13 +7,13 @@ the same number of bytes; if ranks differ, the busiest rank is counted.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from hvdkit.core import trace_events
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Group, Mesh, Ranks
 from hvdkit.core.seam import Adapter, Tensor
 from hvdkit.strategies.dense import ring_bytes
 
@@ -42,7 +42,7 @@ class Ring:
 
     def __init__(self, adapter: Adapter, mesh: Mesh, name: str = "reducer") -> None:
         self.adapter, self.data, self.sent = adapter, mesh.data, 0.0
-        self._world = mesh.world
+        self._world, self._topology = mesh.world, mesh.topology
         self._name = name
 
     @_traced
@@ -53,17 +53,17 @@ class Ring:
         sent = ring_bytes(self.bytes_of(vector), self.data.size)
         self.sent += sent
         self._put("allreduce", vector, sent)
-        return self.adapter.allreduce([vector], name=f"{self._name}.mean")[0]
+        return self.adapter.allreduce([vector], self.data, name=f"{self._name}.mean")[0]
 
     @_traced
     def gather(self, tensor: Tensor) -> Tensor:
-        """All ranks' tensors, of equal shape, concatenated along the first axis in rank order."""
+        """The tensors of the data axis, of equal shape, concatenated along the first axis in rank order."""
         if self.data.size == 1:
             return tensor
         sent = (self.data.size - 1) * self.bytes_of(tensor)
         self.sent += sent
         self._put("allgather", tensor, sent)
-        return self.adapter.allgather(tensor, name=f"{self._name}.gather")
+        return self.adapter.allgather(tensor, self.data, name=f"{self._name}.gather")
 
     @_traced
     def exchange(self, tensor: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class Ring:
         sent = (size - 1) / size * self.bytes_of(tensor)
         self.sent += sent
         self._put("alltoall", tensor, sent)
-        return self.adapter.alltoall(tensor, name=f"{self._name}.exchange")
+        return self.adapter.alltoall(tensor, self.data, name=f"{self._name}.exchange")
 
     def bytes_of(self, tensor: Tensor) -> int:
         """A tensor's size in bytes."""
@@ -94,7 +94,7 @@ class Ring:
 
 
 class Central(Ring):
-    """A central parameter server: rank 0 receives all vectors, adds them up, and sends the mean back."""
+    """A central parameter server: the first rank receives all vectors, adds them up, and sends the mean back."""
 
     @_traced
     def mean(self, vector: Tensor) -> Tensor:
@@ -106,15 +106,15 @@ class Central(Ring):
         # One element for each other rank, because not every framework supports tensors without elements.
         filling = adapter.cast(adapter.from_numpy(np.zeros(size - 1, np.float32)), adapter.dtype(vector))
         pushed = adapter.tensors.concat([vector, filling])
-        there = size - (self._world.local_size if self._world.cross_size > 1 else 1)
+        there = size - (self._topology.local_size if self._topology.cross_size > 1 else 1)
         self._put("alltoall", pushed, there * self.bytes_of(vector))
-        got = adapter.alltoall(pushed, name=f"{self._name}.push", splits=[length] + [1] * (size - 1))
+        got = adapter.alltoall(pushed, self.data, name=f"{self._name}.push", splits=[length] + [1] * (size - 1))
         total = vector
         if self.data.index == 0:
             total = sum((got[rank * length : (rank + 1) * length] for rank in range(1, size)), got[:length])
             total = total / size
         self._put("broadcast", total, self.bytes_of(total))
-        return adapter.broadcast(total, root_rank=0, name=f"{self._name}.pull")
+        return adapter.broadcast(total, self.data, self.data.root, name=f"{self._name}.pull")
 
 
 class Hierarchical(Ring):
@@ -125,41 +125,50 @@ class Hierarchical(Ring):
 
     def __init__(self, adapter: Adapter, mesh: Mesh, name: str = "reducer") -> None:
         super().__init__(adapter, mesh, name)
-        world = mesh.world
-        hosts: dict[int, list[int]] = {}
-        for rank, host in enumerate(adapter.allgather_object(world.cross_rank, name=f"{name}.hosts")):
-            hosts.setdefault(host, []).append(rank)
-        self._roots = sorted(ranks[0] for ranks in hosts.values())
-        self._mine = next(ranks for ranks in hosts.values() if world.rank in ranks)
-        groups = [ranks for ranks in [*hosts.values(), self._roots] if 1 < len(ranks) < world.size]
-        self._sets: dict[tuple[int, ...], Any] = {tuple(ranks): adapter.process_set(ranks) for ranks in groups}
-        self._sets[tuple(range(world.size))] = None  # all ranks: Horovod's global process set
+        mine = mesh.topology.rank
+        # All ranks make all sets, in the same order: those of each data axis.
+        axes: dict[Ranks, dict[int, list[int]]] = {}
+        everyone = adapter.allgather_object((mesh.data.ranks, mesh.topology.cross_rank), mesh.world, f"{name}.hosts")
+        for rank, (ranks, host) in enumerate(everyone):
+            axes.setdefault(tuple(ranks), {}).setdefault(host, []).append(rank)
+        handles: dict[Ranks, Any] = {mesh.world.ranks: None, mesh.data.ranks: mesh.data.handle}
+        for hosts in axes.values():
+            for ranks in map(tuple, [*hosts.values(), sorted(first for first, *_ in hosts.values())]):
+                if len(ranks) > 1 and ranks not in handles:
+                    handles[ranks] = adapter.process_set(ranks)
+
+        def group(ranks: Sequence[int]) -> Group:
+            index = ranks.index(mine) if mine in ranks else -1
+            return Group(tuple(ranks), index, handles.get(tuple(ranks), tuple(ranks)))
+
+        hosts = axes[mesh.data.ranks]
+        self._roots = group(sorted(first for first, *_ in hosts.values()))
+        self._mine = group(next(ranks for ranks in hosts.values() if mine in ranks))
 
     @_traced
     def mean(self, vector: Tensor) -> Tensor:
         """As `Ring.mean`; counts the bytes of a host's first rank, including those within the host."""
         adapter, size = self.adapter, self.data.size
         total, payload = vector, self.bytes_of(vector)
-        if len(self._mine) > 1:
-            self.sent += ring_bytes(payload, len(self._mine))
-            crossing = ring_bytes(payload, len(self._mine)) if len(self._roots) == 1 else 0.0
+        if self._mine.size > 1:
+            self.sent += ring_bytes(payload, self._mine.size)
+            crossing = ring_bytes(payload, self._mine.size) if self._roots.size == 1 else 0.0
             total = self._within(self._mine, total, "inside", crossing)
-        if len(self._roots) > 1:
-            crossing = ring_bytes(payload, len(self._roots))
+        if self._roots.size > 1:
+            crossing = ring_bytes(payload, self._roots.size)
             self.sent += crossing
-            if self._world.rank in self._roots:
+            if self._mine.index == 0:
                 total = self._within(self._roots, total, "between", crossing)
-            if len(self._mine) > 1:
+            if self._mine.size > 1:
                 self.sent += payload
-                group = self._sets[tuple(self._mine)]
                 self._put("broadcast", total, 0.0)
-                total = adapter.broadcast(total, self._mine[0], f"{self._name}.back.{self._mine[0]}", group)
+                root = self._mine.root
+                total = adapter.broadcast(total, self._mine, root, f"{self._name}.back.{root}")
         return total / size
 
-    def _within(self, ranks: list[int], tensor: Tensor, what: str, crossing: float) -> Tensor:
-        group = self._sets[tuple(ranks)]
+    def _within(self, group: Group, tensor: Tensor, what: str, crossing: float) -> Tensor:
         self._put("allreduce", tensor, crossing)
-        return self.adapter.allreduce([tensor], "sum", f"{self._name}.{what}.{ranks[0]}", group)[0]
+        return self.adapter.allreduce([tensor], group, "sum", f"{self._name}.{what}.{group.root}")[0]
 
 
 TRANSPORTS: dict[str, Callable[[Adapter, Mesh, str], Ring]] = {

@@ -51,7 +51,7 @@ def check(
         "held": held,
         "warnings": list(warnings),
     }
-    everyone = setup.adapter.allgather_object(mine, name="alike")
+    everyone = setup.adapter.allgather_object(mine, setup.mesh.world, name="alike")
     fault = _of_data(setup, everyone)
     if fault is None and not any(each["held"] for each in everyone):
         fault = _of_model(setup, session, everyone)
@@ -115,7 +115,7 @@ def _first_tensor(setup: Setup, session: Session) -> str | None:
     if not session.update.owned.keeps_model:
         return ""  # they are shared out, and all of them are rank 0's now
     mine = {name: _sketch(name, array) for name, array in session.model_arrays()}
-    found = _first_other(setup.adapter.allgather_object(mine, name="alike.tensors"))
+    found = _first_other(setup.adapter.allgather_object(mine, setup.mesh.world, name="alike.tensors"))
     return f", first in {found[0]}" if found else None
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from hvdkit.core.group import Group, world_of
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter, Tensor
 from hvdkit.core.topology import Topology
@@ -56,6 +57,7 @@ def measure(
 
 
 def _row(adapter: Adapter, topology: Topology, request: BenchRequest, size: int, moved: Callable[[], None]) -> BenchRow:
+    world = world_of(topology)
     count, name = size // DTYPES[request.dtype], f"bench.{request.collective}.{size}"
     mine, expected = _arrays(request, topology, count)
 
@@ -64,10 +66,10 @@ def _row(adapter: Adapter, topology: Topology, request: BenchRequest, size: int,
         tensor = adapter.from_numpy(mine.copy())  # the collective may overwrite it
         adapter.synchronize()
         # A barrier: otherwise the time would include waiting for the last rank.
-        adapter.allreduce([adapter.from_numpy(np.zeros(1, np.float32))], op="sum", name="bench.barrier")
+        adapter.allreduce([adapter.from_numpy(np.zeros(1, np.float32))], world, op="sum", name="bench.barrier")
         adapter.synchronize()
         start = time.perf_counter()
-        result = _collective(adapter, request, tensor, name)
+        result = _collective(adapter, world, request, tensor, name)
         adapter.synchronize()
         return time.perf_counter() - start, result
 
@@ -75,16 +77,16 @@ def _row(adapter: Adapter, topology: Topology, request: BenchRequest, size: int,
     wrong = _faults(adapter.to_numpy(result), expected)
     warm_until = time.perf_counter() + _WARMUP_S
     for _ in range(_WARMUPS):
-        if not _all_agree(adapter, time.perf_counter() < warm_until):
+        if not _all_agree(adapter, world, time.perf_counter() < warm_until):
             break
         seconds, result = once()
-    slowest = max(adapter.allgather_object(seconds, name="bench.warm"))
+    slowest = max(adapter.allgather_object(seconds, world, name="bench.warm"))
     repeats = min(_MOST, max(_FEWEST, math.ceil(request.seconds / max(slowest, 1e-6))))
     times = np.zeros(repeats)
     for repeat in range(repeats):
         times[repeat], result = once()
     wrong += _faults(adapter.to_numpy(result), expected)
-    everyone = adapter.allgather_object((times.tolist(), wrong), name="bench.gather")
+    everyone = adapter.allgather_object((times.tolist(), wrong), world, name="bench.gather")
     slowest_us = 1e6 * np.max([each for each, _ in everyone], axis=0)
     mean_us = float(slowest_us.mean())
     p50, p95, p99 = (float(value) for value in np.percentile(slowest_us, [50, 95, 99]))
@@ -105,32 +107,32 @@ def _row(adapter: Adapter, topology: Topology, request: BenchRequest, size: int,
     )
 
 
-def copy_rate(adapter: Adapter) -> float:
+def copy_rate(adapter: Adapter, world: Group) -> float:
     """Bytes per second that a rank reads and writes in copies in main memory, while all ranks copy: the slowest's
     median. Collective."""
     source, target = np.ones(_COPIED_BYTES, np.uint8), np.zeros(_COPIED_BYTES, np.uint8)
-    adapter.allgather_object(None, name="bench.copies")  # all ranks start
+    adapter.allgather_object(None, world, name="bench.copies")  # all ranks start
     seconds = []
     for _ in range(_COPIES):
         start = time.perf_counter()
         np.copyto(target, source)
         seconds.append(time.perf_counter() - start)
-    medians = adapter.allgather_object(float(np.median(seconds)), name="bench.copied")
+    medians = adapter.allgather_object(float(np.median(seconds)), world, name="bench.copied")
     return float(2 * _COPIED_BYTES / max(medians))
 
 
-def _all_agree(adapter: Adapter, mine: bool) -> bool:
-    return all(adapter.allgather_object(mine, name="bench.agree"))
+def _all_agree(adapter: Adapter, world: Group, mine: bool) -> bool:
+    return all(adapter.allgather_object(mine, world, name="bench.agree"))
 
 
-def _collective(adapter: Adapter, request: BenchRequest, tensor: Tensor, name: str) -> Tensor:
+def _collective(adapter: Adapter, world: Group, request: BenchRequest, tensor: Tensor, name: str) -> Tensor:
     if request.collective == "allreduce":
-        return adapter.allreduce([tensor], op=request.redop, name=name, overwrite=True)[0]
+        return adapter.allreduce([tensor], world, op=request.redop, name=name, overwrite=True)[0]
     if request.collective == "reducescatter":
-        return adapter.reducescatter(tensor, op=request.redop, name=name)
+        return adapter.reducescatter(tensor, world, op=request.redop, name=name)
     if request.collective == "broadcast":
-        return adapter.broadcast(tensor, 0, name=name)
-    return (adapter.allgather if request.collective == "allgather" else adapter.alltoall)(tensor, name=name)
+        return adapter.broadcast(tensor, world, 0, name=name)
+    return (adapter.allgather if request.collective == "allgather" else adapter.alltoall)(tensor, world, name=name)
 
 
 def _arrays(request: BenchRequest, topology: Topology, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -208,8 +210,9 @@ def _run(framework: str, request: BenchRequest, out: Path, heartbeat: Heartbeat)
     heartbeat.beat("measuring")
     # A large tensor over a slow link takes a minute or more, so each repeat counts as progress.
     measure(adapter, topology, request, after, lambda: heartbeat.beat("measuring", len(rows)))
-    rate = copy_rate(adapter) if topology.device == "cpu" else None
-    hosts = adapter.allgather_object(os.environ.get("HOROVOD_HOSTNAME", "localhost"), name="bench.hosts")
+    rate = copy_rate(adapter, world_of(topology)) if topology.device == "cpu" else None
+    host = os.environ.get("HOROVOD_HOSTNAME", "localhost")
+    hosts = adapter.allgather_object(host, world_of(topology), name="bench.hosts")
     if topology.is_root:
         settings = {
             key: value for key, value in os.environ.items() if key.startswith("HOROVOD_") and "SECRET" not in key

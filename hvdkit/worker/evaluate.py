@@ -54,8 +54,8 @@ def evaluate(
     if setup.mesh.world.size > 1:
         _check_alike(setup, session)
     on_batch = partial(heartbeat.beat, "evaluation")
-    split, shard = setup.dataset.val, setup.mesh.shard
-    sums, total = metrics.summed(adapter, session, setup.task.metrics, split, recipe.batch_size, shard, on_batch)
+    split, group = setup.dataset.val, setup.mesh.data
+    sums, total = metrics.summed(adapter, session, setup.task.metrics, split, recipe.batch_size, group, on_batch)
     if not all(math.isfinite(value) for value, _ in sums.values()):  # JSON cannot represent it
         raise RunError(f"{folder}: its loss is no number: training has run away before; use an earlier checkpoint")
     versions, means = adapter.versions(), setup.task.metrics.means(sums, total)

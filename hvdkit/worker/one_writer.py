@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from hvdkit import replaced
+from hvdkit.core.group import Mesh
 from hvdkit.core.seam import Adapter
-from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
 from hvdkit.folder_lock import FolderLock
 
@@ -18,20 +18,20 @@ class OneWriter:
         self._folder = folder
         self._lock: FolderLock | None = None
 
-    def check(self, adapter: Adapter, world: Topology) -> None:
+    def check(self, adapter: Adapter, mesh: Mesh) -> None:
         """Take the lock, unless a rank of this run has it; collective.
 
         After a loss another rank may be rank 0 of an elastic run. Raises RequestError, the same on every rank, if
         another run is writing there.
         """
         refusal = ""
-        if not any(adapter.allgather_object(self._lock is not None, name="locked")):
-            if world.is_root:
+        if not any(adapter.allgather_object(self._lock is not None, mesh.world, name="locked")):
+            if mesh.is_root:
                 try:
                     self._take()
                 except RequestError as error:
                     refusal = str(error)
-            refusal = adapter.allgather_object(refusal, name="writer")[0]
+            refusal = adapter.allgather_object(refusal, mesh.world, name="writer")[0]
         if refusal:
             raise RequestError(refusal)
 

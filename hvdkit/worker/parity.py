@@ -68,7 +68,7 @@ class Participant:
         self._recipe, self._heartbeat = recipe, heartbeat
         exact, single = (recipe.model_copy(update={"precision": each}) for each in (part.precision, "fp32"))
         self._exact = setup.session(exact, setup.strategy(exact))
-        self._single = self._exact if exact == single else setup.session(single, setup.strategy(single))
+        self._single = self._exact if exact == single else setup.session(single, setup.strategy(single, "single"))
         self._plan = StepPlan(recipe, len(setup.dataset.train), setup.mesh.data.size)
         self._steps = self._plan.total_steps
         self._initial = self._exact.state()
@@ -223,7 +223,7 @@ class Participant:
         adapter = self._adapter
         self._exact.set_learning_rate(self._plan.rate(step))
         own = float(adapter.to_numpy(self._exact.train_step(group)).mean())
-        return float(np.mean(adapter.allgather_object(own, name="parity.loss")))
+        return float(np.mean(adapter.allgather_object(own, self._mesh.data, name="parity.loss")))
 
     def _probe_batches(self) -> Iterator[tuple[int, Batch]]:
         for number, group in itertools.islice(self._groups(), SINGLE_BATCHES):
@@ -247,7 +247,8 @@ class Participant:
         """The mean of the ranks' gradients without Horovod's arithmetic: gathered, then averaged by NumPy."""
         adapter, means = self._adapter, {}
         for name, own in gradients.own.items():
-            flat = adapter.to_numpy(adapter.allgather(adapter.from_numpy(own.reshape(1, -1)), name=f"parity.{name}"))
+            mine = adapter.from_numpy(own.reshape(1, -1))
+            flat = adapter.to_numpy(adapter.allgather(mine, self._mesh.data, name=f"parity.{name}"))
             means[name] = flat.mean(axis=0).reshape(own.shape)
         return means
 
@@ -258,11 +259,11 @@ class Participant:
             for batch in group:
                 total.update(np.ascontiguousarray(batch.inputs).tobytes())
                 total.update(np.ascontiguousarray(batch.targets).tobytes())
-        return self._adapter.allgather_object(total.hexdigest(), name="parity.batches")
+        return self._adapter.allgather_object(total.hexdigest(), self._mesh.world, name="parity.batches")
 
     def _wait(self, what: str) -> None:
         """Wait until rank 0 has written the files that the other ranks read next."""
-        self._adapter.allgather_object(None, name=f"parity.{what}")
+        self._adapter.allgather_object(None, self._mesh.world, name=f"parity.{what}")
 
     def _save_state(self, step: int) -> None:
         state = self._exact.state(keep=self._mesh.is_root)
@@ -281,7 +282,7 @@ class Participant:
     def _evaluate(self) -> tuple[dict[str, float], int]:
         """The means of the task's metrics over all ranks, and the number of samples."""
         split, batch_size = self._evaluation_split(), self._recipe.batch_size
-        return evaluate(self._adapter, self._exact, self._task.metrics, split, batch_size, self._mesh.shard), len(split)
+        return evaluate(self._adapter, self._exact, self._task.metrics, split, batch_size, self._mesh.data), len(split)
 
     def _eval_logits(self) -> np.ndarray:
         return self._exact.predict(self._first_batch().inputs)

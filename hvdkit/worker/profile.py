@@ -83,7 +83,7 @@ def profile(adapter: Adapter, script: Script, recipe: Recipe, part: Part, heartb
     session = setup.session(recipe, setup.strategy(recipe))
     if recipe.average_weights:
         session.keep_average(recipe.average_weights)
-    session.broadcast_state()
+    session.broadcast_state(setup.mesh.data)
     Participant(setup, session, part, heartbeat.beat).take_part()
     heartbeat.beat("leaving Horovod")
     adapter.shutdown()
@@ -94,7 +94,8 @@ class Participant:
 
     def __init__(self, setup: Setup, session: Session, part: Part, report: Callable[[str, int], None]) -> None:
         self._setup, self._session, self._part, self._report = setup, session, part, report
-        self._adapter, self._recipe, self._topology = setup.adapter, setup.recipe, setup.mesh.world
+        self._adapter, self._recipe, self._topology = setup.adapter, setup.recipe, setup.mesh.topology
+        self._world = setup.mesh.world
         self._observer = setup.adapter.observer(session)
         state = session.model_state()
         self._parameters = {name: state[name] for name in session.shapes}
@@ -126,7 +127,7 @@ class Participant:
             peak_rss_mib=metrics.peak_rss_mib(),
             device_peak_mib=self._observer.device()[1],
         )
-        everyone = self._adapter.allgather_object(mine.model_dump(), name="profile.ranks")
+        everyone = self._adapter.allgather_object(mine.model_dump(), self._world, name="profile.ranks")
         if self._topology.is_root:
             record = self._record([RankRecord.model_validate(each) for each in everyone])
             write_atomic(self._part.folder / RECORD, record.model_dump_json() + "\n")
@@ -163,7 +164,7 @@ class Participant:
             self._reduce(np.zeros(1, np.float32), "profile.barrier")
 
     def _reduce(self, values: np.ndarray, name: str) -> np.ndarray:
-        (total,) = self._adapter.allreduce([self._adapter.from_numpy(values)], op="max", name=name)
+        (total,) = self._adapter.allreduce([self._adapter.from_numpy(values)], self._world, op="max", name=name)
         return self._adapter.to_numpy(total)
 
     def _sample_clocks(self) -> None:
@@ -187,7 +188,7 @@ class Participant:
         def one() -> tuple[int, int]:
             self._barrier()
             begin = perf_counter_ns()
-            self._adapter.allreduce([values], op="sum", name=f"profile.probe.{size}")
+            self._adapter.allreduce([values], self._world, op="sum", name=f"profile.probe.{size}")
             self._adapter.synchronize()
             return begin, perf_counter_ns()
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hvdkit.core.group import Group
 from hvdkit.errors import HvdkitError, RunError
 
 if TYPE_CHECKING:
@@ -23,19 +24,19 @@ RANKS = 2
 
 def check(adapter: Adapter, rank: int, size: int) -> None:
     """Allreduce, allgather and broadcast over all ranks. Raises RunError if a result is not exactly as expected."""
-    ranks = np.arange(size, dtype=np.float32)
+    ranks, world = np.arange(size, dtype=np.float32), Group(tuple(range(size)), rank)
     own = [np.full((3, 2), rank + 1, np.float32), np.arange(5, dtype=np.float32) * rank]
-    sums = adapter.allreduce([adapter.from_numpy(array) for array in own], op="sum", name="proof.reduce")
+    sums = adapter.allreduce([adapter.from_numpy(array) for array in own], world, op="sum", name="proof.reduce")
     _compare("allreduce", rank, adapter.to_numpy(sums[0]), np.full((3, 2), (ranks + 1).sum(), np.float32))
     _compare("allreduce", rank, adapter.to_numpy(sums[1]), np.arange(5, dtype=np.float32) * ranks.sum())
 
     # Rank r contributes r + 1 rows: unequal lengths are where bindings fail most often.
-    rows = adapter.allgather(adapter.from_numpy(np.full((rank + 1, 2), rank, np.float32)), name="proof.gather")
+    rows = adapter.allgather(adapter.from_numpy(np.full((rank + 1, 2), rank, np.float32)), world, "proof.gather")
     expected = np.concatenate([np.full((int(other) + 1, 2), other, np.float32) for other in ranks])
     _compare("allgather", rank, adapter.to_numpy(rows), expected)
 
     last = size - 1
-    sent = adapter.broadcast(adapter.from_numpy(np.full(4, rank + 7, np.float32)), last, name="proof.broadcast")
+    sent = adapter.broadcast(adapter.from_numpy(np.full(4, rank + 7, np.float32)), world, last, "proof.broadcast")
     _compare("broadcast", rank, adapter.to_numpy(sent), np.full(4, last + 7, np.float32))
 
 

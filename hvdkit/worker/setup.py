@@ -15,17 +15,17 @@ import numpy as np
 from hvdkit import tasks
 from hvdkit.adapters.capabilities import LARGE_MODEL, OWN_PAGES_FROM
 from hvdkit.core import tuning, usage
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Group, Mesh
 from hvdkit.core.precision import PRECISIONS, check_can
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.topology import Topology, threads_per_rank
+from hvdkit.core.topology import threads_per_rank
 from hvdkit.data.dataset import BatchedSplit, Dataset, StreamedSplit
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe, flat
 from hvdkit.strategies import choose
-from hvdkit.strategies.dense import restart_names
+from hvdkit.strategies.dense import GRADIENTS
 from hvdkit.tasks.task import Architecture, Task, parameter_count
 from hvdkit.worker import startup
 
@@ -54,10 +54,10 @@ class Setup:
         """Raise RequestError if the recipe's model cannot be trained on its batches."""
         self.task.check(self.dataset.shape)
 
-    def strategy(self, recipe: Recipe) -> Strategy:
-        """The recipe's strategy, or the baseline's if the adapter is one."""
+    def strategy(self, recipe: Recipe, name: str = GRADIENTS) -> Strategy:
+        """The recipe's strategy, or the baseline's if the adapter is one. `name` as in `strategies.choose`."""
         baseline = getattr(self.adapter, "strategy", None)
-        return baseline(self.mesh, recipe) if baseline else choose(self.adapter, self.mesh, recipe)
+        return baseline(self.mesh, recipe) if baseline else choose(self.adapter, self.mesh, recipe, name)
 
     def session(self, recipe: Recipe, strategy: Strategy | None = None, digests: bool = False) -> Session:
         """A session of the model, with the recipe's optimizer. The initial weights come from the seed or a file.
@@ -80,7 +80,7 @@ class Setup:
 
             shapes = {name: value.shape for name, value in state.items()}
             found = weights.read_fitting(Path(recipe.model.weights), shapes, recipe.model.new_head, architecture)
-            if found.notes and self.mesh.world.rank == 0:
+            if found.notes and self.mesh.is_root:
                 print("\n".join(found.notes), flush=True)
             return found.onto(state)
 
@@ -106,11 +106,11 @@ class Setup:
             return
         from hvdkit.core.synchronized import synchronize  # most runs do not need it
 
-        size = self.mesh.data.size
-        names = synchronize(self.adapter, model, size, every)
-        if every and not names and size > 1:
+        data = self.mesh.data
+        names = synchronize(self.adapter, model, data, every)
+        if every and not names and data.size > 1:
             raise RequestError("model.batch_norm: expected local for a model without batch norms, got synchronized")
-        if names and size > 1 and (rival := rival_of(self.adapter)):
+        if names and data.size > 1 and (rival := rival_of(self.adapter)):
             from hvdkit.baselines import registry
 
             registry.check_synchronized(rival, names)
@@ -140,25 +140,26 @@ def start(
     if rival_of(adapter) is None:
         tuning.apply(recipe)
     threads = None if recipe.threads == "auto" else recipe.threads
-    restart_names()
     with _recording_sockets_if_elastic(recipe):
-        world = adapter.init(recipe.device, threads)
+        topology = adapter.init(recipe.device, threads)
     connected()
-    mesh = Mesh(world)
-    each = threads_per_rank(threads, world.local_size)
-    usage.pin_where_asked(world.local_rank, world.local_size, each)
+    mesh = Mesh(topology, process_set=adapter.process_set)
+    each = threads_per_rank(threads, topology.local_size)
+    usage.pin_where_asked(topology.local_rank, topology.local_size, each)
     startup.seed_alike(recipe.seed)  # until training begins, all ranks draw the same: samples, initial weights
     adapter.seed(seed_of(recipe, 0))
-    check_can(adapter, recipe if rival_of(adapter) is None else recipe.model_copy(update={"sharding": "none"}), world)
-    check_alike(adapter, world, flat(recipe))
+    check_can(
+        adapter, recipe if rival_of(adapter) is None else recipe.model_copy(update={"sharding": "none"}), topology
+    )
+    check_alike(adapter, mesh.world, flat(recipe))
     task = script.task(recipe)
     dataset = task.open_data(mesh.shard) if dataset is None else dataset
     if getattr(recipe.data, "shares", False):
         from hvdkit.data import shares
 
-        dataset = shares.join(dataset, mesh.shard, partial(adapter.allgather_object, name="shares"))
+        dataset = shares.join(dataset, mesh.shard, partial(adapter.allgather_object, group=mesh.data, name="shares"))
     for line in (dataset.note, *dataset.left_out):
-        if line and world.rank == 0:
+        if line and topology.rank == 0:
             print(line, flush=True)
     return Setup(adapter, script, recipe, mesh, dataset, task, task.architecture(dataset.shape))
 
@@ -188,14 +189,14 @@ def _recording_sockets_if_elastic(recipe: Recipe) -> AbstractContextManager[None
     return elastic.recording_peer_sockets()
 
 
-def check_alike(adapter: Adapter, topology: Topology, settings: Mapping[str, Any]) -> None:
+def check_alike(adapter: Adapter, world: Group, settings: Mapping[str, Any]) -> None:
     """Check that all ranks have the same settings (values by dotted key); collective.
 
     Raises RequestError, the same on every rank, naming each key that differs and the ranks' values.
     """
-    if topology.size == 1:
+    if world.size == 1:
         return
-    everyone = adapter.allgather_object(dict(settings), name="settings")
+    everyone = adapter.allgather_object(dict(settings), world, name="settings")
     faults = []
     for key in sorted({key for each in everyone for key in each}):
         values = [each.get(key, "nothing") for each in everyone]

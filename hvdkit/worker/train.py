@@ -20,6 +20,7 @@ import hvdkit
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.core import metrics, tuning
+from hvdkit.core.group import Mesh
 from hvdkit.core.heartbeat import DISK, Heartbeat
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
@@ -93,7 +94,7 @@ def _train(
     setup = start(adapter, script, recipe, connected=commits.connected) if commits else start(adapter, script, recipe)
     mesh, dataset = setup.mesh, setup.dataset
     if writer:
-        writer.check(adapter, mesh.world)
+        writer.check(adapter, mesh)
     heartbeat.beat("building the model")
     setup.check_trainable()
     if recipe.early_stopping:
@@ -135,13 +136,13 @@ def _train(
         if place and keeps:
             from hvdkit.checkpoint.resume import check_fresh
 
-            check_fresh(adapter, mesh.world, place)
+            check_fresh(adapter, mesh, place)
         if mesh.world.size > 1:  # packing the state takes memory
-            session.broadcast_state()
+            session.broadcast_state(mesh.data)
             startup.return_freed_memory()
     first_step = progress.step
-    if first_step or mesh.world.rank:  # rank 0 draws on from its start
-        seed_rank(adapter, recipe, mesh.world.rank, first_step)
+    if first_step or mesh.topology.rank:  # rank 0 draws on from its start
+        seed_rank(adapter, recipe, mesh.topology.rank, first_step)
 
     checkpoints = None
     if mesh.is_root and place and recipe.checkpoint:
@@ -211,7 +212,7 @@ def _train(
             lines[-1] += "; --out FOLDER keeps all figures and the weights"
         print("\n".join(lines), flush=True)
     if out:
-        metrics.reduce_sums(adapter, written=1.0)
+        metrics.reduce_sums(adapter, mesh.world, written=1.0)
     heartbeat.beat("leaving Horovod")
     adapter.shutdown()
     return result
@@ -240,7 +241,7 @@ class _Keeper:
         self.last_own.clear()
         self.last_own.update(own)
         # A run resumed from here then draws the same random numbers as one that was never stopped.
-        seed_rank(self.setup.adapter, self.setup.recipe, self.setup.mesh.world.rank, progress.step)
+        seed_rank(self.setup.adapter, self.setup.recipe, self.setup.mesh.topology.rank, progress.step)
 
     def _keep_shares(self, progress: Progress, own: Mapping[str, np.ndarray]) -> None:
         """As `keep`, where ranks have shares of the state: no rank has more than its own and a bucket in memory."""
@@ -267,8 +268,8 @@ class _Keeper:
             heartbeat.beat("checkpoint" if self.setup.mesh.is_root else DISK, progress.step)
             if self.checkpoints:
                 self.checkpoints.wait()
-            missing = self.checkpoints.missing if self.checkpoints else None
-            if not metrics.reduce_sums(self.setup.adapter, missing=float(missing is not None))["missing"]:
+            missing, world = self.checkpoints.missing if self.checkpoints else None, self.setup.mesh.world
+            if not metrics.reduce_sums(self.setup.adapter, world, missing=float(missing is not None))["missing"]:
                 return
             if pause_s is not None:
                 time.sleep(pause_s)
@@ -281,7 +282,7 @@ class _Keeper:
     def commit(self, progress: Progress) -> None:
         """Keep the state in memory; collective. Raises HostsChanged if hosts have been added or removed."""
         if self.commits:
-            self.commits.take(self._snapshot(progress))
+            self.commits.take(self._snapshot(progress), self.setup.mesh.world)
 
     def _snapshot(self, progress: Progress, keep: bool = True) -> Checkpoint:
         rest = self.session.strategy.state()
@@ -327,13 +328,14 @@ def _result(
     setup: Setup, loop: Loop, session: Session, initial_state_sha256: str, train_s: float, first_step: int
 ) -> TrainResult:
     """The result of the run; collective, with the same figures on all ranks, but for digests, which rank 0 has."""
-    adapter, recipe, world = setup.adapter, setup.recipe, setup.mesh.world
+    adapter, recipe, mesh, topology = setup.adapter, setup.recipe, setup.mesh, setup.mesh.topology
     units = [samples * setup.task.units for samples in loop.step_samples]
-    measured, progress = metrics.gather(adapter, recipe, setup.mesh, loop.clock, units), loop.progress
+    measured, progress = metrics.gather(adapter, recipe, mesh, loop.clock, units), loop.progress
     versions = adapter.versions()
-    weights = ((name, array) for name, array in session.model_arrays(keep=setup.mesh.is_root) if name in session.shapes)
+    weights = ((name, array) for name, array in session.model_arrays(keep=mesh.is_root) if name in session.shapes)
     final = digest(weights)
-    corrupt = {path for each in adapter.allgather_object(list(setup.dataset.corrupt), name="corrupt") for path in each}
+    everyone = adapter.allgather_object(list(setup.dataset.corrupt), mesh.world, name="corrupt")
+    corrupt = {path for paths in everyone for path in paths}
     return TrainResult(
         framework=adapter.NAME,
         rival=rival_of(adapter),
@@ -345,15 +347,15 @@ def _result(
         parameters=sum(math.prod(shape) for shape in session.shapes.values()),
         np=measured.processes,
         launcher=os.environ.get(LAUNCHED) or ("horovodrun" if "HOROVOD_RANK" in os.environ else "none"),
-        device=world.device,
-        threads=threads_per_rank(None if recipe.threads == "auto" else recipe.threads, world.local_size),
+        device=topology.device,
+        threads=threads_per_rank(None if recipe.threads == "auto" else recipe.threads, topology.local_size),
         seed=recipe.seed,
         batch_size=recipe.batch_size,
         compression=str(recipe.compression),
         sync=recipe.sync and recipe.sync.model_dump(),
         allreduce=recipe.allreduce,
         sharding=recipe.sharding,
-        state_bytes=_largest(adapter.allgather_object(session.state_bytes())) if _counts_states(session) else None,
+        state_bytes=_largest(adapter, mesh, session) if _counts_states(session) else None,
         optimizer=recipe.optimizer.name,
         precision=recipe.precision,
         accumulate=recipe.accumulate,
@@ -373,7 +375,7 @@ def _result(
         native_pipeline=setup.dataset.native,
         tuning=None
         if rival_of(adapter)
-        else tuning.listed(tuning.apply(recipe), adapter.CHOSEN[world.device], recipe.model.TASK),
+        else tuning.listed(tuning.apply(recipe), adapter.CHOSEN[topology.device], recipe.model.TASK),
         unit=setup.task.unit,
         units_per_sample=setup.task.units,
         task=recipe.model.TASK,
@@ -392,6 +394,7 @@ def _counts_states(session: Session) -> bool:
     return rival_of(session.adapter) is None or not session.update.owned.in_place
 
 
-def _largest(state_bytes: list[dict[str, int]]) -> dict[str, int]:
-    """The sizes of the rank that holds most."""
-    return max(state_bytes, key=lambda each: sum(each.values()))
+def _largest(adapter: Adapter, mesh: Mesh, session: Session) -> dict[str, int]:
+    """The sizes of the rank that holds most; collective."""
+    everyone: list[dict[str, int]] = adapter.allgather_object(session.state_bytes(), mesh.world, name="state_bytes")
+    return max(everyone, key=lambda sizes: sum(sizes.values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, error, features
+from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, error, features, group_of
 
 from hvdkit.core.session import Session
 from hvdkit.recipe.schema import AverageWeights, Loss, Sgd
@@ -91,11 +91,13 @@ def a_parameter_that_a_rank_does_not_use_has_a_gradient_of_zeros_there(
         return
     used = LAYERS[:2] if topology.rank == 0 else LAYERS[:1]
     settings = Sgd(learning_rate=RATE, momentum=0.0, weight_decay=DECAY)
-    session = Session(adapter, _model(adapter.NAME, used), settings, Loss(), Dense(adapter, topology.size))
-    session.broadcast_state()
+    session = Session(adapter, _model(adapter.NAME, used), settings, Loss(), Dense(adapter, group_of(topology)))
+    session.broadcast_state(group_of(topology))
     mine = features(topology.rank, 8)
     got = session.gradients(mine)
-    everyone = adapter.allgather_object({name: value.tolist() for name, value in got.own.items()}, name="branches")
+    everyone = adapter.allgather_object(
+        {name: value.tolist() for name, value in got.own.items()}, group_of(topology), name="branches"
+    )
     means = {name: np.mean([np.array(each[name]) for each in everyone], axis=0) for name in got.own}
     of = {layer: next(name for name in means if layer in name and name.endswith("weight")) for layer in LAYERS}
     assert np.any(got.own[of["side"]]) == (topology.rank == 0) and np.any(means[of["side"]])
@@ -120,8 +122,8 @@ def constraints_hold_after_each_update_and_the_average_is_of_what_they_leave(
 
     x = keras.Input((FEATURES,))
     model = keras.Model(x, keras.layers.Dense(CLASSES, name="fc", kernel_constraint="non_neg")(x))
-    session = Session(adapter, model, Sgd(learning_rate=1.0), Loss(), Dense(adapter, topology.size))
-    session.broadcast_state()
+    session = Session(adapter, model, Sgd(learning_rate=1.0), Loss(), Dense(adapter, group_of(topology)))
+    session.broadcast_state(group_of(topology))
     session.keep_average(AverageWeights(decay=0.5))
     mine = [features(topology.rank), features(topology.rank + 9)]
     by_hand = None

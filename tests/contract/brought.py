@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, features, same
+from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, features, group_of, same
 
 from hvdkit.core.session import Session
 from hvdkit.data.dataset import Batch
@@ -40,12 +40,13 @@ def samples_of_any_dtype_and_layout_make_the_same_gradients(adapter: Adapter, to
 
 @case
 def a_rehearsal_changes_nothing(adapter: Adapter, topology: Topology, make: Make) -> None:
+    group = group_of(topology)
     if adapter.NAME == "local":
         return
     outcomes = []
     for rehearses in (False, True):
         adapter.seed(5 + topology.rank)
-        session = Session(adapter, _model(adapter.NAME), Sgd(learning_rate=0.1), Loss(), Dense(adapter, topology.size))
+        session = Session(adapter, _model(adapter.NAME), Sgd(learning_rate=0.1), Loss(), Dense(adapter, group))
         state = session.state()
         random = np.random.default_rng(2)
         session.load_state(

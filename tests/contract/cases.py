@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from hvdkit.core.group import Group, Mesh
 from hvdkit.core.seam import CAPABILITIES, Adapter
 from hvdkit.core.topology import Topology
 from hvdkit.data.batches import Batch
@@ -31,6 +33,25 @@ _TRAINS = {"gpu", "fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "recompute", "
 }
 PROBED = sorted(set(CAPABILITIES) - _TRAINS - {"layer-times", "own-profile", "shard-gradients", "shard-parameters"})
 Make = Callable[..., Any]
+seeds_from = 0  # of batches: another value for each group of ranks, so that what leaks from one to the other is seen
+
+
+@dataclass(frozen=True)
+class Place(Topology):
+    """This rank among those of its data axis, which run the cases together, beside the other data axes of `mesh`."""
+
+    mesh: Mesh = field(default_factory=lambda: Mesh(Topology()))
+
+
+def mesh_of(topology: Topology) -> Mesh:
+    return topology.mesh if isinstance(topology, Place) else Mesh(topology)
+
+
+def group_of(topology: Topology) -> Group:
+    """The ranks that run a case."""
+    return mesh_of(topology).data
+
+
 Case = Callable[[Adapter, Topology, Make], None]
 CASES: dict[str, Case] = {}
 
@@ -42,15 +63,16 @@ def case(function: Case) -> Case:
 
 def probe(capability: str, adapter: Adapter, topology: Topology) -> str:
     """Try a capability; returns what is wrong, empty where it works. `gpu` is not to be tried everywhere."""
+    group = group_of(topology)
     try:
         if capability in ("scalars", "empty"):
             array = np.float32(1.5) if capability == "scalars" else np.empty((0, 3), np.float32)
             array = np.asarray(array)
-            (got,) = adapter.allreduce([adapter.from_numpy(array)], op="sum", name=f"probe.{capability}")
+            (got,) = adapter.allreduce([adapter.from_numpy(array)], group, op="sum", name=f"probe.{capability}")
             good = same(adapter.to_numpy(got), (array * topology.size).astype(np.float32))
         else:
             tensor = adapter.cast(adapter.from_numpy(np.array([1, 2, 3], np.float32)), capability)
-            (got,) = adapter.allreduce([tensor], op="sum", name=f"probe.{capability}")
+            (got,) = adapter.allreduce([tensor], group, op="sum", name=f"probe.{capability}")
             total = adapter.to_numpy(adapter.cast(got, "float32"))
             good = adapter.dtype(got) == capability and same(total, np.array([1, 2, 3], np.float32) * topology.size)
         return "" if good else f"a wrong result: {got}"
@@ -69,14 +91,14 @@ def signatures(holder: Any, protocol: Any = Adapter) -> dict[str, list[str] | No
 
 
 def batch(seed: int, count: int = 8) -> Batch:
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(seeds_from + seed)
     images = random.standard_normal((count, *SHAPE)).astype(np.float32)
     return Batch(images, random.integers(0, CLASSES, count))
 
 
 def features(seed: int, count: int = 8) -> Batch:
     """A batch for the tiny model."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(seeds_from + seed)
     return Batch(random.standard_normal((count, FEATURES)).astype(np.float32), random.integers(0, CLASSES, count))
 
 
@@ -163,9 +185,9 @@ def broadcast_state_brings_parameters_buffers_and_slots(adapter: Adapter, topolo
     session.train_step([batch(topology.rank)])
     mine = {name: value + np.asarray(topology.rank, value.dtype) for name, value in session.state().items()}
     session.load_state(mine)
-    session.broadcast_state(root_rank=0)
+    session.broadcast_state(group_of(topology))
     got = session.state()
-    roots = adapter.allgather_object(mine, name="case.state")[0]
+    roots = adapter.allgather_object(mine, group_of(topology), name="case.state")[0]
     assert [name for name in roots if not same(got[name], roots[name])] == []
 
 
@@ -191,11 +213,12 @@ def the_applied_gradient_is_the_mean_of_the_ranks_own(adapter: Adapter, topology
 
 @case
 def ranks_stay_equal(adapter: Adapter, topology: Topology, make: Make) -> None:
+    group = group_of(topology)
     session = make()
     for step in range(3):
         session.train_step([batch(10 * step + topology.rank)])
     everyone = adapter.allgather_object(
-        {name: value for name, value in session.state().items() if ".running_" not in name}, name="case.equal"
+        {name: value for name, value in session.state().items() if ".running_" not in name}, group, name="case.equal"
     )
     for name, value in everyone[0].items():
         assert all(same(value, other[name]) for other in everyone), name

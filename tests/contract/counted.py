@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, error
+from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, error, group_of, mesh_of
 from grown import changed, worst
 from sharded import TINY_BUCKET, sharded, stages
 from tiny import tiny_network, tiny_state, two_inputs
 
-from hvdkit.core.mesh import Mesh
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
@@ -75,13 +74,13 @@ def bound(
 
 
 def strategies(adapter: Adapter, topology: Topology) -> dict[str, Callable[[], Strategy]]:
-    mesh = Mesh(topology)
+    mesh = mesh_of(topology)
 
     def compressed(transport: str, method: Any) -> Compressed:
         return Compressed(Reducer(TRANSPORTS[transport](adapter, mesh, f"counted.{transport}"), method))
 
     found: dict[str, Callable[[], Strategy]] = {
-        "dense": lambda: Dense(adapter, topology.size),
+        "dense": lambda: Dense(adapter, group_of(topology)),
         "central": lambda: compressed("central", Uncompressed()),
         "all of top-k": lambda: compressed("ring", TopK(ratio=1.0)),
     }
@@ -126,7 +125,7 @@ def what_a_codec_keeps_is_in_the_unit_of_updates(adapter: Adapter, topology: Top
         value, count = weighted(outputs, targets)
         return value / count
 
-    mesh = Mesh(topology)
+    mesh = mesh_of(topology)
     sessions = []
     for name, loss in (("means", mean), ("sums", weighted)):
         reducer = Reducer(TRANSPORTS["ring"](adapter, mesh, name), TopK(ratio=0.2))
@@ -160,10 +159,10 @@ def an_update_that_counts_nothing_changes_nothing(adapter: Adapter, topology: To
 def local_updates_are_by_a_ranks_own_count(adapter: Adapter, topology: Topology, make: Make) -> None:
     if adapter.NAME == "local":
         return
-    transport = TRANSPORTS["ring"](adapter, Mesh(topology), "counted.local")
+    transport = TRANSPORTS["ring"](adapter, mesh_of(topology), "counted.local")
     strategy = LocalSgd(Reducer(transport, Uncompressed()), Reducer(transport, Uncompressed()), Sync(every=9, start=1))
     session, alone = (bound(adapter, CLIPPED[0], each) for each in (strategy, Strategy()))
-    together = bound(adapter, CLIPPED[0], Dense(adapter, topology.size))
+    together = bound(adapter, CLIPPED[0], Dense(adapter, group_of(topology)))
     for step in range(3):
         strategy.begin_step(step, steps_per_epoch=1)
         session.train_step(divided(step, topology, 1))
@@ -183,7 +182,7 @@ def half_precision_needs_no_smaller_scale_for_sums(adapter: Adapter, topology: T
     sessions = []
     for loss in (Loss(), Loss(ignored_label=IGNORED)):
         model = tiny_network(adapter.NAME, "float32")
-        strategy = Dense(adapter, topology.size, half=True)
+        strategy = Dense(adapter, group_of(topology), half=True)
         session = Session(adapter, model, Sgd(learning_rate=0.1), loss, strategy, "fp16", targets=4096)
         session.load_state(tiny_state())
         sessions.append(session)
@@ -220,6 +219,7 @@ def errors_of(logits: np.ndarray, labels: np.ndarray, loss: Loss) -> tuple[float
 
 @case
 def the_recipes_loss_ignores_a_label_and_weighs_classes(adapter: Adapter, topology: Topology, make: Make) -> None:
+    group = group_of(topology)
     if adapter.NAME == "local":
         return
     for loss in (
@@ -229,16 +229,16 @@ def the_recipes_loss_ignores_a_label_and_weighs_classes(adapter: Adapter, topolo
         Loss(ignored_label=IGNORED, label_smoothing=0.1),
     ):
         model = tiny_network(adapter.NAME, PRECISIONS["fp64"].parameters)
-        session = Session(adapter, model, Sgd(learning_rate=0.1), loss, Dense(adapter, topology.size), "fp64")
+        session = Session(adapter, model, Sgd(learning_rate=0.1), loss, Dense(adapter, group), "fp64")
         session.load_state(tiny_state())
         mine = tokens(topology.rank)
         got = session.gradients(mine)
         value, derivative, count = errors_of(got.outputs, mine.targets, loss)
         assert abs(got.loss - value / count) < 1e-12, (loss, got.loss, value / count)
-        everyone = adapter.allgather_object([derivative.sum(axis=0), count], name="counted.bias")
+        everyone = adapter.allgather_object([derivative.sum(axis=0), count], group, name="counted.bias")
         bias = sum(each for each, _ in everyone) / sum(each for _, each in everyone)
         assert error(got.averaged["fc.bias"], bias) < 1e-12, loss
-        contributed = np.mean(adapter.allgather_object(got.own["fc.bias"], name="counted.own"), axis=0)
+        contributed = np.mean(adapter.allgather_object(got.own["fc.bias"], group, name="counted.own"), axis=0)
         assert error(got.averaged["fc.bias"], contributed) < 1e-12
     two = Loss(class_weights=[1.0, 2.0])
     wrong = Session(adapter, tiny_network(adapter.NAME, "float64"), Sgd(learning_rate=0.1), two, None, "fp64")
@@ -268,7 +268,7 @@ def evaluation_divides_sums_by_counts(adapter: Adapter, topology: Topology, make
     )
     difference, weights = outputs - whole.targets[:, :3], whole.targets[:, 3:]
     for batch_size in (3, 8):
-        found = evaluate(adapter, session, of_pairs, split, batch_size, topology)
+        found = evaluate(adapter, session, of_pairs, split, batch_size, group_of(topology))
         assert abs(found["loss"] - (weights * difference**2).sum() / weights.sum()) < 1e-12 * found["loss"]
         assert abs(found["absolute"] - (weights * abs(difference)).sum() / weights.sum()) < 1e-12 * found["absolute"]
         assert found["rows"] == 1
@@ -281,5 +281,5 @@ def evaluation_divides_sums_by_counts(adapter: Adapter, topology: Topology, make
     for batch_size in (3, 8):
         for measured in (METRICS, Metrics(("loss",), None)):
             ignoring = Metrics(measured.names, measured.sums, ignored=IGNORED)
-            found = evaluate(adapter, labelled, ignoring, split, batch_size, topology)
+            found = evaluate(adapter, labelled, ignoring, split, batch_size, group_of(topology))
             assert abs(found["loss"] - expected) < 1e-12

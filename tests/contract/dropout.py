@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, error, features
+from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, error, features, group_of
 
 from hvdkit.core.session import Session
 from hvdkit.recipe.schema import Loss, Sgd
@@ -55,9 +55,9 @@ def _model(framework: str) -> Any:
 def _session(adapter: Adapter, topology: Topology) -> Session:
     """As a rank of `hvdkit train` makes it."""
     adapter.seed(seed_of(Seeded, topology.rank))  # type: ignore[arg-type]
-    strategy = Dense(adapter, topology.size)
+    strategy = Dense(adapter, group_of(topology))
     session = Session(adapter, _model(adapter.NAME), Sgd(learning_rate=0.1), Loss(), strategy)
-    session.broadcast_state()
+    session.broadcast_state(group_of(topology))
     return session
 
 
@@ -80,7 +80,7 @@ def ranks_draw_masks_of_their_own(adapter: Adapter, topology: Topology, make: Ma
         return
     session, batch = _session(adapter, topology), features(1, 64)
     outputs = session.gradients(batch).outputs
-    everyone = adapter.allgather_object(outputs.tolist(), name="masks")
+    everyone = adapter.allgather_object(outputs.tolist(), group_of(topology), name="masks")
     different = [error(np.array(other), outputs) for rank, other in enumerate(everyone) if rank != topology.rank]
     assert all(each > 0.1 for each in different), different
 

@@ -7,12 +7,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from cases import CLASSES, FEATURES, Make, batch, case, error, features, same
+from cases import CLASSES, FEATURES, Make, batch, case, error, features, group_of, mesh_of, same
 from papers import RULES, clipped
 
 from hvdkit import tasks
 from hvdkit.core import trainer as loop_
-from hvdkit.core.mesh import Mesh
 from hvdkit.core.metrics import MetricsFile
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS
 from hvdkit.core.seam import Adapter
@@ -82,7 +81,7 @@ def own_gradients_average_to_the_applied(adapter: Adapter, topology: Topology, m
     before = session.state()
     got = session.gradients(batch(topology.rank))
     assert got.outputs.shape == (8, CLASSES) and got.outputs.dtype == np.float64
-    everyone = adapter.allgather_object(got.own, name="grown.own")
+    everyone = adapter.allgather_object(got.own, group_of(topology), name="grown.own")
     mean = {name: sum(own[name] for own in everyone) / topology.size for name in got.own}
     assert worst(got.averaged, mean) < 1e-12
     assert got.own.keys() == parameters_of(before).keys()
@@ -127,7 +126,7 @@ def fit_takes_the_same_updates(adapter: Adapter, topology: Topology, make: Make)
     )
     sessions = [make(tiny=True, precision="fp64", optimizer=recipe.optimizer) for _ in range(2)]
     loops = [
-        loop_.Loop(adapter, session, tasks.choose(recipe), recipe, Mesh(topology), dataset, MetricsFile(None))
+        loop_.Loop(adapter, session, tasks.choose(recipe), recipe, mesh_of(topology), dataset, MetricsFile(None))
         for session in sessions
     ]
     assert loops[0].group_sizes == [2, 1] and loops[0].total_steps == 3
@@ -237,8 +236,8 @@ def slots_and_counts_are_saved_loaded_and_broadcast(adapter: Adapter, topology: 
         state = {name: value + np.asarray(topology.rank, value.dtype) for name, value in state.items()}
         session.load_state(state)
         assert changed(session.state(), state) == []
-        session.broadcast_state(root_rank=0)
-        roots = adapter.allgather_object(state, name="grown.slots")[0]
+        session.broadcast_state(group_of(topology))
+        roots = adapter.allgather_object(state, group_of(topology), name="grown.slots")[0]
         assert changed(session.state(), roots) == []
         session.train_step([features(topology.rank)])
         first = session.state()
@@ -250,8 +249,9 @@ def slots_and_counts_are_saved_loaded_and_broadcast(adapter: Adapter, topology: 
 
 @case
 def ranks_that_have_drifted_apart_are_named(adapter: Adapter, topology: Topology, make: Make) -> None:
+    group = group_of(topology)
     session = make()
-    loop_.check_ranks(adapter, session, Mesh(topology), step=4)
+    loop_.check_ranks(adapter, session, mesh_of(topology), step=4)
     state = session.state()
     if topology.rank == topology.size - 1:
         state["fc.bias"] = state["fc.bias"] + np.float32(1e-3)
@@ -259,9 +259,10 @@ def ranks_that_have_drifted_apart_are_named(adapter: Adapter, topology: Topology
     if topology.size == 1:
         return
     try:
-        loop_.check_ranks(adapter, session, Mesh(topology), step=5)
+        loop_.check_ranks(adapter, session, mesh_of(topology), step=5)
     except RunError as told:
         text = str(told)
-        assert f"rank {topology.size - 1}" in text and "step 5" in text and "fc.bias" in text, text
+        last = group.ranks[-1] - group.root  # of the first of the groups, which all ranks name
+        assert f"rank {last} differ" in text and "step 5" in text and "fc.bias" in text, text
     else:
         raise AssertionError("nobody has noticed")

@@ -17,6 +17,7 @@ from kinds import Task, refused
 
 from hvdkit import adapters
 from hvdkit.core import trainer
+from hvdkit.core.group import world_of
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest
@@ -55,6 +56,7 @@ def refusal(adapter: Any, build: Any) -> str:
 def main(framework: str, folder: Path) -> None:
     adapter: Any = adapters.load(framework)
     topology, shutdown = adapter.init("cpu", 1), adapter.shutdown
+    world = world_of(topology)
     adapter.init, adapter.shutdown = (lambda *_: topology), (lambda: None)  # one Horovod for all runs
     faults: list[str] = []
     evaluate = trainer.evaluate
@@ -62,7 +64,7 @@ def main(framework: str, folder: Path) -> None:
     def checked(adapter: Any, session: Any, *rest: Any) -> dict[str, float]:
         own = session.model_state() | {name: session.array(each) for name, each in session.trainable.transient.items()}
         mine = {name: digest([(name, value)]) for name, value in own.items()}
-        other = adapter.allgather_object(mine, name="one_model")[0]
+        other = adapter.allgather_object(mine, world, name="one_model")[0]
         faults.extend(f"{name} differs at the evaluation" for name in mine if mine[name] != other[name])
         return evaluate(adapter, session, *rest)
 
@@ -76,7 +78,7 @@ def main(framework: str, folder: Path) -> None:
         if topology.is_root:
             (resumed / "checkpoints").mkdir(parents=True)
             shutil.copytree(whole / "checkpoints" / "step-00000004", resumed / "checkpoints" / "step-00000004")
-        adapter.allgather_object(None, name="copied")
+        adapter.allgather_object(None, world, name="copied")
         train.train(adapter, script, recipe(framework, sharding), resumed, Heartbeat(), True)
     told = {name: refusal(adapter, build) for name, build in refused(framework).items()}
     (folder / f"rank-{topology.rank}.json").write_text(json.dumps({"faults": faults, "refused": told}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from cases import FEATURES, Adapter, Make, Topology, case, error
+from cases import FEATURES, Adapter, Make, Topology, case, error, group_of
 from grown import changed
 from tiny import two_inputs
 
@@ -46,7 +46,7 @@ def a_loss_of_ones_own_trains_a_network_of_two_inputs(adapter: Adapter, topology
     if adapter.NAME == "local":
         return
     model, state = two_inputs(adapter.NAME)
-    session = Session(adapter, model, Sgd(learning_rate=0.1), squared, Dense(adapter, topology.size), "fp64")
+    session = Session(adapter, model, Sgd(learning_rate=0.1), squared, Dense(adapter, group_of(topology)), "fp64")
     session.load_state(state)
     mine = measured(topology.rank)
     got = session.gradients(mine)
@@ -60,7 +60,7 @@ def a_loss_of_ones_own_trains_a_network_of_two_inputs(adapter: Adapter, topology
     losses = [float(adapter.to_numpy(session.train_step([measured(topology.rank)])).mean()) for _ in range(30)]
     assert "fc.weight" in changed(before, session.state()) and losses[-1] < 0.2 * losses[0], losses
     whole = measured(99, 11)
-    found = evaluate(adapter, session, ERRORS, ArraySplit(whole.inputs, whole.targets), 4, topology)
+    found = evaluate(adapter, session, ERRORS, ArraySplit(whole.inputs, whole.targets), 4, group_of(topology))
     outputs = np.concatenate([session.predict(tuple(each[i : i + 4] for each in whole.inputs)) for i in (0, 4, 8)])
     assert abs(found["squared"] - ((outputs - whole.targets) ** 2).sum() / 11) < 1e-9 * found["squared"]
     assert abs(found["absolute"] - np.abs(outputs - whole.targets).sum() / 11) < 1e-9 * found["absolute"]
@@ -71,11 +71,11 @@ def an_evaluation_has_the_same_bits_on_any_number_of_ranks(adapter: Adapter, top
     if adapter.NAME == "local":
         return
     model, state = two_inputs(adapter.NAME)
-    session = Session(adapter, model, Sgd(learning_rate=0.1), squared, Dense(adapter, topology.size), "fp64")
+    session = Session(adapter, model, Sgd(learning_rate=0.1), squared, Dense(adapter, group_of(topology)), "fp64")
     session.load_state(state)
     batch = measured(5, 53)
     split = ArraySplit(batch.inputs, batch.targets)
-    shared, count = summed(adapter, session, ERRORS, split, 4, topology)
+    shared, count = summed(adapter, session, ERRORS, split, 4, group_of(topology))
     everywhere, counts = summed(adapter, session, ERRORS, split, 4, Shard())  # by each rank, so the sums are multiples
     assert (count, counts) == (53, 53 * topology.size)
     assert {name: (topology.size * value, topology.size * of) for name, (value, of) in shared.items()} == everywhere

@@ -1,5 +1,7 @@
 """One rank of the contract suite: `python tests/contract/rank.py FRAMEWORK REPORT.json`. Rank 0 writes the report.
 
+`FRAMEWORK-groups` runs it on four ranks as two data axes of two at once, which have other batches.
+
 The report maps each case and each capability to the ranks' faults (none: it holds), and each function of the seam to
 its arguments' names. Beside it, in an .npz file, lies what one step made of known weights and images, to be compared
 between frameworks.
@@ -9,18 +11,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cases
 import everything  # noqa: F401 - adds their cases
 import numpy as np
-from cases import CASES, CLASSES, PROBED, batch, probe, signatures
+from cases import CASES, CLASSES, PROBED, Place, batch, group_of, probe, signatures
 from tiny import tiny_network, tiny_state
 
 from hvdkit import adapters
+from hvdkit.core.group import Mesh, sets
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import Trainable
 from hvdkit.core.session import Session
@@ -58,7 +63,11 @@ def main(framework: str, report: Path) -> None:
     adapter: Any = adapters.load(framework)
     if variant == "overlapped":  # as on a GPU: gradients are sent while backward goes on
         adapter.training.OVERLAPPED_ON = {"cpu"}
-    topology = adapter.init("cpu")
+    parts = 2 if variant == "groups" else 1
+    world = adapter.init("cpu", sets=sets(int(os.environ["HOROVOD_SIZE"]), tensor_size=parts))
+    mesh = Mesh(world, tensor_size=parts, process_set=adapter.process_set)
+    topology = Place(mesh.data.index, mesh.data.size, mesh.data.index, mesh.data.size, device=world.device, mesh=mesh)
+    cases.seeds_from = 10_000 * mesh.tensor.index
 
     def make(
         compression: str = "none",
@@ -76,7 +85,7 @@ def main(framework: str, report: Path) -> None:
             built, state = model(framework, table(precision, recompute)), table().initial_state(seed=3)
         optimizer = optimizer or Sgd(**({"learning_rate": 0.1} | settings))
         loss = Loss(label_smoothing=label_smoothing)
-        strategy = strategy or Dense(adapter, topology.size, half=compression == "fp16")
+        strategy = strategy or Dense(adapter, group_of(topology), half=compression == "fp16")
         session = Session(adapter, built, optimizer, loss, strategy, precision)
         session.load_state(state)
         return session
@@ -88,17 +97,18 @@ def main(framework: str, report: Path) -> None:
             case(adapter, topology, make)
         except Exception:
             fault = traceback.format_exc()
-        outcome[name] = [fault for fault in adapter.allgather_object(fault, name=f"outcome.{name}") if fault]
+        everyone = adapter.allgather_object(fault, mesh.world, name=f"outcome.{name}")
+        outcome[name] = [fault for fault in everyone if fault]
 
     # one by one, each told by all ranks, as one rank alone may lack it
     probes = {name: probe(name, adapter, topology) for name in PROBED}
-    everyone = adapter.allgather_object(probes, name="probes")
+    everyone = adapter.allgather_object(probes, mesh.world, name="probes")
     capabilities = {name: [fault for probes in everyone if (fault := probes[name])] for name in PROBED}
 
     session = make()
     session.train_step([batch(topology.rank)])
     made = session.state() | {"logits": session.predict(batch(9).inputs)}
-    if topology.is_root:
+    if mesh.is_root:
         np.savez(report.with_suffix(".npz"), **made)
         told = {"declared": sorted(adapter.CAPABILITIES), "signatures": signatures(adapter)}
         told["model"] = signatures(session.trainable, Trainable)

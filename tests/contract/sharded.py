@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from cases import Make, case, features, same
+from cases import Make, case, features, group_of, mesh_of, same
 from grown import OPTIMIZERS, RATES, changed, worst
 
-from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Adapter
 from hvdkit.core.state import parameters_of
 from hvdkit.core.topology import Topology
@@ -26,7 +25,7 @@ def stages(adapter: Adapter) -> list[str]:
 
 
 def sharded(adapter: Adapter, topology: Topology, stage: str, **more: Any) -> Sharded:
-    axis = Mesh(topology).data
+    axis = mesh_of(topology).data
     if stage == "parameters":
         return ShardedParameters(adapter, axis, **more)
     return Sharded(adapter, axis, stage == "gradients", **more)
@@ -129,13 +128,13 @@ def shares_go_into_a_state_and_come_back(adapter: Adapter, topology: Topology, m
         session = make(tiny=True, optimizer=optimizer, strategy=sharded(adapter, topology, stage))
         session.train_step([features(topology.rank)])
         saved = session.state()
-        everyone = adapter.allgather_object(saved, name="sharded.state")
+        everyone = adapter.allgather_object(saved, group_of(topology), name="sharded.state")
         assert all(same(other[name], saved[name]) for other in everyone for name in saved)
         whole = make(tiny=True, optimizer=optimizer)
         whole.load_state(saved)
         assert changed(whole.state(), saved) == []
         moved = {name: value + np.asarray(1, value.dtype) for name, value in saved.items()}
-        session.broadcast_state(0, moved if topology.rank == 0 else {})
+        session.broadcast_state(group_of(topology), group_of(topology).root, moved if topology.rank == 0 else {})
         assert changed(session.state(), moved) == []
 
 

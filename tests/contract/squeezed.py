@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import Make, case, error, same
+from cases import Make, case, error, group_of, mesh_of, same
 from grown import changed, features, worst
 
-from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Adapter
 from hvdkit.core.state import parameters_of
 from hvdkit.core.topology import Topology
@@ -78,15 +77,16 @@ def tensor_operations_are_numpys(adapter: Adapter, topology: Topology, make: Mak
 
 @case
 def alltoall_gives_each_rank_its_part(adapter: Adapter, topology: Topology, make: Make) -> None:
+    group = group_of(topology)
     size, rank = topology.size, topology.rank
     for dtype in ("float32", "uint8", "float64"):
         mine = (np.arange(size * 6).reshape(2 * size, 3) + 100 * rank).astype(dtype)
-        got = adapter.to_numpy(adapter.alltoall(adapter.from_numpy(mine), name=f"case.alltoall.{dtype}"))
+        got = adapter.to_numpy(adapter.alltoall(adapter.from_numpy(mine), group, name=f"case.alltoall.{dtype}"))
         everyone = [(np.arange(size * 6).reshape(2 * size, 3) + 100 * each).astype(dtype) for each in range(size)]
         assert same(got, np.concatenate([each[2 * rank : 2 * rank + 2] for each in everyone])), dtype
     splits = [4] + [1] * (size - 1)
     mine = np.arange(sum(splits), dtype=np.float32) + 10 * rank
-    got = adapter.to_numpy(adapter.alltoall(adapter.from_numpy(mine), name="case.splits", splits=splits))
+    got = adapter.to_numpy(adapter.alltoall(adapter.from_numpy(mine), group, name="case.splits", splits=splits))
     first = int(np.sum(splits[:rank]))
     sent = [np.arange(sum(splits), dtype=np.float32) + 10 * each for each in range(size)]
     assert same(got, np.concatenate([each[first : first + splits[rank]] for each in sent]))
@@ -95,12 +95,13 @@ def alltoall_gives_each_rank_its_part(adapter: Adapter, topology: Topology, make
 @case
 def compression_is_numpys_and_so_are_its_bytes(adapter: Adapter, topology: Topology, make: Make) -> None:
     """Means of two updates, what is kept and what is sent, against the null adapter's with as many ranks."""
+    group = group_of(topology)
     methods: list[Compression] = [kind() for kind in METHODS.values()]
     methods += [TopK(ratio=0.05, bucket_mib=0.001), TopK(ratio=0.05, momentum_correction=True), Int8(bucket_mib=1.0)]
     for index, method in enumerate(methods):
 
         def reduced(adapter: Any, topology: Topology, method: Any = method, index: int = index) -> Any:
-            reducer = Reducer(Ring(adapter, Mesh(topology), f"case.{index}"), method, seed=3, momentum=0.9)
+            reducer = Reducer(Ring(adapter, mesh_of(topology), f"case.{index}"), method, seed=3, momentum=0.9)
             named = [drawn(step, topology.rank) for step in range(2)]
             there = [{name: adapter.from_numpy(value) for name, value in each.items()} for each in named]
             means = [{name: adapter.to_numpy(mean) for name, mean in averaged(reducer, each).items()} for each in there]
@@ -112,7 +113,7 @@ def compression_is_numpys_and_so_are_its_bytes(adapter: Adapter, topology: Topol
         most = 0.05 if isinstance(method, Int8) else 1e-5  # random numbers are each framework's own
         for mine, theirs in zip(means, expected_means, strict=True):
             assert worst(mine, theirs) < most, (method, worst(mine, theirs))
-            digests = adapter.allgather_object([value.tobytes() for value in mine.values()], name="case.bits")
+            digests = adapter.allgather_object([value.tobytes() for value in mine.values()], group, name="case.bits")
             assert digests.count(digests[0]) == len(digests), method
         if isinstance(method, TopK):
             assert worst(state, expected_state) < 1e-6, method
@@ -121,7 +122,7 @@ def compression_is_numpys_and_so_are_its_bytes(adapter: Adapter, topology: Topol
 @case
 def training_takes_what_it_is_given_as_the_mean(adapter: Adapter, topology: Topology, make: Make) -> None:
     """In several parts too, and with what was left over in the step before."""
-    reducer = Reducer(Ring(adapter, Mesh(topology), "case.training"), TopK(ratio=0.05))
+    reducer = Reducer(Ring(adapter, mesh_of(topology), "case.training"), TopK(ratio=0.05))
     session = make(tiny=True, precision="fp64", strategy=Compressed(reducer), momentum=0.0, weight_decay=0.0)
     simulated: list[list[dict[str, np.ndarray]]] = []  # by step and rank
     for step in range(2):
@@ -129,10 +130,10 @@ def training_takes_what_it_is_given_as_the_mean(adapter: Adapter, topology: Topo
         parts = [features(10 * step + part + 100 * topology.rank) for part in range(2)]
         own = [session.gradients(part).own for part in parts]
         mine = {name: (own[0][name] + own[1][name]) / 2 for name in own[0]}
-        simulated.append(adapter.allgather_object(mine, name="case.own"))
+        simulated.append(adapter.allgather_object(mine, group_of(topology), name="case.own"))
 
         def reduced(adapter: Any, topology: Topology) -> dict[str, np.ndarray]:
-            again = Reducer(Ring(adapter, Mesh(topology)), TopK(ratio=0.05))
+            again = Reducer(Ring(adapter, mesh_of(topology)), TopK(ratio=0.05))
             return [averaged(again, everyone[topology.rank]) for everyone in simulated][-1]
 
         expected = together(topology.size, reduced)[0]
@@ -147,7 +148,7 @@ def training_takes_what_it_is_given_as_the_mean(adapter: Adapter, topology: Topo
 def an_overflow_is_not_kept(adapter: Adapter, topology: Topology, make: Make) -> None:
     if "fp16" not in adapter.CAPABILITIES:
         return
-    reducer = Reducer(Ring(adapter, Mesh(topology), "case.overflow"), TopK(ratio=0.05))
+    reducer = Reducer(Ring(adapter, mesh_of(topology), "case.overflow"), TopK(ratio=0.05))
     session = make(tiny=True, precision="fp16", strategy=Compressed(reducer), optimizer=Sgd(learning_rate=0.1))
     session.load_state(session.state() | {"optimizer.loss_scale": np.asarray(256.0)})
     session.train_step([features(topology.rank)])
@@ -179,6 +180,6 @@ def other_ways_than_the_ring_give_the_mean(adapter: Adapter, topology: Topology,
     vector = np.arange(1000, dtype=np.float32) * (topology.rank + 1)
     expected = np.arange(1000) * (topology.size + 1) / 2
     for way in ("central", "hierarchical"):
-        transport = TRANSPORTS[way](adapter, Mesh(topology), f"case.{way}")
+        transport = TRANSPORTS[way](adapter, mesh_of(topology), f"case.{way}")
         for _ in range(2):
             assert error(adapter.to_numpy(transport.mean(adapter.from_numpy(vector))), expected) < 1e-6, way

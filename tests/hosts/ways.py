@@ -13,7 +13,7 @@ import numpy as np
 
 os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
 from hvdkit import adapters
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Mesh, world_of
 from hvdkit.strategies.transports import TRANSPORTS
 
 CALLS, ELEMENTS = 5, 500_000
@@ -23,7 +23,7 @@ assert (topology.size, topology.local_size, topology.cross_size) == (4, 2, 2)
 
 
 def sent() -> int:
-    adapter.allgather_object(None, name="quiet")
+    adapter.allgather_object(None, world_of(topology), name="quiet")
     return int(Path("/sys/class/net/link0/statistics/tx_bytes").read_text())
 
 

@@ -22,13 +22,13 @@ def rank(framework: str) -> None:
     import numpy as np
 
     from hvdkit import adapters
-    from hvdkit.core.mesh import Mesh
+    from hvdkit.core.group import Mesh, world_of
     from hvdkit.recipe.communication import METHODS
     from hvdkit.strategies.reducer import Reducer
     from hvdkit.strategies.transports import TRANSPORTS
 
     def carried() -> int:
-        adapter.allgather_object(None, name="quiet")
+        adapter.allgather_object(None, world_of(topology), name="quiet")
         # not in /sys, which shows the namespace of whoever mounted it
         lines = Path("/proc/self/net/dev").read_text().splitlines()
         return int(next(line for line in lines if line.strip().startswith("lo:")).split(":")[1].split()[8])
@@ -45,7 +45,7 @@ def rank(framework: str) -> None:
         before, counted = carried(), reducer.transport.sent
         for _ in range(CALLS):
             adapter.to_numpy(reducer.packed(vector, shapes))
-        sent = sum(adapter.allgather_object(reducer.transport.sent - counted, name="sent"))
+        sent = sum(adapter.allgather_object(reducer.transport.sent - counted, world_of(topology), name="sent"))
         if way == "central":  # what is counted is the busiest rank's: the others send one vector each
             sent = sent / topology.size * 2
         measured = carried() - before

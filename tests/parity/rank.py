@@ -19,8 +19,8 @@ import numpy as np
 
 from hvdkit import adapters, tasks
 from hvdkit.core import metrics
+from hvdkit.core.group import Mesh
 from hvdkit.core.heartbeat import Heartbeat
-from hvdkit.core.mesh import Mesh
 from hvdkit.data import batches
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Loss
@@ -56,15 +56,15 @@ def prepared_otherwise(**changes: dict[str, Any]) -> Fault:
 
 @contextmanager
 def average_of_averages(adapter: Any, module: Any) -> Iterator[None]:
-    def evaluate(adapter: Any, session: Any, wanted: Any, split: Any, batch_size: int, shard: Any) -> dict[str, float]:
+    def evaluate(adapter: Any, session: Any, wanted: Any, split: Any, batch_size: int, group: Any) -> dict[str, float]:
         correct, loss, count = 0, 0.0, 0
-        for batch, valid in batches.evaluation_batches(split, batch_size, shard.rank, shard.size):
+        for batch, valid in batches.evaluation_batches(split, batch_size, group.index, group.size):
             logits, labels = session.predict(batch.inputs)[:valid], batch.targets[:valid]
             correct += int(np.sum(logits.argmax(axis=1) == labels))
             loss += float(cross_entropy(logits, labels).sum())
             count += valid
-        means = metrics.reduce_sums(adapter, correct=correct / count, loss=loss / count)
-        return {"accuracy": means["correct"] / shard.size, "loss": means["loss"] / shard.size}
+        means = metrics.reduce_sums(adapter, group, correct=correct / count, loss=loss / count)
+        return {"accuracy": means["correct"] / group.size, "loss": means["loss"] / group.size}
 
     with mock.patch.object(parity, "evaluate", evaluate):
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hvdkit.core.group import Group
 from hvdkit.core.synchronized import synchronize
 
 
@@ -99,6 +100,8 @@ def mxnet(synchronized: bool) -> Any:
 
 BUILD = {"pytorch": pytorch, "tensorflow": tensorflow, "keras": keras, "mxnet": mxnet}
 
+PAIR = Group((0, 1), 0)
+
 
 def _pytorch_ghost(adapter: Any) -> Any:
     import torch
@@ -109,7 +112,7 @@ def _pytorch_ghost(adapter: Any) -> Any:
             return (input - input.mean(0)) / input.std(0)
 
     model = nn.Sequential(nn.Linear(8, 8), Ghost(8))
-    synchronize(adapter, model, 2)
+    synchronize(adapter, model, PAIR)
     return model(torch.ones(4, 8))
 
 
@@ -119,7 +122,7 @@ def _pytorch_other(adapter: Any) -> Any:
     class InPlaceABNSync(nn.Module):
         pass
 
-    return synchronize(adapter, nn.Sequential(InPlaceABNSync()), 2, every=False)
+    return synchronize(adapter, nn.Sequential(InPlaceABNSync()), PAIR, every=False)
 
 
 def _tensorflow_by_hand(adapter: Any) -> Any:
@@ -129,7 +132,7 @@ def _tensorflow_by_hand(adapter: Any) -> Any:
         def __init__(self) -> None:
             self.mean = tf.Variable(tf.zeros(8), name="norm.moving_mean", trainable=False)
 
-    return synchronize(adapter, ByHand(), 2)
+    return synchronize(adapter, ByHand(), PAIR)
 
 
 def _keras_ghost(adapter: Any) -> Any:
@@ -139,7 +142,7 @@ def _keras_ghost(adapter: Any) -> Any:
         def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
             return inputs
 
-    return synchronize(adapter, k.Sequential([k.Input((8,)), Ghost(name="ghost")]), 2)
+    return synchronize(adapter, k.Sequential([k.Input((8,)), Ghost(name="ghost")]), PAIR)
 
 
 def _mxnet_ghost(adapter: Any) -> Any:
@@ -151,7 +154,7 @@ def _mxnet_ghost(adapter: Any) -> Any:
 
     model = nn.HybridSequential()
     model.add(Ghost(in_channels=8))
-    return synchronize(adapter, model, 2)
+    return synchronize(adapter, model, PAIR)
 
 
 # What cannot be synchronized, by the layer as messages name it.

@@ -20,6 +20,7 @@ import numpy as np
 from layers import BUILD, ODD
 
 from hvdkit import adapters
+from hvdkit.core.group import Group
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest
 from hvdkit.core.synchronized import synchronize
@@ -29,6 +30,7 @@ from hvdkit.recipe.schema import Loss, Recipe, Sgd
 from hvdkit.strategies.dense import Dense
 from hvdkit.worker.setup import Script, start
 
+WORLD = Group(tuple(range(int(os.environ["HOROVOD_SIZE"]))), int(os.environ["HOROVOD_RANK"]))
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, BATCH = 20, 8
 DOCUMENT: dict[str, Any] = {
@@ -85,10 +87,10 @@ def proof(adapter: Any, framework: str) -> dict[str, Any]:
                 session.set_learning_rate(0.05)
             loss = adapter.to_numpy(whole.train_step([smaller(train.batch(picked))])).mean()
             expected = whole.state() | {"loss": loss}
-        shared.broadcast_state()
+        shared.broadcast_state(mesh.data)
         shared.set_learning_rate(0.05)
         mine = adapter.to_numpy(shared.train_step([smaller(train.batch(picked[mesh.data.index * BATCH :][:BATCH]))]))
-        losses = adapter.allgather_object(float(mine.mean()), name="proof.loss")
+        losses = adapter.allgather_object(float(mine.mean()), mesh.data, name="proof.loss")
         got = shared.state() | {"loss": np.mean(losses)}
         for name, value in expected.items():
             errors[name] = max(errors.get(name, 0.0), error(got[name], value))
@@ -97,7 +99,7 @@ def proof(adapter: Any, framework: str) -> dict[str, Any]:
 
 def layers(adapter: Any, framework: str) -> dict[str, float]:
     """The largest errors of a step of `layers.BUILD`, with another number of samples on each rank."""
-    size, rank = len(adapter.allgather_object(0, name="size")), int(os.environ["HOROVOD_RANK"])
+    size, rank = WORLD.size, WORLD.index
     ends = np.cumsum([0, *(5 + 3 * each for each in range(size))])
     random = np.random.default_rng(7)
     x, targets = random.standard_normal((ends[-1], 8)) + 3, random.standard_normal((ends[-1], 8))
@@ -109,8 +111,8 @@ def layers(adapter: Any, framework: str) -> dict[str, float]:
     def session(synchronized: bool) -> Session:
         model = BUILD[framework](synchronized)
         if synchronized:
-            assert synchronize(adapter, model, size)
-        strategy = Dense(adapter, size) if synchronized else None
+            assert synchronize(adapter, model, WORLD)
+        strategy = Dense(adapter, WORLD) if synchronized else None
         return Session(adapter, model, Sgd(learning_rate=0.1), loss, strategy, "fp64")
 
     shared, whole = session(True), session(False)
@@ -145,7 +147,7 @@ def refusals(adapter: Any, framework: str) -> dict[str, Any]:
         return Session(adapter, model, Sgd(learning_rate=0.1), Loss(), precision="fp64")
 
     told: dict[str, Any] = {name: said(partial(work, adapter)) for name, work in ODD[framework].items()}
-    told["claims"] = synchronize(adapter, BUILD[framework](True), 2, every=False)
+    told["claims"] = synchronize(adapter, BUILD[framework](True), WORLD, every=False)
     told["a loop without"] = said(partial(session, BUILD[framework](True)))
     return told
 
@@ -153,10 +155,10 @@ def refusals(adapter: Any, framework: str) -> dict[str, Any]:
 def main(framework: str, report: Path) -> None:
     adapter: Any = adapters.load(framework)
     told: dict[str, Any] = {"proof": proof(adapter, framework)}
-    if os.environ["HOROVOD_SIZE"] == "2":
+    if WORLD.size == 2:
         told |= {"layers": layers(adapter, framework), "refusals": refusals(adapter, framework)}
-    everyone = adapter.allgather_object(told, name="told")
-    if int(os.environ["HOROVOD_RANK"]) == 0:
+    everyone = adapter.allgather_object(told, WORLD, name="told")
+    if WORLD.index == 0:
         report.write_text(json.dumps(everyone))
     adapter.shutdown()
 

@@ -5,7 +5,7 @@ Core's tests run on it in milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from hvdkit.adapters import capabilities, timing
 from hvdkit.adapters.local import tensors
 from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
+from hvdkit.core.group import Group, Ranks
 from hvdkit.core.seam import AnyLoss, Observer, Op, Session
 from hvdkit.core.topology import Topology
 from hvdkit.data.dataset import Batch
@@ -50,7 +51,7 @@ def versions() -> dict[str, str]:
     return {"framework": np.__version__, "numpy": np.__version__}
 
 
-def init(device: str, threads: int | None = None) -> Topology:
+def init(device: str, threads: int | None = None, sets: Sequence[Ranks] = ()) -> Topology:
     if device == "gpu":
         raise RequestError("device: expected cpu or auto, as the local adapter knows no GPU; got gpu")
     return Topology()
@@ -85,32 +86,32 @@ def cast(tensor: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def allreduce(
-    tensors: list[np.ndarray], op: Op = "average", name: str = "allreduce", within: Any = None, overwrite: bool = False
+    tensors: list[np.ndarray], group: Group, op: Op = "average", name: str = "allreduce", overwrite: bool = False
 ) -> list[np.ndarray]:
     return [tensor.copy() for tensor in tensors]
 
 
-def allgather(tensor: np.ndarray, name: str = "allgather") -> np.ndarray:
+def allgather(tensor: np.ndarray, group: Group, name: str = "allgather") -> np.ndarray:
     return tensor.copy()
 
 
-def broadcast(tensor: np.ndarray, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> np.ndarray:
+def broadcast(tensor: np.ndarray, group: Group, root_rank: int, name: str = "broadcast") -> np.ndarray:
     return tensor.copy()
 
 
-def alltoall(tensor: np.ndarray, name: str = "alltoall", splits: list[int] | None = None) -> np.ndarray:
+def alltoall(tensor: np.ndarray, group: Group, name: str = "alltoall", splits: list[int] | None = None) -> np.ndarray:
     return tensor.copy()
 
 
-def process_set(ranks: list[int]) -> Any:
-    return tuple(ranks)
+def process_set(ranks: Ranks) -> Any:
+    return ranks
 
 
-def reducescatter(tensor: np.ndarray, op: Op = "average", name: str = "reducescatter") -> np.ndarray:
+def reducescatter(tensor: np.ndarray, group: Group, op: Op = "average", name: str = "reducescatter") -> np.ndarray:
     return tensor.copy()
 
 
-def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
+def allgather_object(value: Any, group: Group, name: str = "allgather_object") -> list[Any]:
     return [value]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from hvdkit.adapters.collectives import Collectives
 from hvdkit.adapters.mxnet import tensors, timing, training
 from hvdkit.adapters.mxnet.tensors import join, part
 from hvdkit.adapters.trainable import check_synchronized
+from hvdkit.core.group import Group, Ranks
 from hvdkit.core.seam import AnyLoss, Observer, Op, Session
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.recipe.schema import Loss
@@ -45,14 +46,14 @@ class _Collectives(Collectives):
     def allreduce(
         self,
         tensors: list[mx.nd.NDArray],
+        group: Group,
         op: Op = "average",
         name: str = "allreduce",
-        within: object = None,
         overwrite: bool = False,
     ) -> list[mx.nd.NDArray]:
         if not overwrite:
-            return super().allreduce(tensors, op, name, within)
-        settings = {"op": self._ops[op], "name": name, "process_set": within or hvd.global_process_set}
+            return super().allreduce(tensors, group, op, name)
+        settings = {"op": self._ops[op], "name": name, "process_set": self.set_of(group)}
         if not _worth_joining(tensors):
             hvd.grouped_allreduce_(tensors, **settings)
             return tensors
@@ -68,7 +69,7 @@ def _worth_joining(tensors: list[mx.nd.NDArray]) -> bool:
     return alike and size >= capabilities.REDUCES_AS_ONE[NAME] * len(tensors)
 
 
-_collectives = _Collectives(hvd, lambda splits: mx.nd.array(splits, dtype="int32"))
+_collectives = _Collectives(hvd, lambda array: mx.nd.array(array, dtype=array.dtype), lambda tensor: tensor.asnumpy())
 allreduce, allgather, broadcast = _collectives.allreduce, _collectives.allgather, _collectives.broadcast
 alltoall, reducescatter = _collectives.alltoall, _collectives.reducescatter
 allgather_object, process_set = _collectives.allgather_object, _collectives.process_set
@@ -80,8 +81,8 @@ def versions() -> dict[str, str]:
     return {"framework": mx.__version__, "horovod": horovod.__version__, "numpy": np.__version__}
 
 
-def init(device: str, threads: int | None = None) -> Topology:
-    return placed(_collectives.start(), device, threads)
+def init(device: str, threads: int | None = None, sets: Sequence[Ranks] = ()) -> Topology:
+    return placed(_collectives.start(sets), device, threads)
 
 
 def placed(topology: Topology, device: str, threads: int | None) -> Topology:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from hvdkit.adapters import capabilities
 from hvdkit.adapters.pytorch import tensors, timing, training
 from hvdkit.adapters.pytorch.collectives import TorchCollectives
 from hvdkit.adapters.trainable import check_synchronized
+from hvdkit.core.group import Ranks
 from hvdkit.core.seam import AnyLoss, Observer, Session
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.errors import RequestError
@@ -42,8 +43,8 @@ def versions() -> dict[str, str]:
     return {"framework": torch.__version__, "horovod": horovod.__version__, "numpy": np.__version__}
 
 
-def init(device: str, threads: int | None = None) -> Topology:
-    return placed(_collectives.start(), device, threads)
+def init(device: str, threads: int | None = None, sets: Sequence[Ranks] = ()) -> Topology:
+    return placed(_collectives.start(sets), device, threads)
 
 
 def device() -> torch.device:

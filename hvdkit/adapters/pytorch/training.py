@@ -19,6 +19,7 @@ from hvdkit.adapters.pytorch.collectives import Started, dense, start_allgather,
 from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.adapters.trainable import one_tensor
 from hvdkit.core import trace_events
+from hvdkit.core.group import Group
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import AnyLoss, Block, UpdateKernel, Uses, class_weights
 from hvdkit.core.state import COUNT, cast_lines, check_kinds
@@ -216,14 +217,14 @@ class TrainableModel(EagerModel):
         self._joined = JoinedGradients(self.trained, groups)
         return self._joined
 
-    def start_average(self, tensor: torch.Tensor, name: str) -> Started:
-        return start_average(tensor, name)
+    def start_average(self, tensor: torch.Tensor, group: Group, name: str) -> Started:
+        return start_average(tensor, group, name)
 
-    def start_reducescatter(self, tensor: torch.Tensor, name: str) -> Started:
-        return start_reducescatter(tensor, name)
+    def start_reducescatter(self, tensor: torch.Tensor, group: Group, name: str) -> Started:
+        return start_reducescatter(tensor, group, name)
 
-    def start_allgather(self, tensor: torch.Tensor, out: torch.Tensor, name: str) -> Started:
-        return start_allgather(tensor, out, name)
+    def start_allgather(self, tensor: torch.Tensor, group: Group, out: torch.Tensor, name: str) -> Started:
+        return start_allgather(tensor, group, out, name)
 
     def blocks(self) -> dict[str, list[str]]:
         from hvdkit.adapters.pytorch.blocks import blocks_of  # only this stage of sharding needs it

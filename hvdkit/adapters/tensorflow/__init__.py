@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ import numpy as np
 from hvdkit.adapters import capabilities
 from hvdkit.adapters.collectives import Collectives
 from hvdkit.adapters.tensorflow import tensors, timing, training
+from hvdkit.core.group import Group, Ranks
 from hvdkit.core.seam import AnyLoss, Observer, Op, Session
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.errors import RequestError
@@ -40,24 +41,26 @@ class _Collectives(Collectives):
     def allreduce(
         self,
         tensors: list[tf.Tensor],
+        group: Group,
         op: Op = "average",
         name: str = "allreduce",
-        within: object = None,
         overwrite: bool = False,
     ) -> list[tf.Tensor]:
-        group = within or hvd.global_process_set
-        return list(
-            hvd.grouped_allreduce(tensors, op=self._ops[op], name=name, process_set=group, ignore_name_scope=True)
-        )
+        return list(hvd.grouped_allreduce(tensors, op=self._ops[op], name=name, **self._scoped(group)))
 
-    def allgather(self, tensor: tf.Tensor, name: str = "allgather") -> tf.Tensor:
-        return hvd.allgather(tensor, name=name, ignore_name_scope=True)
+    def allgather(self, tensor: tf.Tensor, group: Group, name: str = "allgather") -> tf.Tensor:
+        return hvd.allgather(tensor, name=name, **self._scoped(group))
 
-    def reducescatter(self, tensor: tf.Tensor, op: Op = "average", name: str = "reducescatter") -> tf.Tensor:
-        return hvd.reducescatter(tensor, op=self._ops[op], name=name, ignore_name_scope=True)
+    def reducescatter(
+        self, tensor: tf.Tensor, group: Group, op: Op = "average", name: str = "reducescatter"
+    ) -> tf.Tensor:
+        return hvd.reducescatter(tensor, op=self._ops[op], name=name, **self._scoped(group))
+
+    def _scoped(self, group: Group) -> dict[str, Any]:
+        return {"process_set": self.set_of(group), "ignore_name_scope": True}
 
 
-_collectives = _Collectives(hvd, lambda splits: tf.constant(splits, tf.int32))
+_collectives = _Collectives(hvd, tf.constant, np.array)
 allreduce, allgather, broadcast = _collectives.allreduce, _collectives.allgather, _collectives.broadcast
 alltoall, reducescatter = _collectives.alltoall, _collectives.reducescatter
 allgather_object, process_set = _collectives.allgather_object, _collectives.process_set
@@ -69,8 +72,8 @@ def versions() -> dict[str, str]:
     return {"framework": tf.__version__, "horovod": horovod.__version__, "numpy": np.__version__}
 
 
-def init(device: str, threads: int | None = None) -> Topology:
-    return placed(_collectives.start(), device, threads)
+def init(device: str, threads: int | None = None, sets: Sequence[Ranks] = ()) -> Topology:
+    return placed(_collectives.start(sets), device, threads)
 
 
 def placed(topology: Topology, device: str, threads: int | None) -> Topology:

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines.pytorch.process_group import ProcessGroup
-from hvdkit.baselines.pytorch.sessions import ByHandSession, TorchOptimSession, torch_optimizer
-from hvdkit.core.mesh import Mesh
+from hvdkit.baselines.pytorch.sessions import ByHandSession, OverAll, TorchOptimSession, torch_optimizer
+from hvdkit.core.group import Mesh
 from hvdkit.core.owned import Owned
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
@@ -55,7 +55,10 @@ class Ddp(ProcessGroup):
     time is spent on sending them in each step.
     """
 
-    session_class = _DdpSession
+    session_class: type[Session] = _DdpSession
+
+    def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
+        return OverAll(mesh.data)
 
 
 class _WholeTensors(Owned):
@@ -81,7 +84,7 @@ class _WholeTensors(Owned):
         return {name: arrays[name] for name in self.shapes}
 
 
-class _ShardedOptimizer(Strategy):
+class _ShardedOptimizer(OverAll):
     """Has the session's ZeroRedundancyOptimizer, which decides what each rank owns."""
 
     zero: ZeroRedundancyOptimizer
@@ -97,7 +100,7 @@ class _ShardedOptimizer(Strategy):
         self.zero = ZeroRedundancyOptimizer(groups, optimizer_class, **options)
         names = {parameter: name for name, parameter in trained.items()}
         mine = [names[parameter] for group in self.zero.optim.param_groups for parameter in group["params"]]
-        ranks = session.adapter.allgather_object(mine, name="zero_redundancy.owners")
+        ranks = session.adapter.allgather_object(mine, self._group, name="zero_redundancy.owners")
         owners = {name: rank for rank, owned in enumerate(ranks) for name in owned}
         return _WholeTensors(session.adapter, session.trainable.parameters, owners)
 
@@ -121,4 +124,4 @@ class ZeroRedundancy(Ddp):
     session_class = _ZeroRedundancySession
 
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
-        return _ShardedOptimizer()
+        return _ShardedOptimizer(mesh.data)

@@ -18,7 +18,7 @@ from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines.pytorch.process_group import ProcessGroup
 from hvdkit.baselines.pytorch.sessions import torch_optimizer
 from hvdkit.baselines.pytorch.shares import Share, SharesSession, Slots
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Mesh, Ranks
 from hvdkit.core.owned import Owned
 from hvdkit.core.session import Gradients, Session
 from hvdkit.core.strategy import Strategy
@@ -241,8 +241,8 @@ class DeepSpeed(ProcessGroup):
         versions = super().versions()
         return versions | {"framework": f"{versions['framework']} with DeepSpeed {deepspeed.__version__}"}
 
-    def init(self, device: str, threads: int | None = None) -> Topology:
-        topology = super().init(device, threads)
+    def init(self, device: str, threads: int | None = None, sets: Sequence[Ranks] = ()) -> Topology:
+        topology = super().init(device, threads, sets)
         os.environ["DS_ACCELERATOR"] = "cuda" if topology.device == "gpu" else "cpu"
         os.environ["LOCAL_RANK"] = str(topology.local_rank)
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # it uses old names there

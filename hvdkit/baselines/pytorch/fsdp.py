@@ -17,7 +17,7 @@ from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines.pytorch.process_group import ProcessGroup
 from hvdkit.baselines.pytorch.sessions import TorchOptimSession, torch_optimizer
 from hvdkit.baselines.pytorch.shares import Share, SharesSession, Slots
-from hvdkit.core.mesh import Mesh
+from hvdkit.core.group import Mesh
 from hvdkit.core.owned import Owned
 from hvdkit.core.seam import ROOT_BLOCK, Adapter
 from hvdkit.core.session import Session

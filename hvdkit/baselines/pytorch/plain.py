@@ -8,8 +8,8 @@ import horovod.torch as hvd
 import torch
 
 from hvdkit.baselines import base
-from hvdkit.baselines.pytorch.sessions import ByHand, TorchOptimSession, torch_optimizer
-from hvdkit.core.mesh import Mesh
+from hvdkit.baselines.pytorch.sessions import ByHand, OverAll, TorchOptimSession, torch_optimizer
+from hvdkit.core.group import Group, Mesh
 from hvdkit.core.seam import Adapter
 from hvdkit.core.strategy import Strategy
 from hvdkit.recipe.schema import Optimizer, Recipe
@@ -48,10 +48,11 @@ class _PlainSession(TorchOptimSession):
             self._step_by(self._optimizer, self._optimizer.state)
 
 
-class _Half(Strategy):
+class _Half(OverAll):
     """`half` says whether the session sends gradients in float16."""
 
-    def __init__(self, half: bool) -> None:
+    def __init__(self, group: Group, half: bool) -> None:
+        super().__init__(group)
         self.half = half
 
 
@@ -61,7 +62,7 @@ class Plain(ByHand, base.Baseline):
     session_class = _PlainSession
 
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
-        return _Half(recipe.compression.method == "fp16")
+        return _Half(mesh.data, recipe.compression.method == "fp16")
 
 
 class Independent(ByHand, base.Independent):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from hvdkit.baselines import base
 from hvdkit.baselines.pytorch.sessions import ByHand
+from hvdkit.core.group import Ranks
 from hvdkit.core.topology import Topology
 
 _TIMEOUT = timedelta(days=1)  # the launcher detects ranks that hang
@@ -16,8 +18,8 @@ _TIMEOUT = timedelta(days=1)  # the launcher detects ranks that hang
 class ProcessGroup(ByHand, base.WithoutHorovod):
     """Starts PyTorch's default process group of all ranks. A subclass averages gradients over it."""
 
-    def init(self, device: str, threads: int | None = None) -> Topology:
-        topology = super().init(device, threads)
+    def init(self, device: str, threads: int | None = None, sets: Sequence[Ranks] = ()) -> Topology:
+        topology = super().init(device, threads, sets)
         store = self._store(topology)
         backend = "nccl" if topology.device == "gpu" else "gloo"
         dist.init_process_group(backend, store=store, rank=topology.rank, world_size=topology.size, timeout=_TIMEOUT)

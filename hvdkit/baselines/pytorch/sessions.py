@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 
 from hvdkit.adapters import pytorch as own
 from hvdkit.adapters.pytorch.training import TrainableModel
+from hvdkit.core.group import Group
 from hvdkit.core.session import Gradients, Session
+from hvdkit.core.strategy import Strategy
 from hvdkit.core.update_rules import clip, decay_of
 from hvdkit.data.dataset import Batch
 from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Sgd
+from hvdkit.strategies.dense import GRADIENTS, mean_count
 
 
 class ByHand:
@@ -21,6 +25,16 @@ class ByHand:
 
     def bind(self, model: torch.nn.Module, loss: Loss, precision: str) -> TrainableModel:
         return TrainableModel(model, loss, precision, own.device(), torch.contiguous_format)
+
+
+class OverAll(Strategy):
+    """Of a session that averages gradients itself: counts are averaged over the same ranks."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def mean_count(self, session: Session, count: torch.Tensor) -> torch.Tensor:
+        return mean_count(session.adapter, count, self._group, GRADIENTS)
 
 
 class ByHandSession(Session):
@@ -62,11 +76,10 @@ class ByHandSession(Session):
         return Gradients(own.to_numpy(logits), float(loss), mine, averaged)
 
     def _divide(self, batches: float | None = None) -> bool:
-        """Divide the gradients of sums by the mean count over all ranks; whether there is an update."""
+        """Divide the gradients of sums by the mean count over the data axis; whether there is an update."""
         if self.counting is None or not self.counting.counts:
             return True
-        allreduce = self.adapter.allreduce
-        mean = self.counting.taken(lambda count: allreduce([count], "average", "count")[0], batches)
+        mean = self.counting.taken(partial(self.strategy.mean_count, self), batches)
         self.counting.divided(self.trainable.gradients(), mean)  # in place
         return bool(mean > 0)
 

@@ -1,0 +1,111 @@
+"""The ranks that take part in a collective. Each collective names its group; there is no default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hvdkit.core.topology import Topology
+from hvdkit.data import Shard
+from hvdkit.errors import RequestError
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks of the world, in order; this one is number `index` of them.
+
+    `handle` is the process set of an adapter's Horovod; None: all ranks.
+    """
+
+    ranks: Ranks
+    index: int
+    handle: Any = None
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def root(self) -> int:
+        """The rank, counted over the world, that is the first of the group."""
+        return self.ranks[0]
+
+
+def world_of(topology: Topology) -> Group:
+    """The group of all ranks."""
+    return Group(tuple(range(topology.size)), topology.rank)
+
+
+class Mesh:
+    """All ranks, as a grid along three axes; its groups are made once, when ranks have started.
+
+    `world` has all ranks. Ranks of `data` hold the same parameters and read different samples: collectives over it
+    average gradients, losses and statistics. Those of `pipeline` hold different layers, those of `tensor` different
+    parts of each layer; both read the same samples. Those of `model` hold one copy of the model together. So far
+    recipes use the data axis only. As in Megatron-LM (Narayanan et al. 2021, section 3), neighboring ranks are
+    neighbors on the tensor axis, then on the data axis.
+
+    `process_set` gives the handles of the groups that `sets` lists. A rank's group of itself has none: nothing can be
+    sent in it. Raises RequestError if the world's size is not a multiple of `pipeline_size` × `tensor_size`.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        pipeline_size: int = 1,
+        tensor_size: int = 1,
+        process_set: Callable[[Ranks], Any] = lambda ranks: ranks,
+    ) -> None:
+        self.topology, self.world = topology, world_of(topology)
+        self._sizes, self._process_set = (pipeline_size, tensor_size), process_set
+        axes = _axes(topology.size, pipeline_size, tensor_size)
+        self.tensor, self.data, self.pipeline, self.model = (self._group(groups) for groups in axes)
+
+    def _group(self, groups: list[Ranks]) -> Group:
+        rank, size = self.topology.rank, self.topology.size
+        ranks = next(ranks for ranks in groups if rank in ranks)
+        handle = None if len(ranks) == size else self._process_set(ranks) if len(ranks) > 1 else ranks
+        return Group(ranks, ranks.index(rank), handle)
+
+    @property
+    def shard(self) -> Shard:
+        """The part of the data that this rank reads."""
+        return Shard(self.data.index, self.data.size, self.topology.local_rank, self.topology.local_size)
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this is the rank that writes."""
+        return self.topology.is_root
+
+
+def sets(size: int, pipeline_size: int = 1, tensor_size: int = 1) -> list[Ranks]:
+    """The process sets of a mesh of `size` ranks, for all ranks in one order; none if it has a data axis only."""
+    groups = [ranks for axis in _axes(size, pipeline_size, tensor_size) for ranks in axis]
+    return [ranks for ranks in dict.fromkeys(groups) if 1 < len(ranks) < size]
+
+
+def _axes(size: int, pipeline_size: int, tensor_size: int) -> list[list[Ranks]]:
+    """All groups along the tensor, data and pipeline axes, and all copies of the model."""
+    parts = pipeline_size * tensor_size
+    if size % parts:
+        raise RequestError(
+            f"-np: expected a multiple of {parts} ranks for {pipeline_size} pipeline stage(s) × "
+            f"{tensor_size} tensor part(s), got {size}"
+        )
+    stage = size // pipeline_size  # ranks of one stage
+    tensor = [tuple(range(first, first + tensor_size)) for first in range(0, size, tensor_size)]
+    data = [
+        tuple(range(begin + part, begin + stage, tensor_size))
+        for begin in range(0, size, stage)
+        for part in range(tensor_size)
+    ]
+    pipeline = [tuple(range(first, size, stage)) for first in range(stage)]
+    model = [
+        tuple(begin + copy * tensor_size + part for begin in range(0, size, stage) for part in range(tensor_size))
+        for copy in range(stage // tensor_size)
+    ]
+    return [tensor, data, pipeline, model]
