@@ -29,7 +29,18 @@ from hvdkit.strategies.dense import Dense
 
 sys.path.insert(0, str(ROOT / "tests" / "contract"))
 import everything  # noqa: F401 - adds their cases
-from cases import CASES, CLASSES, FEATURES, PROBED, SHAPE, error, probe, signatures  # as the ranks import them
+from cases import (
+    BETWEEN,
+    CASES,
+    CLASSES,
+    FEATURES,
+    LEAKS,
+    PROBED,
+    SHAPE,
+    error,
+    probe,
+    signatures,
+)  # as the ranks import them
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +51,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def outcome(framework: str) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:
         folder = tmp_path_factory.mktemp(framework)
         asked = (ROOT / "tests" / "contract" / "rank.py", framework, folder / "report.json")
-        ranks = 4 if framework.endswith("-groups") else 2
+        ranks = 4 if framework.endswith(("-groups", "-leaking")) else 2
         job = framework_job(
             framework.partition("-")[0], folder / "logs", *asked, np=ranks, HOROVOD_DYNAMIC_PROCESS_SETS="1"
         )
@@ -52,10 +63,25 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("framework", (*FRAMEWORKS, "pytorch-overlapped", *(f"{name}-groups" for name in FRAMEWORKS)))
+@pytest.mark.parametrize("framework", (*FRAMEWORKS, "pytorch-overlapped"))
 def test_two_ranks(framework: str, name: str, report: Any) -> None:
     told, _ = report(framework)
     assert told["cases"][name] == [], "\n".join(told["cases"][name])
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_two_groups_of_two_ranks(framework: str, report: Any) -> None:
+    """At once, with other data: what one computes does not reach the other."""
+    told, _ = report(f"{framework}-groups")
+    assert len(told["cases"]) >= len(BETWEEN) > 20
+    assert {name: faults for name, faults in told["cases"].items() if faults} == {}
+
+
+@pytest.mark.usefixtures("warm")
+def test_results_of_one_group_that_reach_another_are_seen(report: Any) -> None:
+    told, _ = report("mxnet-leaking")
+    assert [name for name in LEAKS if not told["cases"][name]] == []
 
 
 @pytest.mark.usefixtures("warm")

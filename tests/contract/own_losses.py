@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ from tiny import two_inputs
 
 from hvdkit.core.metrics import evaluate, summed
 from hvdkit.core.session import Session
-from hvdkit.data import Shard
 from hvdkit.data.dataset import ArraySplit, Batch
 from hvdkit.recipe.schema import Sgd
 from hvdkit.strategies.dense import Dense
@@ -76,6 +76,7 @@ def an_evaluation_has_the_same_bits_on_any_number_of_ranks(adapter: Adapter, top
     batch = measured(5, 53)
     split = ArraySplit(batch.inputs, batch.targets)
     shared, count = summed(adapter, session, ERRORS, split, 4, group_of(topology))
-    everywhere, counts = summed(adapter, session, ERRORS, split, 4, Shard())  # by each rank, so the sums are multiples
+    alone = replace(group_of(topology), ranks=(0,), index=0)  # all samples by each rank, so the sums are multiples
+    everywhere, counts = summed(adapter, session, ERRORS, split, 4, alone)
     assert (count, counts) == (53, 53 * topology.size)
     assert {name: (topology.size * value, topology.size * of) for name, (value, of) in shared.items()} == everywhere

@@ -1,6 +1,7 @@
 """One rank of the contract suite: `python tests/contract/rank.py FRAMEWORK REPORT.json`. Rank 0 writes the report.
 
-`FRAMEWORK-groups` runs it on four ranks as two data axes of two at once, which have other batches.
+`FRAMEWORK-groups` runs it on four ranks as two data axes of two at once, which have other batches. In `mxnet-leaking`
+collectives are over all four, whatever their group: what results do to others must be seen.
 
 The report maps each case and each capability to the ranks' faults (none: it holds), and each function of the seam to
 its arguments' names. Beside it, in an .npz file, lies what one step made of known weights and images, to be compared
@@ -21,7 +22,7 @@ from typing import Any
 import cases
 import everything  # noqa: F401 - adds their cases
 import numpy as np
-from cases import CASES, CLASSES, PROBED, Place, batch, group_of, probe, signatures
+from cases import BETWEEN, CASES, CLASSES, LEAKS, PROBED, Place, batch, group_of, probe, signatures
 from tiny import tiny_network, tiny_state
 
 from hvdkit import adapters
@@ -63,11 +64,13 @@ def main(framework: str, report: Path) -> None:
     adapter: Any = adapters.load(framework)
     if variant == "overlapped":  # as on a GPU: gradients are sent while backward goes on
         adapter.training.OVERLAPPED_ON = {"cpu"}
-    parts = 2 if variant == "groups" else 1
+    parts = 2 if variant in ("groups", "leaking") else 1
     world = adapter.init("cpu", sets=sets(int(os.environ["HOROVOD_SIZE"]), tensor_size=parts))
     mesh = Mesh(world, tensor_size=parts, process_set=adapter.process_set)
     topology = Place(mesh.data.index, mesh.data.size, mesh.data.index, mesh.data.size, device=world.device, mesh=mesh)
     cases.seeds_from = 10_000 * mesh.tensor.index
+    if variant == "leaking":
+        adapter._collectives.set_of = lambda group: adapter.hvd.global_process_set
 
     def make(
         compression: str = "none",
@@ -91,7 +94,11 @@ def main(framework: str, report: Path) -> None:
         return session
 
     outcome = {}
-    for name, case in CASES.items():
+    chosen = {"leaking": LEAKS, "groups": BETWEEN if framework in ("tensorflow", "keras") else CASES}.get(
+        variant, CASES
+    )
+    for name in chosen:
+        case = CASES[name]
         fault = None
         try:
             case(adapter, topology, make)
@@ -107,6 +114,7 @@ def main(framework: str, report: Path) -> None:
 
     session = make()
     session.train_step([batch(topology.rank)])
+    adapter.allgather_object(None, mesh.world, name="ended")  # who leaves ends Horovod for all
     made = session.state() | {"logits": session.predict(batch(9).inputs)}
     if mesh.is_root:
         np.savez(report.with_suffix(".npz"), **made)
