@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
 from hvdkit import adapters, tasks
 from hvdkit.core import metrics
@@ -379,8 +381,11 @@ def test_cross_entropy_survives_large_logits() -> None:
 
 
 def test_the_readmes_recipe_is_what_these_tests_assume() -> None:
-    recipe = schema.load(Path(__file__).parent.parent / "recipes" / "resnet20-digits.yaml")
-    assert recipe.model.name == "resnet20" and recipe.data.name == "digits"
+    readme = (ROOT / "README.md").read_text()
+    (named,) = set(re.findall(r"recipes/([\w-]+)\.yaml", readme))
+    assert f"hvdkit train {named} --framework" in readme
+    recipe, assumed = schema.load(ROOT / "recipes" / f"{named}.yaml"), make_recipe()
+    assert (recipe.model, recipe.data) == (assumed.model, assumed.data)
 
 
 def test_a_pool_is_put_on_the_device_once() -> None:
