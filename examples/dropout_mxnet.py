@@ -5,12 +5,10 @@ hvdkit train examples/dropout.yaml -np 2
 
 from mxnet.gluon import nn
 
-from hvdkit.adapters import mxnet
-from hvdkit.tasks.own import Own
-from hvdkit.worker.entry import run_task
+import hvdkit
 
 
-class Dropout(Own):
+class Dropout(hvdkit.Own):
     """A classifier: loss, metrics and `best` are what `Own` has."""
 
     unit = "images"
@@ -28,4 +26,4 @@ class Dropout(Own):
 
 
 if __name__ == "__main__":
-    run_task(mxnet, Dropout)
+    hvdkit.run_task("mxnet", Dropout)

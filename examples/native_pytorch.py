@@ -9,12 +9,12 @@ import torch
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from hvdkit.data.user_pipeline import NativeJob, NativePipeline
+import hvdkit
 
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 
-def open_pipeline(job: NativeJob) -> NativePipeline:
+def open_pipeline(job: hvdkit.NativeJob) -> hvdkit.NativePipeline:
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32)[:, None].expand(-1, 3, -1, -1) / 16
     images = torch.nn.functional.interpolate(images, size=32)
@@ -34,4 +34,4 @@ def open_pipeline(job: NativeJob) -> NativePipeline:
         sampler.set_epoch(number)
         return batches(shuffled)
 
-    return NativePipeline((32, 32, 3), epoch, len(train), lambda: batches(share))
+    return hvdkit.NativePipeline((32, 32, 3), epoch, len(train), lambda: batches(share))

@@ -7,18 +7,14 @@ import keras
 import numpy as np
 from sklearn.datasets import load_digits
 
-from hvdkit.adapters import keras as adapter
-from hvdkit.data.batches import ArraySplit
-from hvdkit.tasks.own import Own
-from hvdkit.tasks.task import Metrics
-from hvdkit.worker.entry import run_task
+import hvdkit
 
 
 def right(outputs: np.ndarray, targets: np.ndarray) -> tuple[float]:
     return (float(((outputs > 0) == (targets > 0.5)).sum()),)
 
 
-def pairs(images: np.ndarray, digits: np.ndarray, count: int, seed: int) -> ArraySplit:
+def pairs(images: np.ndarray, digits: np.ndarray, count: int, seed: int) -> hvdkit.ArraySplit:
     """Random pairs, half of them of the same digit; targets (n, 1) are 1 for these and else 0."""
     random = np.random.default_rng(seed)
     left = random.integers(0, len(images), count)
@@ -26,11 +22,11 @@ def pairs(images: np.ndarray, digits: np.ndarray, count: int, seed: int) -> Arra
     for place in range(0, count, 2):
         right[place] = random.choice(np.flatnonzero(digits == digits[left[place]]))
     same = (digits[left] == digits[right]).astype("float32")[:, None]
-    return ArraySplit((images[left], images[right]), same)
+    return hvdkit.ArraySplit((images[left], images[right]), same)
 
 
-class Pairs(Own):
-    unit, metrics = "pairs", Metrics(("accuracy",), right)
+class Pairs(hvdkit.Own):
+    unit, metrics = "pairs", hvdkit.Metrics(("accuracy",), right)
 
     def samples(self):
         found = load_digits()
@@ -49,4 +45,4 @@ class Pairs(Own):
 
 
 if __name__ == "__main__":
-    run_task(adapter, Pairs)
+    hvdkit.run_task("keras", Pairs)

@@ -7,24 +7,21 @@ import numpy as np
 from sklearn.datasets import load_diabetes
 from torch import nn
 
-from hvdkit.adapters import pytorch
-from hvdkit.data.batches import ArraySplit
-from hvdkit.tasks.own import Own
-from hvdkit.tasks.task import Metrics
-from hvdkit.worker.entry import run_task
+import hvdkit
 
 
 def absolute(outputs: np.ndarray, targets: np.ndarray) -> tuple[float]:
     return (float(abs(outputs - targets).sum()),)
 
 
-class Diabetes(Own):
-    unit, metrics, best = "patients", Metrics(("absolute_error",), absolute), "-absolute_error"
+class Diabetes(hvdkit.Own):
+    unit, metrics, best = "patients", hvdkit.Metrics(("absolute_error",), absolute), "-absolute_error"
 
     def samples(self):
         inputs, targets = load_diabetes(return_X_y=True)
         inputs, targets = (20 * inputs).astype("float32"), targets[:, None] / 100
-        return ArraySplit(inputs[100:], targets[100:]), ArraySplit(inputs[:100], targets[:100])
+        train = hvdkit.ArraySplit(inputs[100:], targets[100:])
+        return train, hvdkit.ArraySplit(inputs[:100], targets[:100])
 
     def model(self):
         width = self.options.get("width", 16)
@@ -35,4 +32,4 @@ class Diabetes(Own):
 
 
 if __name__ == "__main__":
-    run_task(pytorch, Diabetes)
+    hvdkit.run_task("pytorch", Diabetes)

@@ -1,8 +1,11 @@
 """hvdkit: one recipe, for a ResNet or a GPT, under PyTorch, TensorFlow, Keras and MXNet over real Horovod.
 
-The commands are functions here too, such as `hvdkit.train` (docs/python.md). Importing this package loads no framework,
-no Horovod and no plotting library; a function is loaded when it is first used.
+The commands are functions here too, such as `hvdkit.train` (docs/python.md), and scripts of users need no other import:
+`hvdkit.Own`, `hvdkit.run_task` (docs/own-model.md). Importing this package loads no framework, no Horovod and no NumPy;
+a name is loaded when it is first used.
 """
+
+import sys
 
 __version__ = "0.1.0"
 
@@ -12,7 +15,33 @@ _LAZY = {
     **dict.fromkeys(("train", "evaluate", "predict_images", "export", "compare", "parity", "profile"), "hvdkit.api"),
     **dict.fromkeys(("advise", "bench", "diff", "dry_run", "generate", "predict", "published_profile"), "hvdkit.api"),
     **dict.fromkeys(("memory", "submit", "sweep"), "hvdkit.api"),
+    "Own": "hvdkit.tasks.own",
+    "run_task": "hvdkit.worker.entry",
+    "Metrics": "hvdkit.tasks.task",
+    **dict.fromkeys(("ArraySplit", "Batch"), "hvdkit.data.dataset"),
+    **dict.fromkeys(("NativeJob", "NativePipeline"), "hvdkit.data.user_pipeline"),
 }
+# Modules that scripts imported from earlier versions, and what has their content now.
+_MOVED = {
+    "hvdkit.config": "hvdkit.recipe.schema",
+    "hvdkit.core.data": "hvdkit.data.batches",
+    "hvdkit.core.loop": "hvdkit.core.trainer",
+    "hvdkit.core.native": "hvdkit.data.user_pipeline",
+    "hvdkit.core.weights": "hvdkit.checkpoint.weights",
+}
+
+
+class _Moved:
+    """An importer that finds nothing: it says where a module is now."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        """Python asks it last, for what nobody else has."""
+        if name in _MOVED:
+            raise ImportError(f"{name} is {_MOVED[name]} now; a class for `hvdkit train` needs only `import hvdkit`")
+
+
+sys.meta_path.append(_Moved)
 
 
 def __getattr__(name: str) -> object:

@@ -20,10 +20,17 @@ from hvdkit.api import published_profile as published_profile
 from hvdkit.api import submit as submit
 from hvdkit.api import sweep as sweep
 from hvdkit.api import train as train
+from hvdkit.data.dataset import ArraySplit as ArraySplit
+from hvdkit.data.dataset import Batch as Batch
+from hvdkit.data.user_pipeline import NativeJob as NativeJob
+from hvdkit.data.user_pipeline import NativePipeline as NativePipeline
 from hvdkit.errors import HvdkitError as HvdkitError
 from hvdkit.errors import RequestError as RequestError
 from hvdkit.errors import RunError as RunError
 from hvdkit.errors import Stopped as Stopped
+from hvdkit.tasks.own import Own as Own
+from hvdkit.tasks.task import Metrics as Metrics
+from hvdkit.worker.entry import run_task as run_task
 
 __version__: str
 

@@ -56,22 +56,27 @@ def modules_of(script: Path) -> list[str]:
 
 
 def framework_of(recipe: Recipe) -> str | None:
-    """The framework whose adapter the recipe's script imports; None without a script, or with none or several."""
+    """The framework of the recipe's script: the one whose name it gives `run_task`, or whose adapter it imports.
+
+    None without a script, or with none or several.
+    """
     if not isinstance(recipe.model, OwnModel):
         return None
     try:
         tree = ast.parse(location(recipe.model).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None  # the rank says what is wrong with it
-    found = set()
+    found: set[object] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == _ADAPTERS:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom | ast.Import):
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
             found |= {name.split(".")[2] for name in modules if name.startswith(f"{_ADAPTERS}.")}
-    known = found & set(FRAMEWORKS)
-    return known.pop() if len(known) == 1 else None
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("run_task", "hvdkit.run_task"):
+            found |= {argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)}
+    known = [name for name in FRAMEWORKS if name in found]
+    return known[0] if len(known) == 1 else None
 
 
 def wrong_framework(script: Path | str, theirs: str, given: str) -> str:

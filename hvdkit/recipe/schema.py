@@ -129,7 +129,7 @@ class GPT(Strict):
 
 
 class OwnModel(Strict):
-    """A model of the user's, with its data, loss and metrics: a script with a `hvdkit.tasks.own.Own`."""
+    """A model of the user's, with its data, loss and metrics: a script with a `hvdkit.Own`."""
 
     TASK: ClassVar[str] = "own"
     weights: ClassVar[None] = None

@@ -30,16 +30,23 @@ def main(adapter: Adapter, build: Callable[[Any], Any], argv: list[str]) -> NoRe
     end_as_rank(lambda heartbeat: _run(adapter, Script(build), argv, heartbeat))
 
 
-def run_task(adapter: Adapter, task: type[Own]) -> NoReturn:
-    """Run one rank of a task of the user's own, by the process's command line, as `main` does."""
+def run_task(framework: str | Adapter, task: type[Own]) -> NoReturn:
+    """Run one rank of a task of the user's own, by the process's command line, as `main` does.
+
+    `framework` is its name, such as "pytorch", or its adapter.
+    """
 
     def run(heartbeat: Heartbeat) -> None:
+        from hvdkit import adapters
         from hvdkit.tasks.own import Own
 
         if not (isinstance(task, type) and issubclass(task, Own)):
-            raise RequestError(f"run_task: expected a subclass of hvdkit.tasks.own.Own, got {task!r}")
-        if not hasattr(adapter, "NAME"):
-            raise RequestError(f"run_task: expected a module of hvdkit.adapters, got {adapter!r}")
+            raise RequestError(f"run_task: expected a subclass of hvdkit.Own, got {task!r}")
+        name = getattr(framework, "NAME", framework)
+        if name not in adapters.NAMES:
+            known = ", ".join(each for each in adapters.NAMES if each != "local")
+            raise RequestError(f"run_task: expected a framework, one of {known}, got {framework!r}")
+        adapter = adapters.load(framework) if isinstance(framework, str) else framework
 
         def make(recipe: schema.Recipe) -> Own:
             try:

@@ -27,7 +27,7 @@ def main(framework: str, script: str, arguments: list[str]) -> NoReturn:
     fault: HvdkitError
     try:
         runpy.run_path(script, run_name="__main__")  # run_task does not return
-        expected = f'`if __name__ == "__main__": run_task({framework}, …)` at its end'
+        expected = f'`if __name__ == "__main__": hvdkit.run_task("{framework}", …)` at its end'
         fault = RequestError(f"model.script: {script}: it ended without training; expected {expected}")
     except HvdkitError as error:
         fault = error
