@@ -58,7 +58,7 @@ DRY = ("--dry-run", "--json")
         (["sync={every:", "2,", "start:", "1}"], "so quote it for the shell: 'sync={every: 2, start: 1}'"),
         (["--", "--epochs", "3"], "override '--epochs 3': a change is one word, key=value; expected epochs=3"),
         ([".=3"], "command line: '': unknown key; known keys: accumulate"),
-        (["--out", ""], "an empty word behind --out: expected a value; is a variable of the shell not set?"),
+        (["--out", ""], "an empty word after --out: expected a value; is a variable of the shell not set?"),
         (["--framework", "a\nb"], "unknown framework 'a\\nb': expected one of"),
         (["epochs:3"], "override 'epochs:3': expected key=value; expected epochs=3"),
         (["epochs=3,seed=4"], "got '3,seed=4'; give each change as a word of its own"),
@@ -179,7 +179,7 @@ def test_other_tools_settings_as_overrides(words: str, told: str, inside: Hvdkit
         ("mine.yaml", "mine.yaml: no such file"),
         (
             "run",
-            "run: is the folder of a run; expected a recipe, such as run/config.yaml; --out run --resume behind it",
+            "run: is the folder of a run; expected a recipe, such as run/config.yaml; --out run --resume after it",
         ),
     ],
 )
@@ -301,7 +301,7 @@ def test_before_a_run(inside: Hvdkit, monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert (tmp_path / "started").exists()
     place = next((tmp_path / "runs").iterdir()).relative_to(tmp_path)
     told = done.stderr.splitlines()
-    assert told[:2] == [f"no --out: checkpoints go to {place}; --out {place} --resume goes on from them", crowd]
+    assert told[:2] == [f"no --out: checkpoints go to {place}; --out {place} --resume continues from them", crowd]
     for command in ("profile", "compare"):
         assert crowd in inside(command, DIGITS, "-np", 2, *(["--no-parity"] if command == "compare" else [])).stderr
     assert crowd in inside("bench", "allreduce", "--seconds", 0.1).stderr

@@ -25,9 +25,9 @@ starts_nothing: ContextVar[bool] = ContextVar("starts_nothing", default=False)  
 class Described(Exception):
     """Ends a dry run, and is no error."""
 
-    def __init__(self, found: DryRun) -> None:
+    def __init__(self, run: DryRun) -> None:
         super().__init__()
-        self.found = found
+        self.found = run
 
 
 @contextmanager
@@ -60,9 +60,9 @@ def load_recipe(
     from hvdkit.commands.loading import load
 
     given = copy.deepcopy(dict(recipe)) if isinstance(recipe, Mapping) else Path(recipe)
-    found, lines = load(given, [*texts("overrides", overrides), *extra], resumed, OVERRIDES_FROM.get())
+    read, lines = load(given, [*texts("overrides", overrides), *extra], resumed, OVERRIDES_FROM.get())
     say(lines)
-    return found
+    return read
 
 
 def profile_file(profile: PathLike | Profile) -> Path:

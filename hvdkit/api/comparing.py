@@ -62,10 +62,10 @@ def compare(
     schedule = compare_.schedule(loaded, names, nps, placement, rivals, rounds)
     proof = compare_.proof(loaded, names, as_path(parity), no_parity, placement, rivals)
     old = compare_.earlier(Path(baseline), margin, loaded, schedule.plans) if baseline else None
-    place = as_path(out) or paths.default_out(loaded.name, "compare")
+    target = as_path(out) or paths.default_out(loaded.name, "compare")
     inputs = [loaded.model.weights, as_path(baseline), as_path(parity)]
-    dry = ("of_comparison", loaded, schedule, proof, place)
-    with claimed(place, overwrite, resume, inputs, dry) as folder:
+    dry = ("of_comparison", loaded, schedule, proof, target)
+    with claimed(target, overwrite, resume, inputs, dry) as folder:
         largest = max(schedule.plans, key=lambda plan: plan.np)
         say([*compare_.left_out(rivals, names, nps), *largest.warnings, *largest.unreached])
         if isinstance(proof, ParityPlan):
@@ -106,9 +106,9 @@ def parity(
     loaded = load_recipe(recipe, overrides)
     placement = Placement(operator.index(np), launcher=launcher, stall_timeout_s=stall_timeout)
     plan = parity_.plan(loaded, listed(framework) or list(FRAMEWORKS), steps, placement, listed(rival))
-    place = as_path(out) or paths.default_out(loaded.name, "parity")
+    target = as_path(out) or paths.default_out(loaded.name, "parity")
     with (
-        claimed(place, overwrite, inputs=[loaded.model.weights], dry=("of_parity", plan, place)) as folder,
+        claimed(target, overwrite, inputs=[loaded.model.weights], dry=("of_parity", plan, target)) as folder,
         StageProgress("parity", len(plan.plans)) as progress,
     ):
         return parity_.run(plan, folder, progress.begin).at(folder)

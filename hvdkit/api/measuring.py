@@ -42,8 +42,8 @@ def profile(
     loaded = load_recipe(recipe, overrides)
     placement = Placement(operator.index(np), joined(hosts), launcher, stall_timeout, debug=debug)
     plan = profile_.plan(loaded, framework, placement, steps, torch_profiler, wholes(batch_sizes))
-    place = as_path(out) or paths.default_out(loaded.name, "profile")
-    with claimed(place, overwrite, inputs=[loaded.model.weights], dry=("of_profile", plan, place)) as folder:
+    target = as_path(out) or paths.default_out(loaded.name, "profile")
+    with claimed(target, overwrite, inputs=[loaded.model.weights], dry=("of_profile", plan, target)) as folder:
         say([*plan.left_out, *plan.plan.warnings])
         return profile_.run(plan, folder).at(folder)
 
@@ -67,9 +67,9 @@ def published_profile(
     from hvdkit.commands import profile as profile_
     from hvdkit.profiling import published
 
-    found = published.profile(model, images_per_second, operator.index(batch_size), device, tokens_per_second)
-    with claimed(as_path(out) or paths.default_out(found.recipe, "profile"), overwrite) as folder:
-        return profile_.write(found, folder).at(folder)
+    profiled = published.profile(model, images_per_second, operator.index(batch_size), device, tokens_per_second)
+    with claimed(as_path(out) or paths.default_out(profiled.recipe, "profile"), overwrite) as folder:
+        return profile_.write(profiled, folder).at(folder)
 
 
 @checked
@@ -106,8 +106,8 @@ def bench(
         collective, framework, placement, min_bytes, max_bytes, factor, dtype, redop, seconds, device, link_mbit_per_s,
         known,
     )  # fmt: skip
-    place = as_path(out) or paths.default_out(collective, "bench")
-    with claimed(place, overwrite, inputs=[known]) as folder:
+    target = as_path(out) or paths.default_out(collective, "bench")
+    with claimed(target, overwrite, inputs=[known]) as folder:
         say([] if device == "gpu" or plan.runtime.gpu else placement.crowding)
         result = bench_.run(plan, folder, lambda row: show_line(row_line(row)))
         bench_plot(result, bench_.measured(result), folder / "bench.png")

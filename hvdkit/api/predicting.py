@@ -40,12 +40,12 @@ def memory(
     from hvdkit.files import write_atomic
     from hvdkit.results.memory import FILE
 
-    found = memory_.run(load_recipe(recipe, overrides), wholes(ranks) or [1], device, framework)
+    needs = memory_.run(load_recipe(recipe, overrides), wholes(ranks) or [1], device, framework)
     if not out:
-        return found
+        return needs
     with claimed(Path(out), overwrite) as folder:
-        write_atomic(folder / FILE, found.model_dump_json(indent=2) + "\n")
-        return found.at(folder)
+        write_atomic(folder / FILE, needs.model_dump_json(indent=2) + "\n")
+        return needs.at(folder)
 
 
 @checked
@@ -67,8 +67,8 @@ def predict(
 
     path = profile_file(profile)
     plan = predict_.plan(path, Path(cluster), wholes(ranks), texts("settings", settings), policy)
-    place = as_path(out) or paths.default_out(plan.profile.recipe, "predict")
-    with claimed(place, overwrite, inputs=[path, Path(cluster)]) as folder:
+    target = as_path(out) or paths.default_out(plan.profile.recipe, "predict")
+    with claimed(target, overwrite, inputs=[path, Path(cluster)]) as folder:
         return predict_.predict(plan, folder).at(folder)
 
 
@@ -94,8 +94,8 @@ def sweep(
     path = profile_file(profile)
     wanted = dict(grid) if isinstance(grid, Mapping) else grids.read(texts("grid", grid), "--sweep")
     answer = predict_.sweep(path, Path(cluster), wholes(ranks), wanted, texts("settings", settings), policy)
-    place = as_path(out) or paths.default_out("sweep", "predict")
-    with claimed(place, overwrite, inputs=[path, Path(cluster)]) as folder:
+    target = as_path(out) or paths.default_out("sweep", "predict")
+    with claimed(target, overwrite, inputs=[path, Path(cluster)]) as folder:
         return answer(folder).at(folder)
 
 
@@ -156,12 +156,12 @@ def advise(
             raise RequestError("--resume: expected --out with the folder of an earlier hvdkit advise")
         recipe = load_recipe(path or subject, overrides)  # type: ignore[arg-type]  # no profile
         request = advise_.of_recipe(recipe, question, framework, np, joined(hosts), steps, launcher, stall_timeout)
-    place = as_path(out) or paths.default_out(request.name, "advise")
-    with claimed(place, overwrite, resume, [path, links]) as folder:
+    destination = as_path(out) or paths.default_out(request.name, "advise")
+    with claimed(destination, overwrite, resume, [path, links]) as folder:
         plan = request.plan(folder)
-        found = predict_.advise(
+        advice = predict_.advise(
             plan, predict_.money(plan, price, images, epochs, budget, deadline_s, spot_interruption, tokens), folder
         )
         if target is not None:
-            say([f"{target}: the recipe with {predict_.apply(found, request.settings, target)}"])
-        return found.at(folder)
+            say([f"{target}: the recipe with {predict_.apply(advice, request.settings, target)}"])
+        return advice.at(folder)

@@ -51,15 +51,15 @@ def submit(
     kinds = submit_.RESOURCES
     if to not in kinds:
         raise RequestError(f"--to {to}: expected {' or '.join(kinds)}")
-    asked: dict[str, Any] = {**dict(resources or {}), "tasks": operator.index(np)}
+    wanted: dict[str, Any] = {**dict(resources or {}), "tasks": operator.index(np)}
     if to == "kubernetes":
         if array or run:
             raise RequestError(f"--{'array' if array else 'run'}: an option for --to slurm, and this job is for {to}")
-        if missing := [f"--{name}" for name in ("image", "results") if name not in asked]:
+        if missing := [f"--{name}" for name in ("image", "results") if name not in wanted]:
             raise RequestError(f"{', '.join(missing)}: expected with --to kubernetes (docs/kubernetes.md)")
         loaded = load_recipe(recipe, overrides)
-        name = asked.get("name") or kubernetes.default_name(loaded.name, time.strftime("%m%d-%H%M%S"))
-        pods = _built(kinds[to], {**asked, "name": name})
+        name = wanted.get("name") or kubernetes.default_name(loaded.name, time.strftime("%m%d-%H%M%S"))
+        pods = _built(kinds[to], {**wanted, "name": name})
         # A faulty name is refused by its own line, and is no file's name before.
         file = as_path(out) or Path("runs") / f"{Path(pods.name).name}.yaml"
         return submit_.write(submit_.to_kubernetes(loaded, framework, pods, rival, file, overwrite), apply)
@@ -72,26 +72,26 @@ def submit(
     if (count := math.prod(map(len, grid.values()))) > sbatch.MOST_TASKS:
         raise RequestError(f"--array: expected at most {sbatch.MOST_TASKS:,} tasks, got {count:,}")
     chosen = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    words = [texts("array", each) for each in chosen]
-    recipes = {" ".join(each): load_recipe(recipe, overrides, extra=each) for each in words}
+    words = [texts("array", combination) for combination in chosen]
+    recipes = {" ".join(changes): load_recipe(recipe, overrides, extra=changes) for changes in words}
     if len(recipes) < count:
         raise RequestError("--array: expected each value of a key once, as equal tasks train the same")
     name = next(iter(recipes.values())).name
-    place = as_path(run) or paths.default_out(name, "train")
-    script = as_path(out) or place.with_name(f"{place.name}.sbatch")
-    job = submit_.to_slurm(recipes, framework, _built(kinds[to], asked), rival, script, place, overwrite)
+    target = as_path(run) or paths.default_out(name, "train")
+    script = as_path(out) or target.with_name(f"{target.name}.sbatch")
+    job = submit_.to_slurm(recipes, framework, _built(kinds[to], wanted), rival, script, target, overwrite)
     return submit_.write(job, apply)
 
 
-def _built(kind: Any, asked: Mapping[str, Any]) -> Any:
+def _built(kind: Any, wanted: Mapping[str, Any]) -> Any:
     """The resources of a job. Raises RequestError for keys and types that it does not have."""
     from pydantic import TypeAdapter, ValidationError
 
-    names = {each.name for each in dataclasses.fields(kind)} - {"tasks"}
-    if unknown := sorted(asked.keys() - names - {"tasks"}):
+    names = {field.name for field in dataclasses.fields(kind)} - {"tasks"}
+    if unknown := sorted(wanted.keys() - names - {"tasks"}):
         raise RequestError(f"resources: {', '.join(unknown)}: expected some of {', '.join(sorted(names))}")
     try:
-        return TypeAdapter(kind).validate_python(asked)
+        return TypeAdapter(kind).validate_python(wanted)
     except ValidationError as error:
-        lines = [f"resources: {each['loc'][0]}: {each['msg']}, got {each['input']!r}" for each in error.errors()]
+        lines = [f"resources: {fault['loc'][0]}: {fault['msg']}, got {fault['input']!r}" for fault in error.errors()]
         raise RequestError("\n".join(lines)) from None

@@ -77,10 +77,10 @@ def train(
     placement = Placement(operator.index(np), joined(hosts), launcher, stall_timeout, discovery, debug)
     framework = framework or (train_.writer(Path(out)) if resume and out else None)
     plan = replace(make_plan(loaded, framework, placement, rival), began=began)
-    place = as_path(out) or paths.default_out(loaded.name, "train")
-    with claimed(place, overwrite, resume, [loaded.model.weights], dry=("of_train", plan, place, resume)) as folder:
+    target = as_path(out) or paths.default_out(loaded.name, "train")
+    with claimed(target, overwrite, resume, [loaded.model.weights], dry=("of_train", plan, target, resume)) as folder:
         if loaded.checkpoint and out is None:
-            say([f"no --out: checkpoints go to {place}; --out {shlex.quote(str(place))} --resume goes on from them"])
+            say([f"no --out: checkpoints go to {target}; --out {shlex.quote(str(target))} --resume continues from them"])
         say([*plan.warnings, *plan.unreached])
         with RunProgress([plan.title]) as progress, tracking.Trackers(names, show_line) as trackers:
             result = train_.run(plan, folder, progress.watch(plan.title), resume, trackers)
@@ -109,14 +109,14 @@ def evaluate(
     from hvdkit.commands import evaluate as evaluate_
     from hvdkit.launch.placement import Placement
 
-    found = locate(paths.settled(Path(checkpoint)))
+    located = locate(paths.settled(Path(checkpoint)))
     placement = Placement(operator.index(np), launcher=launcher, stall_timeout_s=stall_timeout)
-    plan = evaluate_.plan(found, texts("overrides", overrides), framework, placement, OVERRIDES_FROM.get())
-    if out and paths.lies_in(found, Path(out)):
+    plan = evaluate_.plan(located, texts("overrides", overrides), framework, placement, OVERRIDES_FROM.get())
+    if out and paths.lies_in(located, Path(out)):
         raise RequestError(f"--out {out}: the checkpoint lies in it; choose another folder")
     with claimed(as_path(out) or paths.default_out(plan.recipe.name, "evaluate"), overwrite) as folder:
         say(plan.warnings)
-        return evaluate_.run(plan, found, folder, average)
+        return evaluate_.run(plan, located, folder, average)
 
 
 @checked
@@ -140,8 +140,8 @@ def predict_images(
     say(request.left_out)
     inputs = [Path(checkpoint), *as_paths(images)]
     with claimed(Path(out), overwrite, inputs=inputs) if out else nullcontext() as folder:
-        found = predict_images_.run(request, folder, average)
-        return found.at(folder) if folder else found
+        classes = predict_images_.run(request, folder, average)
+        return classes.at(folder) if folder else classes
 
 
 @checked
@@ -163,8 +163,8 @@ def generate(
 
     request = generate_.check(paths.settled(Path(checkpoint)), prompt, framework, operator.index(tokens))
     with claimed(Path(out), overwrite, inputs=[Path(checkpoint)]) if out else nullcontext() as folder:
-        found = generate_.run(request, folder, average)
-        return found.at(folder) if folder else found
+        generation = generate_.run(request, folder, average)
+        return generation.at(folder) if folder else generation
 
 
 @checked
@@ -192,9 +192,9 @@ def diff(first: PathLike, second: PathLike, *, out: PathLike | None = None, over
     from hvdkit.results.diff import FILE
 
     runs = [Path(first), Path(second)]
-    found = diff_.run(*runs)
+    difference = diff_.run(*runs)
     if not out:
-        return found
+        return difference
     with claimed(Path(out), overwrite, inputs=runs) as folder:
-        write_atomic(folder / FILE, found.model_dump_json(indent=2) + "\n")
-        return found.at(folder)
+        write_atomic(folder / FILE, difference.model_dump_json(indent=2) + "\n")
+        return difference.at(folder)

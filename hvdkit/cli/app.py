@@ -91,10 +91,10 @@ def train(
     if dry_run:
         return preview(call, json)
     result = call()
-    place = out or relative(result.folder)
-    lines = [result_lines(result), *kept_lines(result, place), f"written to {result.folder}"]
+    shown = out or relative(result.folder)
+    lines = [result_lines(result), *kept_lines(result, shown), f"written to {result.folder}"]
     if result.checkpoints and schema.load(result.folder / "config.yaml").data.name == "imagefolder":
-        lines.append(f"what is in a picture: {shlex.join(['hvdkit', 'predict-images', str(place), 'PICTURE.jpg'])}")
+        lines.append(f"what is in a picture: {shlex.join(['hvdkit', 'predict-images', str(shown), 'PICTURE.jpg'])}")
     typer.echo("\n".join(lines))
 
 
@@ -282,9 +282,9 @@ def profile(
     )  # fmt: skip
     if dry_run:
         return preview(call, json)
-    found = call()
-    show(tables(found), 100)
-    typer.echo("\n".join([*sentences(found), f"written to {found.folder / FILE}, {TRACE} and {PICTURE}"]))
+    profiled = call()
+    show(tables(profiled), 100)
+    typer.echo("\n".join([*sentences(profiled), f"written to {profiled.folder / FILE}, {TRACE} and {PICTURE}"]))
 
 
 @app.command()
@@ -309,8 +309,8 @@ app.add_typer(setting_up.recipes_app, name="recipes")
 app.add_typer(text.tokenizer_app, name="tokenizer")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wanted: bool) -> None:
+    if wanted:
         import hvdkit
 
         typer.echo(f"hvdkit {hvdkit.__version__}")

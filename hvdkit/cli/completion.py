@@ -48,9 +48,9 @@ def devices(incomplete: str) -> list[str]:
 
 
 def overrides(incomplete: str) -> list[str]:
-    """Keys of a recipe as `key=`, and behind the sign their values, as far as there is a list of them.
+    """Keys of a recipe as `key=`, and after the sign their values, as far as there is a list of them.
 
-    A single key comes with its default too: bash puts a space behind a single word.
+    A single key comes with its default too: bash puts a space after a single word.
     """
     from hvdkit.recipe.hints import values
     from hvdkit.recipe.schema import Recipe
@@ -66,9 +66,9 @@ def overrides(incomplete: str) -> list[str]:
 
 
 def _before_the_sign() -> str | None:
-    """The key, where bash completes what is behind a `=`: it takes the sign for a word of its own."""
-    words, place = _words()
-    sign = next((at for at in (place, place - 1) if words[at : at + 1] == ["="]), 0)
+    """The key, where bash completes what comes after a `=`: it takes the sign for a word of its own."""
+    words, at_word = _words()
+    sign = next((at for at in (at_word, at_word - 1) if words[at : at + 1] == ["="]), 0)
     return words[sign - 1] if sign else None
 
 
@@ -99,15 +99,15 @@ class _Word(str):
 
 def _word(name: str) -> str:
     """A file's name as a shell wants it: bash puts it into the line as it is, also between quotes."""
-    words, place = _words()
-    if not words or "".join(words[place : place + 1])[:1] in ("'", '"'):
+    words, at_word = _words()
+    if not words or "".join(words[at_word : at_word + 1])[:1] in ("'", '"'):
         return name
-    found = _Word(re.sub(r"[^\w@%+=:,./~-]", r"\\\g<0>", name))
-    found.plain = name
-    return found
+    word = _Word(re.sub(r"[^\w@%+=:,./~-]", r"\\\g<0>", name))
+    word.plain = name
+    return word
 
 
 def _or_files(incomplete: str, names: Iterable[str]) -> list[str]:
     home = os.path.expanduser(incomplete)  # noqa: PTH111 - as it was typed, ./ and all
     files = glob.glob(f"{glob.escape(home)}*.yaml")  # noqa: PTH207
-    return [*sorted(names), *(_word(incomplete + each[len(home) :]) for each in sorted(files) if each.isprintable())]
+    return [*sorted(names), *(_word(incomplete + file[len(home) :]) for file in sorted(files) if file.isprintable())]

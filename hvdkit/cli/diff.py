@@ -23,6 +23,6 @@ def diff(
     from hvdkit.report.diff import lines
     from hvdkit.results.diff import FILE
 
-    found = api.diff(first, second, out=out, overwrite=overwrite)
-    typer.echo("\n".join([*lines(found), *([f"written to {found.folder / FILE}"] if out else [])]))
-    raise typer.Exit(0 if found.same else 1)
+    difference = api.diff(first, second, out=out, overwrite=overwrite)
+    typer.echo("\n".join([*lines(difference), *([f"written to {difference.folder / FILE}"] if out else [])]))
+    raise typer.Exit(0 if difference.same else 1)

@@ -38,10 +38,10 @@ def memory(
     from hvdkit.report.tabular import terminal
     from hvdkit.results.memory import FILE
 
-    found = api.memory(recipe, overrides, ranks=ranks, device=device, framework=framework, out=out, overwrite=overwrite)
+    needs = api.memory(recipe, overrides, ranks=ranks, device=device, framework=framework, out=out, overwrite=overwrite)
     if as_json:
-        typer.echo(found.model_dump_json(indent=2))
+        typer.echo(needs.model_dump_json(indent=2))
         return
-    typer.echo(report.title(found))
-    show([terminal(each, "") for each in report.tables(found)], 120)
-    typer.echo("\n".join([*report.notes(found), *([f"written to {found.folder / FILE}"] if out else [])]))
+    typer.echo(report.title(needs))
+    show([terminal(table, "") for table in report.tables(needs)], 120)
+    typer.echo("\n".join([*report.notes(needs), *([f"written to {needs.folder / FILE}"] if out else [])]))

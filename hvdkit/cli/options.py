@@ -111,7 +111,7 @@ class _Command(TyperCommand):
         given = list(args)
         if "" in given:
             before = given[given.index("") - 1] if given.index("") else ctx.command_path
-            raise RequestError(f"an empty word behind {before}: expected a value; is a variable of the shell not set?")
+            raise RequestError(f"an empty word after {before}: expected a value; is a variable of the shell not set?")
         with _one_line(ctx, self, given):
             return super().parse_args(ctx, args)
 
@@ -121,7 +121,7 @@ class _Command(TyperCommand):
         for name, value in ctx.params.items():  # a shell leaves the ~ of --out=~/run as it is
             if isinstance(value[0] if isinstance(value, list | tuple) and value else value, Path):
                 ctx.params[name] = with_home(value)
-        faults = [fault for each in self.params for fault in _faults(each, ctx.params.get(each.name or ""))]
+        faults = [fault for param in self.params for fault in _faults(param, ctx.params.get(param.name or ""))]
         if ctx.params.get("json") and not ctx.params["dry_run"]:
             faults.append("--json: expected --dry-run with it")
         if ctx.params.get("margin", MARGIN) != MARGIN and not ctx.params["baseline"]:
@@ -139,11 +139,11 @@ def _one_line(ctx: Any, command: TyperCommand | None = None, given: Sequence[str
         yield
     except Exception as error:
         kind = type(error).__name__
-        if kind == "NoSuchOption" and command and any(each.name == "overrides" for each in command.params):
+        if kind == "NoSuchOption" and command and any(param.name == "overrides" for param in command.params):
             from hvdkit.recipe.hints import as_overrides
             from hvdkit.recipe.schema import Recipe
 
-            known = {option for each in command.params for option in each.opts}
+            known = {option for param in command.params for option in param.opts}
             if message := as_overrides(given, known, Recipe):
                 raise RequestError(message) from None
         if kind == "NoArgsIsHelpError" or not hasattr(error, "format_message"):  # click's errors have it
@@ -162,10 +162,10 @@ def _one_line(ctx: Any, command: TyperCommand | None = None, given: Sequence[str
 def _of_value(error: Any, given: Sequence[str]) -> str:
     """What is wrong with an option's value, with the option and the value as they were given."""
     name, value = error.param.opts[0], None
-    for word, behind in zip(given, [*given[1:], None], strict=True):
+    for word, following in zip(given, [*given[1:], None], strict=True):
         option, equals, after = word.partition("=")
         if option in error.param.opts:
-            name, value = option, after if equals else behind
+            name, value = option, after if equals else following
     whys = {"integer": "expected a whole number", "float": "expected a number", "number": "expected a number"}
     why = next((why for kind, why in whys.items() if f"valid {kind}" in error.message), None)
     why = why or error.message.rstrip(".").replace("Input should be", "expected")
@@ -176,9 +176,9 @@ def _faults(parameter: Any, value: Any) -> list[str]:
     """The faults of an option's value or values that no command accepts."""
     name = parameter.opts[0]
     faults = []
-    for each in value if isinstance(value, list | tuple) else [value]:
-        if isinstance(each, int | float) and not -LARGEST <= each <= LARGEST:  # NaN too
-            shown = f"{each:g}" if isinstance(each, float) else f"a number of {len(str(abs(each)))} digits"
+    for number in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(number, int | float) and not -LARGEST <= number <= LARGEST:  # NaN too
+            shown = f"{number:g}" if isinstance(number, float) else f"a number of {len(str(abs(number)))} digits"
             faults.append(f"{name}: expected a number of at most 2^53, got {shown}")
     return faults
 
@@ -188,8 +188,8 @@ def preview(call: Callable[[], object], json: bool) -> None:
     from hvdkit import api
     from hvdkit.report.dry_run import lines
 
-    found = api.dry_run(call)
-    typer.echo(found.model_dump_json(indent=2) if json else "\n".join(lines(found)))
+    plan = api.dry_run(call)
+    typer.echo(plan.model_dump_json(indent=2) if json else "\n".join(lines(plan)))
 
 
 def relative(folder: Path) -> Path:
@@ -209,6 +209,6 @@ def show(tables: Iterable[Table], width: int) -> None:
 def whole_numbers(option: str, text: str | None) -> list[int]:
     """The numbers in a text such as 8,16,32. Raises RequestError."""
     try:
-        return [int(each) for each in text.split(",")] if text is not None else []
+        return [int(word) for word in text.split(",")] if text is not None else []
     except ValueError:
         raise RequestError(f"{option} {text}: expected whole numbers with commas between them, such as 8,16") from None

@@ -64,12 +64,12 @@ def predict(
     typer.echo(f"written to {prediction.folder / 'predict.json'}, predict.png and predict-trace.json")
 
 
-def _sweep(found: Sweep) -> None:
+def _sweep(swept: Sweep) -> None:
     from hvdkit.report import sweep as report
     from hvdkit.report.tabular import terminal
 
-    show([terminal(report.table(found), "")], 120)
-    typer.echo("\n".join([*report.lines(found), f"written to {found.folder / 'sweep.json'}, sweep.csv and sweep.png"]))
+    show([terminal(report.table(swept), "")], 120)
+    typer.echo("\n".join([*report.lines(swept), f"written to {swept.folder / 'sweep.json'}, sweep.csv and sweep.png"]))
 
 
 def advise(

@@ -55,8 +55,8 @@ def profile(context: typer.Context) -> None:
     faults += [f"{', '.join(other)}: leave it out; --from measures nothing"] if other else []
     if faults:
         raise RequestError("\n".join(faults))
-    found = api.published_profile(
+    profiled = api.published_profile(
         given["from_"], images_per_second=given["images_per_second"], tokens_per_second=given["tokens_per_second"],
         batch_size=given["batch_size"], device=given["device"], out=given["out"], overwrite=given["overwrite"],
     )  # fmt: skip
-    typer.echo("\n".join([*lines(found), f"written to {found.folder / 'profile.json'}"]))
+    typer.echo("\n".join([*lines(profiled), f"written to {profiled.folder / 'profile.json'}"]))

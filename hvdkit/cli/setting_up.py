@@ -38,8 +38,8 @@ def doctor(
     from hvdkit.commands import doctor as doctor_
 
     console = Console()
-    if found := doctor_.hosts_of(hosts, hostfile):
-        raise typer.Exit(_hosts(found, interface, out, overwrite))
+    if listed := doctor_.hosts_of(hosts, hostfile):
+        raise typer.Exit(_hosts(listed, interface, out, overwrite))
     if given := next((name for name, value in (("--interface", interface), ("--out", out)) if value), None):
         raise RequestError(f"{given}: expected -H or --hostfile with it")
 
@@ -126,8 +126,8 @@ def horovod_wheel(
 
     from hvdkit.commands.horovod import build, install_command
 
-    made = build(python, gpu, out, Console(stderr=True))
-    typer.echo(f"{made}\ninstall it: {install_command(python, made)}")
+    wheel = build(python, gpu, out, Console(stderr=True))
+    typer.echo(f"{wheel}\ninstall it: {install_command(python, wheel)}")
 
 
 @recipes_app.command("list")

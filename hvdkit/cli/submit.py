@@ -156,7 +156,7 @@ def _of_scheduler(ctx: typer.Context, to: str) -> set[str]:
         for scheduler, names in fields.items()
         if own and scheduler != to
     }
-    options = {each.name: each.opts[0] for each in ctx.command.params}
+    options = {param.name: param.opts[0] for param in ctx.command.params}
     faults = [
         f"{options[name]}: an option for --to {scheduler}, and this job is for {to}"
         for scheduler, names in others.items()

@@ -38,8 +38,8 @@ class _Guarded(io.TextIOWrapper):
         return super().write(_OBEYED.sub(_escaped, text))
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return repr(found[0])[1:-1]
+def _escaped(match: re.Match[str]) -> str:
+    return repr(match[0])[1:-1]
 
 
 def prepare() -> None:
@@ -128,8 +128,8 @@ def _message(end: BaseException) -> tuple[list[str], int]:
     if os.environ.get(TRACEBACK):
         return "".join(traceback.format_exception(end)).splitlines(), 1
     if isinstance(end, OSError):  # one that no module handles, such as a deleted folder or a full disk
-        place = f"{end.filename}: " if end.filename else ""
-        return [f"{place}{end.strerror or end}"], 1
+        file = f"{end.filename}: " if end.filename else ""
+        return [f"{file}{end.strerror or end}"], 1
     if isinstance(end, MemoryError):
         return ["out of memory; free some, or raise the limit (ulimit -v)"], 1
     if str(end) == "can't start new thread":

@@ -14,7 +14,7 @@ tokenizer_app = App(no_args_is_help=True, help="Tokenizers for text: which piece
 
 def generate(
     checkpoint: Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT_DIR", help="such as runs/gpt")],
-    prompt: Annotated[str, typer.Option(help="the text to go on with")],
+    prompt: Annotated[str, typer.Option(help="the text to continue")],
     framework: Annotated[
         str | None, typer.Option(help="pytorch, tensorflow, keras or mxnet", show_default="that of the checkpoint")
     ] = None,
@@ -42,5 +42,5 @@ def tokenizer_train(
     """Train a byte-level BPE tokenizer on a text, as GPT-2 has one."""
     from hvdkit.commands.tokenizer import train
 
-    found = train(text, out, vocabulary, overwrite)
-    typer.echo(f"written to {out}: {found:,} tokens; give data.tokens={out}, with a model whose vocabulary is as large")
+    count = train(text, out, vocabulary, overwrite)
+    typer.echo(f"written to {out}: {count:,} tokens; give data.tokens={out}, with a model whose vocabulary is as large")
