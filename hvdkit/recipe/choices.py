@@ -16,8 +16,8 @@ _KINDS: dict[tuple[str, str], dict[str, Any]] = {
 }
 # By section and choosing key: for each choice the keys that others do not all have, with their types.
 _KEYS: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
-    place: {value: {key: field.annotation for key, field in kind.model_fields.items()} for value, kind in kinds.items()}
-    for place, kinds in _KINDS.items()
+    where: {value: {key: field.annotation for key, field in kind.model_fields.items()} for value, kind in kinds.items()}
+    for where, kinds in _KINDS.items()
 } | {
     ("schedule", "decay"): {
         "constant": {}, "cosine": {}, "step": {"milestones": list, "gamma": float}, "polynomial": {"power": float},

@@ -124,54 +124,54 @@ class Sync(Strict):
 
 def faults(recipe: Any) -> list[str]:
     """Error lines, each with its key, for communication settings of a `Recipe` that are incompatible."""
-    found = []
+    lines = []
     compression, sync, optimizer = recipe.compression, recipe.sync, recipe.optimizer
     if isinstance(compression, TopK):
         if compression.warmup_epochs > recipe.epochs:
-            found.append(
+            lines.append(
                 f"compression.warmup_epochs: expected at most the recipe's {recipe.epochs} epochs, "
                 f"got {compression.warmup_epochs}"
             )
         if compression.momentum_correction:
-            found += _correction_faults(optimizer, sync)
+            lines += _correction_faults(optimizer, sync)
     if sync is not None and recipe.precision == "fp16":
-        found.append(
+        lines.append(
             "sync: expected precision fp32, fp64 or bf16, got fp16, whose ranks skip a step together or not at all"
         )
     if recipe.allreduce != "ring":
         if compression.method not in SUMMED:
-            found.append(
+            lines.append(
                 f"allreduce: {recipe.allreduce} adds up, which {compression.method} does not; expected ring, "
                 f"or compression {', '.join(SUMMED)}"
             )
         if recipe.elastic is not None:
-            found.append(f"allreduce: expected ring where elastic is given, got {recipe.allreduce}")
-    return found + _sharding_faults(recipe)
+            lines.append(f"allreduce: expected ring where elastic is given, got {recipe.allreduce}")
+    return lines + _sharding_faults(recipe)
 
 
 def _sharding_faults(recipe: Any) -> list[str]:
     if recipe.sharding == "none":
         return []
     with_it = f"with sharding {recipe.sharding}"
-    found = []
+    lines = []
     if recipe.compression.method not in ("none", "fp16"):
-        found.append(
+        lines.append(
             f"compression: expected none or fp16 {with_it}, which sends each rank only its share of the gradients; "
             f"got {recipe.compression.method}"
         )
     if recipe.sync is not None:
-        found.append(f"sync: expected none {with_it}, as ranks that update alone need the whole optimizer's state")
+        lines.append(f"sync: expected none {with_it}, as ranks that update alone need the whole optimizer's state")
     if recipe.allreduce != "ring":
-        found.append(f"allreduce: expected ring {with_it}, whose gradients are not allreduced; got {recipe.allreduce}")
-    return found
+        lines.append(f"allreduce: expected ring {with_it}, whose gradients are not allreduced; got {recipe.allreduce}")
+    return lines
 
 
 def _correction_faults(optimizer: Any, sync: Sync | None) -> list[str]:
-    found = []
+    lines = []
     momentum, nesterov = getattr(optimizer, "momentum", 0.0), getattr(optimizer, "nesterov", False)
     if optimizer.name != "sgd" or not momentum or nesterov:
         what = f"{optimizer.name}{' with nesterov' if nesterov else '' if momentum else ' without momentum'}"
-        found.append(f"compression.momentum_correction: expected optimizer sgd with plain momentum, got {what}")
+        lines.append(f"compression.momentum_correction: expected optimizer sgd with plain momentum, got {what}")
     if sync is not None:
-        found.append("compression.momentum_correction: expected no sync, as differences of weights have no momentum")
-    return found
+        lines.append("compression.momentum_correction: expected no sync, as differences of weights have no momentum")
+    return lines

@@ -33,7 +33,7 @@ _AUTO_OR_NUMBER = {
 }
 
 
-def explain(error: ValidationError, root: type[BaseModel], whole: str) -> list[str]:
+def explain(error: ValidationError, root: type[BaseModel], document: str) -> list[str]:
     """A line for each fault of a document that should be a `root`: its key, what was expected, what was received.
 
     `whole` stands for the whole document where a key is named.
@@ -51,8 +51,8 @@ def explain(error: ValidationError, root: type[BaseModel], whole: str) -> list[s
                 key = list(union)
                 fault = fault | {"type": union[-1], "msg": f"expected 'auto' or a whole number from {bounds}"}
         # a key with a line break in it must not break the message's line
-        shown = (part if part and part.isprintable() and len(part) <= 60 else brief(part) for part in key)
-        name = ".".join(shown) if key else whole
+        shown = (name if name and name.isprintable() and len(name) <= 60 else brief(name) for name in key)
+        name = ".".join(shown) if key else document
         # more faults are not printed, and looking for similar names takes time
         why = fault["type"]
         if number <= MOST_FAULTS:
@@ -72,12 +72,12 @@ def _place(fault: Any, root: type[BaseModel]) -> tuple[list[str], type[BaseModel
     siblings: _Kinds = []
     section = root
     kinds: _Kinds = []
-    for part in map(str, fault["loc"]):
+    for step in map(str, fault["loc"]):
         if kinds:  # pydantic includes the chosen kind of data or optimizer in the location as if it were a key
-            section, kinds, siblings = by_value(choice_of(kinds), kinds)[part], [], kinds
+            section, kinds, siblings = by_value(choice_of(kinds), kinds)[step], [], kinds
             continue
-        key.append(part)
-        inner = sections(section.model_fields[part].annotation) if part in section.model_fields else []
+        key.append(step)
+        inner = sections(section.model_fields[step].annotation) if step in section.model_fields else []
         section, kinds = (inner[0], []) if len(inner) == 1 else (section, inner)
     return key, section, kinds, siblings
 

@@ -16,7 +16,7 @@ _DOTS = ("...", "…")
 
 
 def read(texts: Sequence[str], option: str, root: Any = None) -> dict[str, list[Any]]:
-    """The grid in texts such as `n=8,16,...,1024`, by key. Dots go on as the two values before them lead to the last.
+    """The grid in texts such as `n=8,16,...,1024`, by key. Dots continue as the two values before them lead to the last.
 
     `root` is the pydantic class that has the keys: where it expects a text, a value is the word as it is written.
     Raises RequestError with a line for each fault, which begins with the `option`.
@@ -58,14 +58,14 @@ def _filled(values: list[Any]) -> list[Any]:
     at = values.index(_DOTS[0])
     known = values[:at][-2:] + values[at + 1 :][:1]
     if len(known) < 3 or at + 2 != len(values) or any(type(value) not in (int, float) for value in known):
-        raise ValueError("expected two numbers before ... and one behind, such as 8,16,...,1024")
+        raise ValueError("expected two numbers before ... and one after, such as 8,16,...,1024")
     first, second, last = known
     if first > 0 and second != first and last / second > 0:
         steps = math.log(last / second) / math.log(second / first)
         if steps > 0.5 and abs(steps - round(steps)) < 1e-6:
             between = [second * (second / first) ** i for i in range(1, round(steps))]
-            whole = all(type(value) is int for value in known)
-            return [*values[:at], *(round(each) if whole else float(f"{each:.12g}") for each in between), last]
+            in_integers = all(type(value) is int for value in known)
+            return [*values[:at], *(round(value) if in_integers else float(f"{value:.12g}") for value in between), last]
     steps = (last - second) / (second - first) if second != first else 0.0
     if not 0.5 < steps <= MOST or abs(steps - round(steps)) > 1e-6:
         raise ValueError(f"{first}, {second} lead to {last} neither by the same factor nor by the same difference")

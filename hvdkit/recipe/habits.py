@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 def _by_name(table: dict[str, str]) -> dict[str, str]:
-    """The line of each name, of which the table has several behind each line."""
+    """The line of each name, of which the table has several after each line."""
     return {name: line for line, names in table.items() for name in names.split()}
 
 

@@ -23,7 +23,7 @@ _OF_A_SCRIPT = {"best", "metrics", "samples", "unit"}
 
 def sections(annotation: Any) -> list[Any]:
     """The sections, pydantic models, that a key of this type can hold."""
-    return [each for each in get_args(annotation) or [annotation] if hasattr(each, "model_fields")]
+    return [kind for kind in get_args(annotation) or [annotation] if hasattr(kind, "model_fields")]
 
 
 def _keys(root: type[BaseModel]) -> Iterator[str]:
@@ -39,18 +39,18 @@ def values(root: type[BaseModel]) -> dict[str, list[str]]:
 
     Keys that have several kinds of section in common have the values of all.
     """
-    found: dict[str, dict[str, None]] = {}
+    words_of: dict[str, dict[str, None]] = {}
     for name, field in root.model_fields.items():
         inner = sections(field.annotation)
-        for key, each in [(name, field)] + [
-            (f"{name}.{part}", other) for section in inner for part, other in section.model_fields.items()
+        for key, info in [(name, field)] + [
+            (f"{name}.{key}", other) for section in inner for key, other in section.model_fields.items()
         ]:
-            if each is field and inner:
+            if info is field and inner:
                 continue
-            words = [word for part in (each.annotation, *get_args(each.annotation)) for word in _words(part)]
-            plain = [each.default] if isinstance(each.default, int | float | str | None) else []
-            found.setdefault(key, {}).update(dict.fromkeys(words or [_text(value) or "null" for value in plain]))
-    return {key: list(words) for key, words in found.items()}
+            words = [word for kind in (info.annotation, *get_args(info.annotation)) for word in _words(kind)]
+            plain = [info.default] if isinstance(info.default, int | float | str | None) else []
+            words_of.setdefault(key, {}).update(dict.fromkeys(words or [_text(value) or "null" for value in plain]))
+    return {key: list(words) for key, words in words_of.items()}
 
 
 def _words(annotation: Any) -> list[str]:
@@ -77,7 +77,7 @@ def meant(given: str, root: type[BaseModel]) -> str | None:
 def typed(given: str, value: Any, root: type[BaseModel]) -> tuple[str, bool] | None:
     """What to type for another tool's setting `given`, and whether that is a key of the recipe; None if unknown.
 
-    What cannot be typed behind the recipe is a sentence.
+    What cannot be typed after the recipe is a sentence.
     """
     name, text = given.lower().replace("-", "_"), _text(value)
     if (choice := fitting(name, text, root)) is not None:
@@ -87,13 +87,13 @@ def typed(given: str, value: Any, root: type[BaseModel]) -> tuple[str, bool] | N
         if flag is None and key in root.model_fields and sections(root.model_fields[key].annotation):
             return f"{key}={text if text.startswith('{') else '{…}'}", True
         return f"{key}={flag or translated(key, text) or text or 'true'}", True
-    found = habits.OPTIONS.get(name) if "model" in root.model_fields else None  # other documents have no options
-    if found is None:
+    option = habits.OPTIONS.get(name) if "model" in root.model_fields else None  # other documents have no options
+    if option is None:
         return None
-    if text.lower() == "false" and found.startswith("-"):
+    if text.lower() == "false" and option.startswith("-"):
         return "leave it out", False
-    known = text.lower() not in ("", "true") and (text.isdecimal() or not found.startswith("-np"))
-    return found.replace("{}", text if known else "N" if found.startswith("-np") else "…"), False
+    known = text.lower() not in ("", "true") and (text.isdecimal() or not option.startswith("-np"))
+    return option.replace("{}", text if known else "N" if option.startswith("-np") else "…"), False
 
 
 def _flag(name: str, text: str) -> str | None:
@@ -111,9 +111,9 @@ def fitting(key: str, value: Any, root: type[BaseModel]) -> str | None:
     for section in sections(root.model_fields[key].annotation) if key in root.model_fields else []:
         for choice in {"name", "method", "decay"} & section.model_fields.keys():
             known = get_args(section.model_fields[choice].annotation)
-            for each in (_text(value), translated(f"{key}.{choice}", value)):
-                if each in known:
-                    return f"{key}.{choice}={each}"
+            for text in (_text(value), translated(f"{key}.{choice}", value)):
+                if text in known:
+                    return f"{key}.{choice}={text}"
     return None
 
 
@@ -133,9 +133,9 @@ def unknown_key(
         return f"unknown key; did you mean {f'{other}={same}' if same else repr(other)}?"
     if leaf in _OF_A_SCRIPT:
         return "unknown key; the class in your script has it (docs/own-model.md)"
-    found = typed(leaf, value, root) if len(path) == 1 and not isinstance(value, dict | list) else None
-    if found:
-        return f"unknown key; {_instead(found[0])}"
+    option = typed(leaf, value, root) if len(path) == 1 and not isinstance(value, dict | list) else None
+    if option:
+        return f"unknown key; {_instead(option[0])}"
     known = sorted(section.model_fields)
     return f"unknown key{nearest(leaf, known) or '; known keys: ' + ', '.join(known)}"
 
@@ -156,14 +156,14 @@ def as_overrides(words: Sequence[str], options: Collection[str], root: type[Base
         name, equals, value = word.partition("=")
         if not re.fullmatch(r"--?[A-Za-z][\w.-]*", name) or name in options:
             continue
-        behind = words[number + 1] if number + 1 < len(words) and not equals else value
-        found = typed(name.lstrip("-"), None if behind.startswith("-") or "=" in behind else behind or None, root)
-        if found is None:
+        following = words[number + 1] if number + 1 < len(words) and not equals else value
+        override = typed(name.lstrip("-"), None if following[:1] == "-" or "=" in following else following or None, root)
+        if override is None:
             unknown.append(f"{name}: no such option")
-        elif found[1]:
-            keys[name] = found[0]
+        elif override[1]:
+            keys[name] = override[0]
         else:
-            lines.append(f"{name}: no such option; {_instead(found[0], options)}")
+            lines.append(f"{name}: no such option; {_instead(override[0], options)}")
     if keys:
         how = "keys of the recipe are given as key=value, without dashes"
         lines.insert(0, f"{', '.join(keys)}: {how}; expected {' '.join(keys.values())}")
@@ -188,9 +188,9 @@ def joined(texts: Sequence[str], root: type[BaseModel]) -> tuple[list[str], list
         key, equals, value = text.partition("=")
         if equals and value.count("{") > value.count("}") and any("}" in word for word in left):
             end = next(number for number, word in enumerate(left) if "}" in word) + 1
-            whole = " ".join([text, *left[:end]])
+            quoted = " ".join([text, *left[:end]])
             faults.append(
-                f"override {brief(text)}: it has spaces, so quote it for the shell: {shlex.quote(whole):.200}"
+                f"override {brief(text)}: it has spaces, so quote it for the shell: {shlex.quote(quoted):.200}"
             )
             del left[:end]
             continue
@@ -202,10 +202,10 @@ def joined(texts: Sequence[str], root: type[BaseModel]) -> tuple[list[str], list
         if name and not equals and rest and rest[0].startswith("="):
             rest[0] = rest[0][1:]
             rest = rest if rest[0] else rest[1:]
-        if rest and "=" not in rest[0] and (found := typed(name, rest[0], root)):
+        if rest and "=" not in rest[0] and (option := typed(name, rest[0], root)):
             taken = len(left) - len(rest) + 1
             words = brief(" ".join([text, *left[:taken]]))
-            faults.append(f"override {words}: a change is one word, key=value; {_expected(found)}")
+            faults.append(f"override {words}: a change is one word, key=value; {_expected(option)}")
             del left[:taken]
             continue
         told = "expected a value, or null for none; is a variable of the shell not set?"
@@ -213,15 +213,15 @@ def joined(texts: Sequence[str], root: type[BaseModel]) -> tuple[list[str], list
     return good, faults
 
 
-def _expected(found: tuple[str, bool]) -> str:
-    return f"expected {found[0]}" if found[1] else _instead(found[0])
+def _expected(option: tuple[str, bool]) -> str:
+    return f"expected {option[0]}" if option[1] else _instead(option[0])
 
 
 def _of_a_word(text: str, root: type[BaseModel]) -> str:
     """What a word without `=` may mean."""
     name, _, value = text.partition(":")
-    if value and (found := typed(name, value.strip(), root)):
-        return f"expected key=value; {_expected(found)}"
+    if value and (option := typed(name, value.strip(), root)):
+        return f"expected key=value; {_expected(option)}"
     if text in FRAMEWORKS:
         return f"expected key=value, or the option --framework {text}"
     if text.isdecimal():

@@ -41,7 +41,7 @@ def locate(given: Path) -> Path:
         run = named(given)
         raise RequestError(
             f"{run}: is the folder of a run; expected a recipe, such as {run}/config.yaml; "
-            f"--out {shlex.quote(run)} --resume behind it goes on with the run"
+            f"--out {shlex.quote(run)} --resume after it continues the run"
         )
     if os.path.lexists(given):
         return given
@@ -60,18 +60,18 @@ def _unknown(name: str, known: list[str]) -> str:
     from hvdkit.recipe.hints import fitting  # only a wrong request needs it
     from hvdkit.recipe.schema import Recipe
 
-    found = f"unknown recipe {brief(name)}: expected one of {', '.join(known)}"
+    refusal = f"unknown recipe {brief(name)}: expected one of {', '.join(known)}"
     if "=" in name:
-        return f"{found}; the recipe comes first, as in `{known[0]} {name}`"
+        return f"{refusal}; the recipe comes first, as in `{known[0]} {name}`"
     if name in FRAMEWORKS:
-        return f"{found}; {name} is a framework: give a recipe and --framework {name}"
-    parts = [each for each in known if name.lower() in each]
-    if parts:
-        return f"{found}; did you mean {' or '.join(map(repr, parts))}?"
+        return f"{refusal}; {name} is a framework: give a recipe and --framework {name}"
+    alike = [one for one in known if name.lower() in one]
+    if alike:
+        return f"{refusal}; did you mean {' or '.join(map(repr, alike))}?"
     for kind in ("model", "data"):
         if change := fitting(kind, name, Recipe):
-            return f"{found}; {name} is a {'model' if kind == 'model' else 'data set'}: give a recipe and {change}"
-    return f"{found}{nearest(name, known)}; a path ends in .yaml"
+            return f"{refusal}; {name} is a {'model' if kind == 'model' else 'data set'}: give a recipe and {change}"
+    return f"{refusal}{nearest(name, known)}; a path ends in .yaml"
 
 
 def copy(name: str, destination: Path) -> Path:

@@ -195,7 +195,7 @@ class Schedule(Strict):
 class Checkpointing(Strict):
     """When checkpoints are written, and how many are kept besides the best. The end of training is always kept."""
 
-    every_epochs: int = Field(1, ge=0, description="epochs between two checkpoints, behind the evaluation; 0: none")
+    every_epochs: int = Field(1, ge=0, description="epochs between two checkpoints, after the evaluation; 0: none")
     every_steps: int = Field(0, ge=0, description="updates between two checkpoints; 0: none")
     keep: int = Field(2, ge=1, description="newest ones that are kept")
     accept_changed_data: bool = Field(False, description="resume although the samples are not those of the checkpoint")
@@ -214,7 +214,7 @@ class Elastic(Strict):
     that copy.
     """
 
-    min_np: int = Field(1, ge=1, description="fewest ranks to go on with")
+    min_np: int = Field(1, ge=1, description="fewest ranks to continue with")
     max_np: int = Field(ge=1, description="most ranks to accept")
     commit_every: int = Field(10, ge=1, description="updates between two commits")
 
@@ -261,7 +261,7 @@ class Recipe(Strict):
     early_stopping: EarlyStopping | None = Field(
         None, description="end training when validation no longer improves; null: train all epochs"
     )
-    elastic: Elastic | None = Field(None, description="go on when ranks are lost or added; null: do not")
+    elastic: Elastic | None = Field(None, description="continue when ranks are lost or added; null: do not")
     tune: Literal["rule", "measure", "none"] = Field(
         "rule", description="how Horovod's settings are chosen: by rule, by short runs at the start, or not at all"
     )
@@ -289,26 +289,26 @@ class Recipe(Strict):
 
     @model_validator(mode="after")
     def _keys_go_together(self) -> Recipe:
-        found = communication.faults(self)
+        lines = communication.faults(self)
         if isinstance(self.data, OwnData) and not isinstance(self.model, OwnModel):
-            found.append(f"data.name: own needs a script; expected model.name own, got {self.model.name}")
+            lines.append(f"data.name: own needs a script; expected model.name own, got {self.model.name}")
         if isinstance(self.data, OwnData) and self.data.shares and self.elastic:
-            found.append("elastic: expected null with data.shares, as the share of a rank that is lost is lost too")
+            lines.append("elastic: expected null with data.shares, as the share of a rank that is lost is lost too")
         if isinstance(self.model, GPT) != isinstance(self.data, Text | SyntheticText):
             kinds = "text or synthetic-text" if isinstance(self.model, GPT) else "images"
-            found.append(f"data.name: expected {kinds} for model {self.model.name}, got {self.data.name}")
+            lines.append(f"data.name: expected {kinds} for model {self.model.name}, got {self.data.name}")
         weights, classes = self.loss.class_weights, self.model.classes
         if weights is not None and isinstance(self.model, GPT):
-            found.append("loss.class_weights: expected none for a model of text, whose classes are tokens")
+            lines.append("loss.class_weights: expected none for a model of text, whose classes are tokens")
         elif weights is not None and isinstance(self.model, Model) and classes not in ("auto", len(weights)):
-            found.append(f"loss.class_weights: expected {classes}, one for each of model.classes, got {len(weights)}")
+            lines.append(f"loss.class_weights: expected {classes}, one for each of model.classes, got {len(weights)}")
         if self.recompute and isinstance(self.model, OwnModel):
-            found.append("recompute: expected false with model.name own, whose script can do it, got true")
+            lines.append("recompute: expected false with model.name own, whose script can do it, got true")
         first = self.average_weights and self.average_weights.from_epoch
         if first and first > self.epochs:
-            found.append(f"average_weights.from_epoch: expected at most the recipe's {self.epochs} epochs, got {first}")
-        if found:
-            raise PydanticCustomError("together", "{lines}", {"lines": "\n".join(found)})
+            lines.append(f"average_weights.from_epoch: expected at most the recipe's {self.epochs} epochs, got {first}")
+        if lines:
+            raise PydanticCustomError("together", "{lines}", {"lines": "\n".join(lines)})
         return self
 
 
@@ -340,7 +340,7 @@ def revise(
     """
     before = copy.deepcopy(document) if overrides else document
     faults: list[str] = []
-    if not all(part.strip() for text in overrides for part in text.partition("=")):  # one is no key=value
+    if not all(side.strip() for text in overrides for side in text.partition("=")):  # one is no key=value
         from hvdkit.recipe.hints import joined  # only a wrong request needs it
 
         overrides, faults = joined(overrides, Recipe)
@@ -386,8 +386,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def flat(recipe: Recipe) -> dict[str, Any]:
     """The recipe's values by dotted key."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in recipe.model_dump(mode="json").items():
         inner = value.items() if isinstance(value, dict) else [(None, value)]
-        found |= {key if part is None else f"{key}.{part}": each for part, each in inner}
-    return found
+        values |= {key if leaf is None else f"{key}.{leaf}": value for leaf, value in inner}
+    return values

@@ -65,8 +65,8 @@ def parse(text: str, where: str, root: Any = None, key: str = "") -> Any:
         return copy.deepcopy(_parsed(text, root, key))  # callers modify the result
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise RequestError(f"{where}{place}: damaged YAML: {error.problem or error.context}") from None
+        position = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise RequestError(f"{where}{position}: damaged YAML: {error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RequestError(f"{where}: damaged YAML: {reason}") from None
@@ -81,18 +81,18 @@ def _parsed(text: str, root: Any, key: str) -> Any:
 @functools.cache
 def text_keys(root: Any) -> frozenset[str]:
     """The dotted keys of a pydantic class that can hold a text other than one of a few words; none without a class."""
-    found: set[str] = set()
+    keys: set[str] = set()
 
     def add(kind: Any, key: str) -> None:
         if kind is str:
-            found.add(key)
+            keys.add(key)
         for name, field in getattr(kind, "model_fields", {}).items():
             add(field.annotation, f"{key}.{name}" if key else name)
         for inner in () if get_origin(kind) is dict else get_args(kind):  # what is in a dictionary is the user's
             add(inner, key)
 
     add(root, "")
-    return frozenset(found)
+    return frozenset(keys)
 
 
 def dump(value: Any, **options: Any) -> str:
@@ -109,18 +109,18 @@ def override(document: dict[str, Any], text: str, root: Any = None) -> str | Non
     if not equals or not key.strip():
         return f"override {brief(text)}: expected key=value, such as epochs=2 or optimizer.momentum=0.8"
     *parents, leaf = key.strip().split(".")
-    place = document
+    section = document
     for parent in parents:
-        inner = place.setdefault(parent, {})
+        inner = section.setdefault(parent, {})
         if not isinstance(inner, dict):
             return f"override {brief(text)}: {brief(parent)} holds {brief(inner)}, so nothing can be set below it"
-        place = inner
+        section = inner
     word = value.strip()
     if key.strip() in text_keys(root) and not (word[:1] in {*"'\"[{"} or re.fullmatch(_CORE["null"][0], word)):
-        place[leaf] = word
+        section[leaf] = word
         return None
     try:
-        place[leaf] = parse(value, f"override {brief(text)}", root, key.strip())
+        section[leaf] = parse(value, f"override {brief(text)}", root, key.strip())
     except RequestError as error:
         return str(error)
     return None
@@ -229,7 +229,7 @@ def _with_texts(node: Node, key: str, texts: frozenset[str], done: dict[tuple[in
         if key in texts and node.tag in {_TAG + kind for kind in ("bool", "int", "float")}:
             return ScalarNode(f"{_TAG}str", node.value, node.start_mark, node.end_mark)
         return node
-    if key and key not in texts and not any(each.startswith(f"{key}.") for each in texts):
+    if key and key not in texts and not any(text.startswith(f"{key}.") for text in texts):
         return node
     if (id(node), key) not in done:
         done[id(node), key] = node  # for a node that holds itself
@@ -250,6 +250,6 @@ def _values(node: Node, known: dict[int, int]) -> int:
         return 1
     if id(node) not in known:
         known[id(node)] = 1
-        parts = [part for pair in node.value for part in pair] if isinstance(node, MappingNode) else node.value
-        known[id(node)] = 1 + sum(_values(part, known) for part in parts)
+        nodes = [inner for pair in node.value for inner in pair] if isinstance(node, MappingNode) else node.value
+        known[id(node)] = 1 + sum(_values(inner, known) for inner in nodes)
     return known[id(node)]
