@@ -114,8 +114,8 @@ def evaluation_batches(split: Split, batch_size: int, rank: int, size: int) -> I
     else:
         samples, numbers = len(split), range(rank, -(-len(split) // (batch_size * size)) * size, size)
     starts = [number * batch_size for number in numbers]
-    parts = [np.arange(start, max(start, min(start + batch_size, samples))) for start in starts]
-    runs = [np.concatenate([part, np.full(batch_size - len(part), part[0] if len(part) else 0)]) for part in parts]
+    ranges = [np.arange(start, max(start, min(start + batch_size, samples))) for start in starts]
+    runs = [np.concatenate([own, np.full(batch_size - len(own), own[0] if len(own) else 0)]) for own in ranges]
     batches = split.stream(runs, None) if isinstance(split, StreamedSplit) else map(split.batch, runs)
-    for batch, part in zip(batches, parts, strict=True):
-        yield batch, len(part)
+    for batch, rows in zip(batches, ranges, strict=True):
+        yield batch, len(rows)

@@ -33,7 +33,7 @@ class Batch:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", mapped(partial(prepared, "Batch: inputs"), self.inputs))
-        object.__setattr__(self, "targets", prepared("Batch: targets", self.targets, whole="int64"))
+        object.__setattr__(self, "targets", prepared("Batch: targets", self.targets, integers="int64"))
 
 
 class PooledBatch(Batch):
@@ -78,8 +78,8 @@ def on_device(
     `pools` holds the pools that are on the device, one dict for each session.
     """
     if not isinstance(batch, PooledBatch):
-        found: T = mapped(put, batch.inputs)
-        return found
+        inputs: T = mapped(put, batch.inputs)
+        return inputs
     if id(batch.pool) not in pools:
         pools[id(batch.pool)] = put(batch.pool.inputs)
     return pick(pools[id(batch.pool)], batch.indices)
@@ -136,7 +136,7 @@ class ArraySplit:
     def __post_init__(self) -> None:
         inputs = mapped(partial(array_of, "ArraySplit: inputs"), self.inputs)
         object.__setattr__(self, "targets", array_of("ArraySplit: targets", self.targets))
-        shapes = [each.shape for each in (*arguments(inputs), self.targets)]
+        shapes = [array.shape for array in (*arguments(inputs), self.targets)]
         if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
             several = isinstance(self.inputs, list) and len(inputs) != len(self.targets)
             raise RequestError(
@@ -151,7 +151,7 @@ class ArraySplit:
 
     def batch(self, indices: np.ndarray) -> Batch:
         """The samples at `indices`, in that order."""
-        return Batch(mapped(lambda each: each[indices], self.inputs), self.targets[indices])
+        return Batch(mapped(lambda array: array[indices], self.inputs), self.targets[indices])
 
 
 def array_of(name: str, values: Any) -> np.ndarray:
@@ -159,30 +159,30 @@ def array_of(name: str, values: Any) -> np.ndarray:
 
     A bfloat16 tensor becomes float32, as NumPy has no such dtype. Raises RequestError for anything but real numbers.
     """
-    found = values if type(values) in (np.ndarray, np.memmap) else _converted(name, values)
-    if found.dtype.kind not in "biuf":
+    array = values if type(values) in (np.ndarray, np.memmap) else _converted(name, values)
+    if array.dtype.kind not in "biuf":
         of = "" if isinstance(values, np.ndarray) else f" of a {type(values).__name__}"
-        raise RequestError(f"{name}: expected numbers, got the dtype {found.dtype}{of}")
-    return found
+        raise RequestError(f"{name}: expected numbers, got the dtype {array.dtype}{of}")
+    return array
 
 
-def prepared(name: str, values: Any, whole: str = "") -> np.ndarray:
+def prepared(name: str, values: Any, integers: str = "") -> np.ndarray:
     """`values` as the frameworks take them: C-contiguous, writable, in this machine's byte order.
 
     Whole numbers are cast to the dtype `whole` if that is given (bool stays), and where a framework lacks their dtype.
     Raises RequestError for anything but numbers, and for whole numbers that int64 does not hold.
     """
     complex_ = type(values) is np.ndarray and values.dtype.kind == "c"  # of a user's batch; no framework's labels
-    found = values if complex_ else array_of(name, values)
-    dtype = found.dtype
+    array = values if complex_ else array_of(name, values)
+    dtype = array.dtype
     wanted = dtype.name if dtype.name in _COMMON else _WIDEST.get(dtype.kind, dtype.name)
-    if whole and dtype.kind in "iu":
-        wanted = whole
-    if dtype.kind == "u" and dtype.itemsize == 8 and found.size and found.max() > np.iinfo(np.int64).max:
-        raise RequestError(f"{name}: expected whole numbers below 2^63, got {found.max()}")
-    if dtype.name == wanted and dtype.isnative and found.flags.c_contiguous and found.flags.writeable:
-        return found
-    return np.array(found, wanted, order="C")  # copies
+    if integers and dtype.kind in "iu":
+        wanted = integers
+    if dtype.kind == "u" and dtype.itemsize == 8 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise RequestError(f"{name}: expected whole numbers below 2^63, got {array.max()}")
+    if dtype.name == wanted and dtype.isnative and array.flags.c_contiguous and array.flags.writeable:
+        return array
+    return np.array(array, wanted, order="C")  # copies
 
 
 def _converted(name: str, values: Any) -> np.ndarray:
@@ -194,11 +194,11 @@ def _converted(name: str, values: Any) -> np.ndarray:
         return np.asarray(values.asnumpy())
     try:
         half = str(getattr(values, "dtype", "")).endswith(".bfloat16") and hasattr(values, "float")
-        found = np.asarray(values.float() if half else values)
+        array = np.asarray(values.float() if half else values)
     except (TypeError, ValueError, RuntimeError) as error:  # such as rows of unequal length
         reason = str(error).partition("\n")[0][:200]
         raise RequestError(f"{name}: expected numbers, got a {type(values).__name__} ({reason})") from None
-    return found.astype(np.float32) if found.dtype.name == "bfloat16" else found
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
 @dataclass(frozen=True)
@@ -216,15 +216,15 @@ class GivenSplit:
 
     def batch(self, indices: np.ndarray) -> Batch:
         """The samples at `indices`, in that order. Raises RequestError for anything but a batch."""
-        found = self.split.batch(indices)
-        pair = found
-        if not isinstance(found, tuple) and not (isinstance(found, list) and all(hasattr(x, "shape") for x in found)):
-            pair = [getattr(found, each, None) for each in _FIELDS]
-        if len(pair) != 2 or any(each is None for each in pair):
+        given = self.split.batch(indices)
+        pair = given
+        if not isinstance(given, tuple) and not (isinstance(given, list) and all(hasattr(x, "shape") for x in given)):
+            pair = [getattr(given, field, None) for field in _FIELDS]
+        if len(pair) != 2 or any(array is None for array in pair):
             raise RequestError(
-                f"{type(self.split).__name__}.batch: expected Batch(inputs, targets), got a {type(found).__name__}"
+                f"{type(self.split).__name__}.batch: expected Batch(inputs, targets), got a {type(given).__name__}"
             )
-        batch = found if isinstance(found, Batch) else Batch(*pair)
+        batch = given if isinstance(given, Batch) else Batch(*pair)
         return (
             Batch(batch.inputs, batch.targets.astype(np.int64))
             if self.labels and batch.targets.dtype == bool

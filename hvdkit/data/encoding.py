@@ -41,7 +41,7 @@ class Encoding:
     unused: tuple[str, ...] = ()
 
 
-BYTES = Encoding(256, lambda text: list(text.encode()), lambda found: bytes(found).decode(errors="replace"))
+BYTES = Encoding(256, lambda text: list(text.encode()), lambda numbers: bytes(numbers).decode(errors="replace"))
 
 
 def encoding(name: str) -> Encoding:
@@ -55,7 +55,7 @@ def encoding(name: str) -> Encoding:
     path = Path(name)
     content = read(name)
     try:
-        found, unused = bare(content)
+        document, unused = bare(content)
     except (ValueError, RecursionError) as error:
         raise _no_tokenizer(path, error) from error
     try:
@@ -66,7 +66,7 @@ def encoding(name: str) -> Encoding:
             f"the environment of {sys.executable}"
         ) from None
     try:
-        tokenizer = Tokenizer.from_str(json.dumps(found))
+        tokenizer = Tokenizer.from_str(json.dumps(document))
     except Exception as error:  # the package raises no other class
         raise _no_tokenizer(path, error) from error
     ids = tokenizer.get_vocab()
@@ -79,7 +79,7 @@ def encoding(name: str) -> Encoding:
         except Exception as error:
             raise RequestError(f"data.tokens: {path}: it cannot take the text ({_brief(error)})") from error
 
-    model, name_of = found["model"], {number: token for token, number in ids.items()}
+    model, name_of = document["model"], {number: token for token, number in ids.items()}
     number = model.get("unk_id") if "unk_id" in model else ids.get(model.get("unk_token"))
     checked: Callable[[str], list[int]] = encode
     if number is None and "merges" in model:
@@ -107,27 +107,27 @@ def bare(content: bytes) -> tuple[dict[str, Any], tuple[str, ...]]:
 
     Raises ValueError if it is none.
     """
-    found = json.loads(content)
-    if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
+    document = json.loads(content)
+    if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
         raise ValueError("it has no model")
-    unused = [name for key, name in _UNUSED.items() if found.get(key) is not None]
-    if isinstance(found.get("post_processor"), dict) and found["post_processor"].get("type") == "ByteLevel":
+    unused = [name for key, name in _UNUSED.items() if document.get(key) is not None]
+    if isinstance(document.get("post_processor"), dict) and document["post_processor"].get("type") == "ByteLevel":
         unused.remove(_UNUSED["post_processor"])  # it adds nothing
-    if found["model"].get("dropout"):
+    if document["model"].get("dropout"):
         unused.append("dropout")
-        found["model"]["dropout"] = None
-    return found | dict.fromkeys(_UNUSED), tuple(unused)
+        document["model"]["dropout"] = None
+    return document | dict.fromkeys(_UNUSED), tuple(unused)
 
 
-def pieces(parts: Iterable[str], encode: Callable[[str], list[int]]) -> Iterator[list[int]]:
+def pieces(texts: Iterable[str], encode: Callable[[str], list[int]]) -> Iterator[list[int]]:
     """The tokens of the joined parts, in pieces: the same as if all were encoded at once.
 
     A piece ends between words, where the tokens on both sides are the same with and without the cut. Where there is no
     such place, it grows.
     """
     before, text = "", ""
-    for part in parts:
-        text += part
+    for piece in texts:
+        text += piece
         if cut := _safe_cut(text, encode):
             yield _following(before, text[:cut], encode)
             before, text = text[max(0, cut - _BEFORE) : cut], text[cut:]
@@ -145,16 +145,16 @@ def _safe_cut(text: str, encode: Callable[[str], list[int]]) -> int:
     last = len(text) - _NEAR
     if last <= 0:
         return 0
-    places: list[int] = []
+    cuts: list[int] = []
     for first in (last - _NEAR, last - 16 * _NEAR, 1):
         start = max(1, first)
-        places = places or [start + match.start() for match in re.finditer(r"(?<=\S)\s", text[start:last])]
-    for place in reversed(places[-_TRIED:]):
-        left, right = text[max(0, place - _NEAR) : place], text[place : place + _NEAR]
+        cuts = cuts or [start + match.start() for match in re.finditer(r"(?<=\S)\s", text[start:last])]
+    for cut in reversed(cuts[-_TRIED:]):
+        left, right = text[max(0, cut - _NEAR) : cut], text[cut : cut + _NEAR]
         before, tokens = left[-_BEFORE:], encode(left)
         known, after = encode(before), encode(before + right)
         if after[: len(known)] == known and encode(left + right) == tokens + after[len(known) :]:
-            return place
+            return cut
     return 0
 
 

@@ -47,10 +47,10 @@ def of_split(split: Split) -> Fingerprint:
         return Fingerprint(len(split))
     if not isinstance(split, ArraySplit):
         return _read(split)
-    inputs, targets = (_of_arrays(each) for each in (arguments(split.inputs), [split.targets]))
-    found = Fingerprint(len(split), inputs, targets, "arrays")
+    inputs, targets = (_of_arrays(arrays) for arrays in (arguments(split.inputs), [split.targets]))
+    fingerprint = Fingerprint(len(split), inputs, targets, "arrays")
     if type(split).batch is ArraySplit.batch:
-        return found
+        return fingerprint
     read = _read(split)
     return Fingerprint(
         len(split), joined([inputs, read.inputs]), joined([targets, read.targets]), f"arrays, {read.taken}"
@@ -59,22 +59,22 @@ def of_split(split: Split) -> Fingerprint:
 
 def of_files(names: Iterable[bytes], path: Callable[[int], str], targets: Iterable[bytes], count: int) -> Fingerprint:
     """By the names of all files, the sizes of some that are spread over all, and what says their targets."""
-    found, labels = hashlib.sha256(), hashlib.sha256()
-    for each in names:
-        found.update(each)
-    for each in targets:
-        labels.update(each)
+    samples, labels = hashlib.sha256(), hashlib.sha256()
+    for name in names:
+        samples.update(name)
+    for name in targets:
+        labels.update(name)
     for index in spread(count, FILES):
         size = -1
         with suppress(OSError):  # the loop says what is wrong with it when it is read
             size = os.stat(path(int(index))).st_size  # noqa: PTH116 - a path object for each takes as long as the call
-        found.update(b" %d" % size)
-    return Fingerprint(count, found.hexdigest(), labels.hexdigest(), "names and sizes of files")
+        samples.update(b" %d" % size)
+    return Fingerprint(count, samples.hexdigest(), labels.hexdigest(), "names and sizes of files")
 
 
-def joined(parts: Iterable[str | None]) -> str | None:
+def joined(digests: Iterable[str | None]) -> str | None:
     """One digest of several; None if there is none."""
-    known = [part for part in parts if part]
+    known = [digest for digest in digests if digest]
     return hashlib.sha256(" ".join(known).encode()).hexdigest() if known else None
 
 
@@ -85,7 +85,7 @@ def _read(split: Split) -> Fingerprint:
     first, again = split.batch(chosen), split.batch(chosen[:AGAIN])
 
     def digest(name: str) -> str | None:
-        one, other = ([np.asarray(each) for each in arguments(getattr(batch, name))] for batch in (first, again))
+        one, other = ([np.asarray(array) for array in arguments(getattr(batch, name))] for batch in (first, again))
         same = all(
             np.array_equal(a[:AGAIN], b, equal_nan=a.dtype.kind in "fc") for a, b in zip(one, other, strict=True)
         )
@@ -96,13 +96,13 @@ def _read(split: Split) -> Fingerprint:
 
 def _of_arrays(arrays: Iterable[Any]) -> str:
     total = hashlib.sha256()
-    for each in arrays:
-        array = np.asarray(each)
+    for given in arrays:
+        array = np.asarray(given)
         total.update(f"{array.dtype.str} {array.shape}".encode())
         rows = len(array) if array.ndim else 1
         array = array.reshape(rows, *array.shape[1:])
         size = max(1, array.nbytes // max(1, rows))
-        most = READ if _is_mapped(each) else max(READ, IN_MEMORY // size)
+        most = READ if _is_mapped(given) else max(READ, IN_MEMORY // size)
         at_once = max(1, _BLOCK // size)
         if rows <= most:
             blocks = (array[start : start + at_once] for start in range(0, rows, at_once))

@@ -92,9 +92,9 @@ def look(data: ImageFolder, seed: int) -> Folder:
         names = {entry.name for entry in walk.visible(root)}
     except OSError as error:
         known = {errno.ENOENT: "no such folder", errno.ENOTDIR: "is a file"}
-        found = known.get(error.errno or 0) or f"cannot be read ({error.strerror})"
+        reason = known.get(error.errno or 0) or f"cannot be read ({error.strerror})"
         raise RequestError(
-            f"data.path: {root}: {found}; expected one with a folder of images for each class, or with train/<class> "
+            f"data.path: {root}: {reason}; expected one with a folder of images for each class, or with train/<class> "
             "and val/<class>; give data.path=FOLDER"
         ) from error
     has_val = "val" in names
@@ -120,8 +120,8 @@ def look(data: ImageFolder, seed: int) -> Folder:
     else:
         share = data.validation
         both = zip(train_names, classes.values(), strict=True)
-        parts = [_parted(files, folder, seed, share) for files, folder in both]
-        train_names, val_names = [part[0] for part in parts], [part[1] for part in parts]
+        halves = [_parted(files, folder, seed, share) for files, folder in both]
+        train_names, val_names = [half[0] for half in halves], [half[1] for half in halves]
     if faults:
         raise RequestError("\n".join(faults))
     train = _listing(train_root, [*classes.values()], train_names)
@@ -156,12 +156,12 @@ def open_folder(data: ImageFolder, seed: int, shard: Shard) -> Dataset:
     corrupt: dict[str, str] = {}
     train, val = (ImageFolderSplit(listing, data, workers, corrupt) for listing in listings)
     size, resize = int(data.size), int(data.resize)
-    made = Preprocessing(tuple(folder.classes), size, pixels.MEAN, pixels.DEVIATION, resize=resize)
+    steps = Preprocessing(tuple(folder.classes), size, pixels.MEAN, pixels.DEVIATION, resize=resize)
     note = folder.division if folder.held_out else None
     line = walk.line(data.path, folder.left_out)
     left_out = (line,) if line else ()
     return Dataset(
-        train, val, (size, size, 3), len(folder.classes), corrupt, preprocessing=made, note=note, left_out=left_out
+        train, val, (size, size, 3), len(folder.classes), corrupt, preprocessing=steps, note=note, left_out=left_out
     )
 
 
@@ -171,17 +171,17 @@ def damaged(data: ImageFolder, seed: int, seconds: float) -> tuple[dict[str, str
     Returns the files that cannot be read, each with the reason, how many were decoded, and how many there are.
     """
     folder, until = look(data, seed), time.monotonic() + seconds
-    places = [(part, index) for part in (folder.train, folder.val) for index in range(len(part))]
-    found: dict[str, str] = {}
-    for number, place in enumerate(random.Random(seed).sample(places, len(places))):
+    images = [(split, index) for split in (folder.train, folder.val) for index in range(len(split))]
+    reasons: dict[str, str] = {}
+    for number, image in enumerate(random.Random(seed).sample(images, len(images))):
         if time.monotonic() > until:
-            return found, number, len(places)
-        path = place[0].path(place[1])
+            return reasons, number, len(images)
+        path = image[0].path(image[1])
         try:
             read(data, path)
         except pixels.CorruptImage as error:
-            found[path] = str(error)
-    return found, len(places), len(places)
+            reasons[path] = str(error)
+    return reasons, len(images), len(images)
 
 
 def read(data: ImageFolder, path: str) -> Image:
@@ -271,10 +271,10 @@ class ImageFolderSplit:
             print(f"warning: {path}: {reason}; another image takes its place", file=sys.stderr, flush=True)
 
 
-def _folders(place: Path) -> list[str]:
+def _folders(path: Path) -> list[str]:
     """The names of the folders in a folder; none if it is not there or cannot be read."""
     with suppress(OSError):
-        return walk.folders(place)
+        return walk.folders(path)
     return []
 
 
@@ -294,8 +294,8 @@ def _classes(folder: Path, faults: list[str], left_out: Counter[str]) -> dict[st
         faults.append(f"data.path: {folder}: cannot be read ({error.strerror}); {expected}")
         return {}
     if not names:
-        found = "no such folder" if names is None else f"no class folders{walk.content(folder)}"
-        faults.append(f"data.path: {folder}: {found}; {expected}")
+        what = "no such folder" if names is None else f"no class folders{walk.content(folder)}"
+        faults.append(f"data.path: {folder}: {what}; {expected}")
     classes: dict[str, str] = {}
     for name in names or []:
         if (former := classes.setdefault(class_name(name), name)) != name:
@@ -335,8 +335,8 @@ def _parted(names: list[str], label: str, seed: int, share: float) -> tuple[list
 
 def _listing(folder: Path, folders: list[str], names: list[list[str]]) -> Listing:
     """The images in these `folders` below `folder`, with the `names` of each class."""
-    encoded = [os.fsencode(name) for each in names for name in each]
-    labels = np.repeat(np.arange(len(folders), dtype=np.int32), [len(each) for each in names])
+    encoded = [os.fsencode(name) for listed in names for name in listed]
+    labels = np.repeat(np.arange(len(folders), dtype=np.int32), [len(listed) for listed in names])
     lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
     return Listing(str(folder), folders, labels, b"".join(encoded), lengths.cumsum())
 
@@ -344,18 +344,18 @@ def _listing(folder: Path, folders: list[str], names: list[list[str]]) -> Listin
 def _images(folder: Path, faults: list[str], left_out: Counter[str]) -> list[str]:
     """The names of the images in a class folder, sorted. It is a fault if there are none."""
     try:
-        found = walk.pictures(folder, pixels.SUFFIXES, left_out)
+        names = walk.pictures(folder, pixels.SUFFIXES, left_out)
     except OSError as error:
         faults.append(f"{folder}: cannot be read ({error.strerror}); expected a folder of images")
         return []
-    if not found:
+    if not names:
         suffixes = ", ".join(pixels.SUFFIXES)
         other = f"; if they are the classes, give data.path={folder}" if _folders(folder) else ""
         faults.append(
             f"{folder}: no images{walk.content(folder)}; expected files that end in {suffixes}, or no such folder"
             f"{other}"
         )
-    return found
+    return names
 
 
 def _no_images(listing: Listing) -> Iterator[str]:

@@ -29,11 +29,11 @@ class PictureSplit:
 
     def batch(self, indices: np.ndarray) -> Batch:
         """The pictures at `indices` (n,), in that order; all labels are 0."""
-        made: dict[int, np.ndarray] = {}
+        prepared: dict[int, np.ndarray] = {}
         for index in indices.tolist():  # a short batch repeats its first picture
-            if index not in made:
-                made[index] = self._prepared(self.files[index])
-        return Batch(np.stack([made[index] for index in indices.tolist()]), np.zeros(len(indices), np.int64))
+            if index not in prepared:
+                prepared[index] = self._prepared(self.files[index])
+        return Batch(np.stack([prepared[index] for index in indices.tolist()]), np.zeros(len(indices), np.int64))
 
     def _prepared(self, file: str) -> np.ndarray:
         """A picture as evaluation sees it, (size, size, 3) float32."""
@@ -57,19 +57,19 @@ def open_pictures(files: Sequence[str], data: AnyData, how: Preprocessing) -> Da
     return Dataset(split, split, (how.size, how.size, how.channels), len(how.class_names), preprocessing=how)
 
 
-def preprocessing(data: AnyData, classes: int, found: Preprocessing | None) -> Preprocessing:
+def preprocessing(data: AnyData, classes: int, kept: Preprocessing | None) -> Preprocessing:
     """How a checkpoint's model sees pictures: as `found` in it or, in one of an earlier hvdkit, by the recipe's data,
     with numbers as the names of classes that it does not name.
 
     Raises RequestError if the data are no pictures.
     """
-    if found is None and isinstance(data, ImageFolder):
-        found = Preprocessing((), int(data.size), pixels.MEAN, pixels.DEVIATION, resize=int(data.resize))
-    found = found or PREPROCESSING.get(data.name)
-    if found is None:
+    if kept is None and isinstance(data, ImageFolder):
+        kept = Preprocessing((), int(data.size), pixels.MEAN, pixels.DEVIATION, resize=int(data.resize))
+    kept = kept or PREPROCESSING.get(data.name)
+    if kept is None:
         raise RequestError(
             f"data.name: the checkpoint was trained on {data.name!r}, for which no picture can be prepared; expected "
             f"imagefolder, {', '.join(PREPROCESSING)}"
         )
-    names = (*found.class_names, *map(str, range(len(found.class_names), classes)))
-    return replace(found, class_names=names)
+    names = (*kept.class_names, *map(str, range(len(kept.class_names), classes)))
+    return replace(kept, class_names=names)

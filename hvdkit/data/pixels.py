@@ -50,7 +50,7 @@ def no_image(path: str, start: bytes) -> str:
     begun = next((name for name, sign in _SIGNATURES.items() if start.startswith(sign)), None)
     if begun:
         return f"damaged: it begins as {begun} does, but what follows is none"
-    of = next((name for name, place, sign in _OTHERS if start[place:].startswith(sign)), None)
+    of = next((name for name, offset, sign in _OTHERS if start[offset:].startswith(sign)), None)
     if of:
         return f"neither JPEG nor PNG but {of}: convert it to PNG"
     return f"neither JPEG nor PNG{', whatever its name says' if path.lower().endswith(SUFFIXES) else ''}"
@@ -186,8 +186,8 @@ def for_training(image: Image, size: int, stream: Stream) -> np.ndarray:
     """
     flip = stream.next() & 1
     left, top, width, height = crop_box(image.width, image.height, stream)
-    part = image.crop((left, top, left + width, top + height))
-    pixels = np.asarray(_resized(part, size))
+    cropped = image.crop((left, top, left + width, top + height))
+    pixels = np.asarray(_resized(cropped, size))
     return normalised(pixels[:, ::-1] if flip else pixels, MEAN, DEVIATION)
 
 
@@ -239,17 +239,17 @@ def crop_box(width: int, height: int, stream: Stream) -> Box:
     for _ in range(TRIES):
         area = width * height * stream.uniform(*AREA)
         ratio = math.exp(stream.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
-        part = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        box = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         # drawn even if the crop does not fit, so that each try takes four numbers
         across, down = stream.next(), stream.next()
-        if 0 < part[0] <= width and 0 < part[1] <= height:
-            return across % (width - part[0] + 1), down % (height - part[1] + 1), *part
-    part = width, height
+        if 0 < box[0] <= width and 0 < box[1] <= height:
+            return across % (width - box[0] + 1), down % (height - box[1] + 1), *box
+    box = width, height
     if width / height < RATIO[0]:
-        part = width, max(1, round(width / RATIO[0]))
+        box = width, max(1, round(width / RATIO[0]))
     elif width / height > RATIO[1]:
-        part = max(1, round(height * RATIO[1])), height
-    return (width - part[0]) // 2, (height - part[1]) // 2, *part
+        box = max(1, round(height * RATIO[1])), height
+    return (width - box[0]) // 2, (height - box[1]) // 2, *box
 
 
 def _resized(image: Image, size: int, box: tuple[float, float, float, float] | None = None) -> Image:

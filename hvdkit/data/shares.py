@@ -24,11 +24,11 @@ def join(dataset: Dataset, shard: Shard, gather: Callable[[Any], list[Any]]) -> 
     if shard.size == 1 or isinstance(dataset.train, BatchedSplit):
         return replace(dataset, fingerprints=mine)
     everyone = [
-        {name: Fingerprint(**found) for name, found in each.items()}
-        for each in gather({name: asdict(found) for name, found in mine.items()})
+        {name: Fingerprint(**fingerprint) for name, fingerprint in share.items()}
+        for share in gather({name: asdict(fingerprint) for name, fingerprint in mine.items()})
     ]
-    alike = {name: not any(each[name].other(everyone[0][name]) for each in everyone) for name in SPLITS}
-    counts = {name: tuple(each[name].samples for each in everyone) for name in SPLITS}
+    alike = {name: not any(share[name].other(everyone[0][name]) for share in everyone) for name in SPLITS}
+    counts = {name: tuple(share[name].samples for share in everyone) for name in SPLITS}
     if alike["train"] and mine["train"].inputs:
         raise RequestError(
             f"data.shares: expected other training samples on each rank, got the same {counts['train'][0]} on all "
@@ -40,15 +40,15 @@ def join(dataset: Dataset, shard: Shard, gather: Callable[[Any], list[Any]]) -> 
     note = f"shares: {_counted(counts['train'])} samples for training"
     if left_out:
         note += f", of which an epoch leaves out {left_out}, since the shortest share decides"
-    found = {"train": _of_all([each["train"] for each in everyone]), "val": mine["val"]}
+    fingerprints = {"train": _of_all([share["train"] for share in everyone]), "val": mine["val"]}
     val = dataset.val
     if not alike["val"]:
-        found["val"] = _of_all([each["val"] for each in everyone])
+        fingerprints["val"] = _of_all([share["val"] for share in everyone])
         val = SharedSplit(val, counts["val"], sum(counts["val"]), dataset.train)
         note += f"; {_counted(counts['val'])} for validation"
     elif len(val):
         note += f"; {len(val)} for validation, which are the same on all ranks and shared out by hvdkit"
-    return replace(dataset, train=train, val=val, note=note, fingerprints=found)
+    return replace(dataset, train=train, val=val, note=note, fingerprints=fingerprints)
 
 
 def _counted(counts: tuple[int, ...]) -> str:
@@ -57,7 +57,7 @@ def _counted(counts: tuple[int, ...]) -> str:
 
 
 def _of_all(shares: list[Fingerprint]) -> Fingerprint:
-    inputs, targets = joined(each.inputs for each in shares), joined(each.targets for each in shares)
+    inputs, targets = joined(share.inputs for share in shares), joined(share.targets for share in shares)
     return Fingerprint(
-        sum(each.samples for each in shares), inputs, targets, f"{shares[0].taken} of {len(shares)} shares"
+        sum(share.samples for share in shares), inputs, targets, f"{shares[0].taken} of {len(shares)} shares"
     )

@@ -30,9 +30,9 @@ class WindowSplit:
 
     def batch(self, indices: np.ndarray) -> Batch:
         """The windows at `indices` (n,): inputs and targets (n, context), int64."""
-        places = np.asarray(indices)[:, None] * self.context + np.arange(self.context + 1)
-        found = self.tokens[places].astype(np.int64)
-        return Batch(np.ascontiguousarray(found[:, :-1]), np.ascontiguousarray(found[:, 1:]))
+        positions = np.asarray(indices)[:, None] * self.context + np.arange(self.context + 1)
+        windows = self.tokens[positions].astype(np.int64)
+        return Batch(np.ascontiguousarray(windows[:, :-1]), np.ascontiguousarray(windows[:, 1:]))
 
 
 def open_text(data: Text | SyntheticText, context: int, vocabulary: int, seed: int) -> tuple[Dataset, float | None]:
@@ -53,7 +53,7 @@ def open_text(data: Text | SyntheticText, context: int, vocabulary: int, seed: i
             f"model.vocabulary: expected at least {tokens.vocabulary}, the different tokens of data.tokens "
             f"{data.tokens}, got {vocabulary}"
         )
-    splits = [WindowSplit(part, context) for part in (tokens.train, tokens.val)]
+    splits = [WindowSplit(half, context) for half in (tokens.train, tokens.val)]
     if not len(splits[0]):
         raise RequestError(
             f"data: expected more than model.context tokens for training, {context}, got {len(tokens.train)}; give "
@@ -63,11 +63,11 @@ def open_text(data: Text | SyntheticText, context: int, vocabulary: int, seed: i
     note = (
         f"text: {len(tokens.train):,} tokens to train on, {len(tokens.val):,} for validation; SHA-256 {tokens.digest}"
     )
-    made = Dataset(
+    dataset = Dataset(
         splits[0], splits[1], (context,), tokens.vocabulary, note=note, left_out=tokens.left_out,
         text_sha256=tokens.digest,
     )  # fmt: skip
-    return made, bytes_per_token
+    return dataset, bytes_per_token
 
 
 def count(data: Text | SyntheticText, context: int, vocabulary: int) -> Counts:

@@ -112,21 +112,21 @@ def _make(folder: Path, data: Text, size: int, digest: str) -> None:
     vocabulary = used.vocabulary
     dtype = next(kind for kind in ("uint8", "uint16", "uint32") if vocabulary <= np.iinfo(kind).max + 1)
     counts, unknown = [0, 0], 0
-    parts = _Halves(data, round(size * (1 - data.validation)))
+    halves = _Halves(data, round(size * (1 - data.validation)))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="making-"))
         try:
-            for half, blocks_ in groupby(parts, lambda block: parts.half):
+            for half, blocks_ in groupby(halves, lambda block: halves.half):
                 with (scratch / ("val.bin" if half else "train.bin")).open("wb") as file:
                     for numbers in _numbers(blocks_, used):
                         file.write(numbers.astype(dtype).tobytes())
                         counts[half] += len(numbers)
                         unknown += 0 if used.unknown is None else int((numbers == used.unknown[0]).sum())
-            if parts.read.hexdigest() != digest:
+            if halves.read.hexdigest() != digest:
                 raise RequestError(f"data.path: {data.path}: the text has changed while it was read; start again")
             left_out = _left_out(used, unknown, sum(counts))
-            record = _Record(dtype, counts[0], counts[1], parts.sizes[1], vocabulary, left_out)
+            record = _Record(dtype, counts[0], counts[1], halves.sizes[1], vocabulary, left_out)
             (scratch / "tokens.json").write_text(json.dumps(asdict(record)))
             if not folder.is_dir():
                 scratch.rename(folder)
@@ -164,8 +164,8 @@ def _numbers(blocks_: Iterator[bytes], used: Encoding) -> Iterator[np.ndarray]:
     if used is BYTES:
         yield from (np.frombuffer(block, np.uint8) for block in blocks_)
     else:
-        for found in pieces((block.decode() for block in blocks_), used.encode):
-            yield np.asarray(found, np.int64)
+        for numbers in pieces((block.decode() for block in blocks_), used.encode):
+            yield np.asarray(numbers, np.int64)
 
 
 def _left_out(used: Encoding, unknown: int, total: int) -> list[str]:
@@ -188,12 +188,12 @@ def _digest(data: Text) -> tuple[str, int]:
         if known:
             digest, size = json.loads(read_bounded(known))
             return str(digest), int(size)
-    found = _read_digest(data)
+    read = _read_digest(data)
     with suppress(OSError, RunError):  # it is a matter of time only
         if known:
             known.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(known, json.dumps(found))
-    return found
+            write_atomic(known, json.dumps(read))
+    return read
 
 
 def _known_digest(data: Text) -> Path | None:
@@ -204,12 +204,12 @@ def _known_digest(data: Text) -> Path | None:
     if data.path is None:
         return None
     try:
-        found = {str(path): path.stat() for path in files(Path(data.path).absolute())}
+        stats = {str(path): path.stat() for path in files(Path(data.path).absolute())}
     except OSError:
         return None
-    if any(time.time_ns() - each.st_mtime_ns < _SETTLED_NS for each in found.values()):
+    if any(time.time_ns() - stat.st_mtime_ns < _SETTLED_NS for stat in stats.values()):
         return None
-    marks = [(path, each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_ino) for path, each in found.items()]
+    marks = [(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for path, stat in stats.items()]
     return cache() / "tokens" / "digests" / f"{hashlib.sha256(json.dumps([_FORMAT, marks]).encode()).hexdigest()}.json"
 
 
@@ -239,16 +239,16 @@ def blocks(data: Text, cut: int = 0) -> Iterator[bytes]:
                 if file.peek(3)[:3] == BOM_UTF8:
                     offset = len(file.read(3))
                 while lines := _lines(file, closed=path != paths[-1]):
-                    parts, done = _cut(lines, cut, done)
-                    for part in parts:
-                        part.decode()
-                        if not offset and (nuls := part.count(0)) > len(part) // _MOST_NULS:
+                    pieces, done = _cut(lines, cut, done)
+                    for piece in pieces:
+                        piece.decode()
+                        if not offset and (nuls := piece.count(0)) > len(piece) // _MOST_NULS:
                             raise RequestError(
                                 f"data.path: {path}: expected UTF-8, got {nuls:,} NUL bytes among the first "
-                                f"{len(part):,}: it is UTF-16, which `iconv -f UTF-16LE -t UTF-8` converts, or no text"
+                                f"{len(piece):,}: it is UTF-16, which `iconv -f UTF-16LE -t UTF-8` converts, or no text"
                             )
-                        yield part
-                        offset += len(part)
+                        yield piece
+                        offset += len(piece)
         except OSError as error:
             raise RequestError(f"data.path: {path}: cannot be read ({error.strerror})") from error
         except UnicodeDecodeError as error:
@@ -261,11 +261,11 @@ def blocks(data: Text, cut: int = 0) -> Iterator[bytes]:
 
 
 def _lines(file: BinaryIO, closed: bool) -> list[bytes]:
-    """The next lines, `_BLOCK` bytes or a few more; a line is cut after `_LONGEST` bytes, behind a whole character.
+    """The next lines, `_BLOCK` bytes or a few more; a line is cut after `_LONGEST` bytes, after a whole character.
 
     With `closed` the file's last line gets an end if it has none.
     """
-    found, size = [], 0
+    lines, size = [], 0
     while size < _BLOCK and (line := file.readline(_LONGEST)):
         if not line.endswith(b"\n"):
             inside = 0  # bytes of a character, at most three after its first
@@ -276,17 +276,17 @@ def _lines(file: BinaryIO, closed: bool) -> list[bytes]:
             file.seek(inside - len(after), os.SEEK_CUR)
             if closed and inside == len(after) and not line.endswith(b"\r"):
                 line += b"\n"
-        found.append(line)
+        lines.append(line)
         size += len(line)
-    return found
+    return lines
 
 
 def _cut(lines: list[bytes], cut: int, done: int = 0) -> tuple[list[bytes], int]:
     """The lines as one block, or two if the first byte after `cut` that begins a line is inside; and the new `done`."""
     starts = np.cumsum([done, *map(len, lines)])
-    place = int(np.searchsorted(starts[:-1], cut))
-    parts = [b"".join(lines[:place]), b"".join(lines[place:])]
-    return [part for part in parts if part], int(starts[-1])
+    index = int(np.searchsorted(starts[:-1], cut))
+    halves = [b"".join(lines[:index]), b"".join(lines[index:])]
+    return [half for half in halves if half], int(starts[-1])
 
 
 def files(path: Path, left_out: Counter[str] | None = None) -> list[Path]:
@@ -295,7 +295,7 @@ def files(path: Path, left_out: Counter[str] | None = None) -> list[Path]:
     Raises RequestError if there are none.
     """
     try:
-        found = walk.texts(path, Counter() if left_out is None else left_out)
+        paths = walk.texts(path, Counter() if left_out is None else left_out)
     except NotADirectoryError:
         return [path]
     except FileNotFoundError:
@@ -304,10 +304,10 @@ def files(path: Path, left_out: Counter[str] | None = None) -> list[Path]:
         ) from None
     except OSError as error:
         raise RequestError(f"data.path: {path}: cannot be read ({error.strerror}); expected UTF-8 files") from error
-    if not found:
+    if not paths:
         has = walk.content(path)
         raise RequestError(f"data.path: {path}: no files with text in it{has}; expected UTF-8 files")
-    return found
+    return paths
 
 
 def _english() -> str:

@@ -44,13 +44,13 @@ def folders(folder: Path, left_out: Counter[str] | None = None) -> list[str]:
 
     Raises OSError if it cannot be read.
     """
-    found = []
+    names = []
     for entry in visible(folder):
         if (kind := _kind(entry)) in ("folder", _LINKED):
-            found.append(entry.name)
+            names.append(entry.name)
         elif left_out is not None:
             left_out["beside the class folders" if kind == "file" else kind] += 1
-    return sorted(found, key=key)
+    return sorted(names, key=key)
 
 
 def pictures(folder: Path, suffixes: tuple[str, ...], left_out: Counter[str]) -> list[str]:
@@ -58,18 +58,18 @@ def pictures(folder: Path, suffixes: tuple[str, ...], left_out: Counter[str]) ->
 
     Others are counted by reason in `left_out`, those of nested folders too. Raises OSError if it cannot be read.
     """
-    found = []
+    names = []
     for entry in visible(folder):
         kind = _kind(entry)
         if kind == "file" and entry.name.lower().endswith(suffixes):
-            found.append(entry.name)
+            names.append(entry.name)
         elif kind == "folder":
             if nested := len(_below(folder / entry.name, left_out)):
                 left_out[NESTED] += nested
         else:
             left_out[_suffix(entry.name) if kind == "file" else kind] += 1
     # the order of letters is that of their bytes; that of bytes which are no letters is another one
-    return sorted(found, key=None if all(map(str.isascii, found)) else key)
+    return sorted(names, key=None if all(map(str.isascii, names)) else key)
 
 
 def texts(folder: Path, left_out: Counter[str]) -> list[Path]:
@@ -95,12 +95,12 @@ def content(folder: Path) -> str:
         for entry in visible(folder):
             kind = _kind(entry)
             kinds[_suffix(entry.name) if kind == "file" else kind] += 1
-    parts = []
+    counted = []
     for kind, count in kinds.most_common(3):
         name = f"{kind} file" if kind.startswith(".") else kind
         convert = " (convert them to PNG)" if kind in _CONVERTIBLE else ""
-        parts.append(f"{count} {name if count == 1 else _PLURALS.get(name, f'{name}s')}{convert}")
-    return f", but {' and '.join(parts)}" if parts else ""
+        counted.append(f"{count} {name if count == 1 else _PLURALS.get(name, f'{name}s')}{convert}")
+    return f", but {' and '.join(counted)}" if counted else ""
 
 
 def line(folder: Path | str, left_out: Counter[str]) -> str | None:
@@ -108,12 +108,12 @@ def line(folder: Path | str, left_out: Counter[str]) -> str | None:
     total = left_out.total()
     if not total:
         return None
-    ordered = sorted(left_out.items(), key=lambda each: (-each[1], each[0]))
-    parts = [_named(reason, count) for reason, count in ordered[:_SHOWN]]
+    ordered = sorted(left_out.items(), key=lambda reason: (-reason[1], reason[0]))
+    shown = [_named(reason, count) for reason, count in ordered[:_SHOWN]]
     rest = total - sum(count for _, count in ordered[:_SHOWN])
     more = [f"{rest:,} others"] if rest else []
     remedy = "; pictures are taken from a class's own folder: move them up" if NESTED in left_out else ""
-    return f"{folder}: {total:,} {'file' if total == 1 else 'files'} left out: {', '.join([*parts, *more])}{remedy}"
+    return f"{folder}: {total:,} {'file' if total == 1 else 'files'} left out: {', '.join([*shown, *more])}{remedy}"
 
 
 def _named(reason: str, count: int) -> str:
@@ -129,7 +129,7 @@ def visible(folder: Path | str) -> list[os.DirEntry[str]]:
 
 def _below(folder: Path, left_out: Counter[str]) -> list[os.DirEntry[str]]:
     """The files of a folder and of all real folders in it, in any order."""
-    found: list[os.DirEntry[str]] = []
+    kept: list[os.DirEntry[str]] = []
     open_ = [str(folder)]
     while open_:
         try:
@@ -142,10 +142,10 @@ def _below(folder: Path, left_out: Counter[str]) -> list[os.DirEntry[str]]:
             if kind == "folder":
                 open_.append(entry.path)
             elif kind == "file":
-                found.append(entry)
+                kept.append(entry)
             else:
                 left_out[kind] += 1
-    return found
+    return kept
 
 
 def _suffix(name: str) -> str:

@@ -61,12 +61,12 @@ def decide(recipe: Recipe, earlier: Recipe | None = None, speed: Callable[[], fl
     # CIFAR's models are made for enlarged thumbnails too; the others get no more pixels than the images have
     sensible = usual if usual < 64 or side is None else min(usual, max(32, side // 32 * 32))
     recipe, data = _filled(recipe, count, sensible, evaluation_side(sensible))
-    found = [
+    lines = [
         f"{root}: {count} classes ({_named(folder)}); {folder.division}",
         f"model.classes: {recipe.model.classes}; data.size: {data.size}, where {recipe.model.name} is made for {usual} "
         f"pixels, and the images have {side or 'an unknown number'} on their shorter side (median)",
     ]
-    return Decision(recipe, found, _doubts(recipe, data, folder, speed) if speed else [])
+    return Decision(recipe, lines, _doubts(recipe, data, folder, speed) if speed else [])
 
 
 def _filled(recipe: Recipe, classes: int | str, size: int | str, resize: int | str) -> tuple[Recipe, ImageFolder]:
@@ -109,12 +109,12 @@ def _alike(folder: Folder) -> list[str]:
     one is a link to that of the other."""
     lines: list[str] = []
     names: dict[str, str] = {}
-    places: dict[str, str] = {}
+    former_names: dict[str, str] = {}
     root = folder.train.folder
     for name, on_disk in zip(folder.classes, folder.train.folders, strict=True):
         if (former := names.setdefault(" ".join(name.split()).casefold(), name)) != name:
             lines.append(f"{root}: {former!r} and {name!r} are two classes; if they are one, move the images together")
-        if (former := places.setdefault(os.path.realpath(Path(root, on_disk)), name)) != name:
+        if (former := former_names.setdefault(os.path.realpath(Path(root, on_disk)), name)) != name:
             lines.append(f"{root}: {former!r} and {name!r} are two classes and the same folder; remove the link")
     return lines[:_SHOWN]
 

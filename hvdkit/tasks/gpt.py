@@ -1,6 +1,6 @@
 """GPT-2 as data: the table from which each framework builds its model, and the initial weights for all of them.
 
-Radford et al. 2019: layer norms in front of attention and MLP and behind the last block, learned positions, GELU in its
+Radford et al. 2019: layer norms in front of attention and MLP and after the last block, learned positions, GELU in its
 tanh form, causal attention, and an output layer that is the table of token vectors. Names and layouts are Hugging
 Face's (`GPT2LMHeadModel`): matrices are (in, out), the two tables of vectors have a row for each token and position.
 """
@@ -92,7 +92,7 @@ class GPT:
             name: math.prod(shape) for name, shape in shapes.items() if name.endswith((".c_attn", ".c_proj", ".c_fc"))
         }
         attention = {f"{block}.attn.c_proj": 2 * self.width * self.context for block in self.blocks}
-        return {name: each + attention.get(name, 0) for name, each in work.items()} | {
+        return {name: amount + attention.get(name, 0) for name, amount in work.items()} | {
             "transformer.ln_f": self.vocabulary * self.width
         }
 

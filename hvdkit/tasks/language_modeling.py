@@ -23,8 +23,8 @@ def metrics(bytes_per_token: float | None, ignored: int | None = None) -> Metric
 
     def derived(means: dict[str, float]) -> dict[str, float]:
         loss = means["loss"]
-        found = {"perplexity": math.exp(min(loss, 700.0))}
-        return found | (
+        values = {"perplexity": math.exp(min(loss, 700.0))}
+        return values | (
             {"bits_per_byte": loss / math.log(2) / bytes_per_token} if bytes_per_token and ignored is None else {}
         )
 

@@ -159,7 +159,7 @@ def _has_labels(split: Split) -> bool:
 def _brief(value: Any) -> str:
     """What `samples` has returned, in a few words."""
     if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of " + (", ".join(type(each).__name__ for each in value[:6]) or "nothing")
+        return f"a {type(value).__name__} of " + (", ".join(type(item).__name__ for item in value[:6]) or "nothing")
     return "None" if value is None else f"a {type(value).__name__}"
 
 

@@ -99,10 +99,10 @@ class ResNet:
 
     def work_by_layer(self, side: int) -> dict[str, int]:
         """The same by layer: all convolutions and the linear layer `fc`, by their full names."""
-        found: dict[str, int] = {}
+        work: dict[str, int] = {}
 
         def add(name: str, conv: Conv, out: int) -> None:
-            found[name] = conv.inputs * conv.outputs * conv.kernel**2 * out**2
+            work[name] = conv.inputs * conv.outputs * conv.kernel**2 * out**2
 
         side = -(-side // self.stem.stride)
         add(self.stem.name, self.stem, side)
@@ -115,7 +115,7 @@ class ResNet:
             if block.projection:
                 add(f"{block.name}.{block.projection.name}", block.projection, inside)
             side = inside
-        return found | {"fc": self.features * self.classes}
+        return work | {"fc": self.features * self.classes}
 
     def activations(self, shape: tuple[int, ...], recompute: bool = False) -> Activations:
         """About what of one image of `shape` is kept until backward.

@@ -54,9 +54,9 @@ def model(table: ResNet, state: Mapping[str, np.ndarray], metadata: Mapping[str,
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", table.classes])],
         [numpy_helper.from_array(state[name].astype(np.float32), name) for name in table.state_shapes()],
     )
-    made = helper.make_model(
+    proto = helper.make_model(
         graph, producer_name="hvdkit", ir_version=IR, opset_imports=[helper.make_opsetid("", OPSET)]
     )
-    helper.set_model_props(made, dict(metadata))
-    onnx.checker.check_model(made, full_check=True)
-    return bytes(made.SerializeToString())
+    helper.set_model_props(proto, dict(metadata))
+    onnx.checker.check_model(proto, full_check=True)
+    return bytes(proto.SerializeToString())

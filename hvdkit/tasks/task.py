@@ -107,8 +107,8 @@ class Metrics:
             raise RunError(
                 f"validation: expected targets that count for {', '.join(none)}, got none in {total} samples"
             )
-        found = {name: value / count for name, (value, count) in sums.items()} if total else {}
-        return found | (self.derived(found) if found else {})
+        means = {name: value / count for name, (value, count) in sums.items()} if total else {}
+        return means | (self.derived(means) if means else {})
 
 
 NO_METRICS = Metrics((), lambda outputs, targets: ())
