@@ -211,7 +211,7 @@ def test_a_tracker_that_fails_in_the_middle_is_one_warning(folder: Path, tmp_pat
         assert wait_until(lambda: opened.poll() or len(said) > 1, 30)
         place.unlink()
         place.mkdir()
-    assert len(said) == 2 and "metrics cannot be logged" in said[1] and "training goes on" in said[1], said
+    assert len(said) == 2 and "metrics cannot be logged" in said[1] and "training continues" in said[1], said
     assert run_of(tmp_path)[1] == written(folder), "it was tried again"
 
 
@@ -223,7 +223,7 @@ def test_a_tracker_that_is_killed_is_one_warning(folder: Path) -> None:
         assert wait_until(lambda: opened.poll() or len(said) > 1, 30)
         for line in read_metrics(folder / "metrics.jsonl"):
             opened.log(line)
-    assert len(said) == 2 and said[1].startswith("mlflow: logging has ended, training goes on"), said
+    assert len(said) == 2 and said[1].startswith("mlflow: logging has ended, training continues"), said
 
 
 def test_the_run_of_a_command_that_is_killed_is_marked(folder: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ It reads messages from standard input and answers on standard output, one JSON o
     {"end": {"status", "summary", "files"}}             ->  {"ended": true}, or {"warning": ...} before it
 
 The end of the input without "end" means that the command was killed. `folder/<tracker>.json` keeps the tracker's id of
-the run and the last line that it has, so that a resumed run goes on in the same place without gaps or duplicates.
+the run and the last line that it has, so that a resumed run continues in the same place without gaps or duplicates.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Tracker(Protocol):
     """One tracker's run at a time. Each method may raise anything."""
 
     def open(self, run: Mapping[str, Any], known: str | None) -> tuple[str, str]:
-        """Begin a run, or go on with the `known` one; returns its id, and where it can be seen."""
+        """Begin a run, or continue the `known` one; returns its id, and where it can be seen."""
 
     def log(self, lines: list[Line]) -> None:
         """Send lines, all or none."""
@@ -49,8 +49,8 @@ class Wandb:
 
     def __init__(self) -> None:
         # For files to upload, which a later `wandb sync` needs, and for W&B's logs; else they go to the home folder.
-        places = {"WANDB_DATA_DIR": "wandb", "WANDB_CACHE_DIR": ""}
-        self._places = {name: inner for name, inner in places.items() if name not in os.environ}
+        folders = {"WANDB_DATA_DIR": "wandb", "WANDB_CACHE_DIR": ""}
+        self._places = {name: inner for name, inner in folders.items() if name not in os.environ}
 
     def open(self, run: Mapping[str, Any], known: str | None) -> tuple[str, str]:
         place = os.environ.get("WANDB_DIR", run["folder"])
@@ -178,7 +178,7 @@ class _Run:
         except Exception as error:
             self._retry_at = time.monotonic() + RETRY_S
             first, self._warned = not self._warned, True
-            what = f"metrics cannot be logged: {reason(error)}; training goes on, and logging is tried again"
+            what = f"metrics cannot be logged: {reason(error)}; training continues, and logging is tried again"
             return what if first else None
         self._last = self._waiting[-1][:2]
         self._waiting = []
@@ -214,13 +214,13 @@ def reason(error: Exception) -> str:
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """Values by dotted key."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
-            found |= {f"{key}.{inner}": each for inner, each in _flat(value).items()}
+            values |= {f"{key}.{inner}": leaf for inner, leaf in _flat(value).items()}
         else:
-            found[key] = value
-    return found
+            values[key] = value
+    return values
 
 
 def serve(name: str) -> int:

@@ -41,15 +41,15 @@ _SUMMARY = (
 
 def check(names: Iterable[str]) -> list[str]:
     """The trackers of `--log`, each once. Raises RequestError for one that is unknown, or has no library here."""
-    faults, found = Faults(), list(dict.fromkeys(names))
-    for name in found:
+    faults, chosen = Faults(), list(dict.fromkeys(names))
+    for name in chosen:
         if name not in NAMES:
             faults.append(f"--log {name}: expected one of {', '.join(NAMES)}{nearest(name, NAMES)}")
         elif name in LIBRARIES and not _installed(name):
             command = shlex.join([sys.executable, "-m", "pip", "install", f"hvdkit[{name}]"])
             faults.append(f"--log {name}: {name} is not installed beside hvdkit; run `{command}`")
     faults.report()
-    return found
+    return chosen
 
 
 def _installed(name: str) -> bool:
@@ -83,8 +83,8 @@ class Run:
         """What a tracker gets at the end."""
         files = {"result.json": self.folder / "result.json", "recipe.yaml": self.folder / "config.yaml"}
         result = read_result(files["result.json"]) if status == "finished" else None
-        found = {name: str(path) for name, path in files.items() if path.exists()}
-        return {"status": status, "summary": _summary(result) if result else {}, "files": found}
+        written = {name: str(path) for name, path in files.items() if path.exists()}
+        return {"status": status, "summary": _summary(result) if result else {}, "files": written}
 
 
 def _summary(result: TrainResult) -> dict[str, float]:
@@ -261,7 +261,7 @@ class _Client:
         if not data:
             self._selector.unregister(self._process.stdout)
             if "opened" in self._answers and "ended" not in self._answers:
-                self._say(f"{self._name}: logging has ended, training goes on; see {self._log}")
+                self._say(f"{self._name}: logging has ended, training continues; see {self._log}")
 
     def close(self) -> None:
         """End the process."""
