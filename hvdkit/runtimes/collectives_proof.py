@@ -55,27 +55,27 @@ class Proof:
         for dtype in (*self._reduced, *MOVED):
             own = self._put(self._array(4, dtype, self.rank), dtype)
             every = [self._array(4, dtype, rank) for rank in range(self.size)]
-            part = slice(2 * self.rank, 2 * self.rank + 2)
+            share = slice(2 * self.rank, 2 * self.rank + 2)
             if dtype in self._reduced:
-                self._reduce(dtype, own, every, part)
-            self._move(dtype, own, every, part)
+                self._reduce(dtype, own, every, share)
+            self._move(dtype, own, every, share)
         average = self.hvd.allreduce(self._put(np.full(3, 2 * self.rank, np.float32)), name="proof.mean")
         self._same("proof.mean", average, np.full(3, self.size - 1, np.float32))
         self._process_set()
         return self._right
 
-    def _reduce(self, dtype: str, own: Any, every: list[np.ndarray], part: slice) -> None:
+    def _reduce(self, dtype: str, own: Any, every: list[np.ndarray], share: slice) -> None:
         hvd, total = self.hvd, np.sum(every, 0, dtype=every[0].dtype)
         results = {"sum": total, "min": np.minimum(*every), "max": np.maximum(*every), "product": np.prod(every, 0)}
         for op, wanted in results.items():
             name = f"proof.{dtype}.{op}"
             self._same(name, hvd.allreduce(own, op=getattr(hvd, op.capitalize()), name=name), wanted)
-        for each in hvd.grouped_allreduce([own, own], op=hvd.Sum):
-            self._same(f"proof.{dtype}.grouped", each, total)
+        for reduced in hvd.grouped_allreduce([own, own], op=hvd.Sum):
+            self._same(f"proof.{dtype}.grouped", reduced, total)
         scattered = hvd.reducescatter(own, op=hvd.Sum, name=f"proof.{dtype}.scatter")
-        self._same(f"proof.{dtype}.scatter", scattered, total[part])
+        self._same(f"proof.{dtype}.scatter", scattered, total[share])
 
-    def _move(self, dtype: str, own: Any, every: list[np.ndarray], part: slice) -> None:
+    def _move(self, dtype: str, own: Any, every: list[np.ndarray], share: slice) -> None:
         hvd, name = self.hvd, f"proof.{dtype}"
         rows = self._put(self._array(self.rank + 1, dtype, self.rank), dtype)  # unequal lengths
         wanted = np.concatenate([self._array(rank + 1, dtype, rank) for rank in range(self.size)])
@@ -83,7 +83,7 @@ class Proof:
         self._same(f"{name}.broadcast", hvd.broadcast(own, self.size - 1, name=f"{name}.broadcast"), every[-1])
         dealt = hvd.alltoall(own, name=f"{name}.alltoall")
         dealt = dealt[0] if isinstance(dealt, (tuple, list)) else dealt
-        self._same(f"{name}.alltoall", dealt, np.concatenate([array[part] for array in every]))
+        self._same(f"{name}.alltoall", dealt, np.concatenate([array[share] for array in every]))
 
     def _process_set(self) -> None:
         """An allreduce on a set of one rank, which is not the global one."""
@@ -100,9 +100,9 @@ class Proof:
         return (np.arange(3 * rows).reshape(rows, 3) % 5 + rank).astype("float32" if dtype == "bfloat16" else dtype)
 
     def _same(self, name: str, got: Any, wanted: Any) -> None:
-        found, expected = self._get(got), np.asarray(wanted)
-        if found.shape != expected.shape or not np.array_equal(found, expected):
-            raise WrongResult(f"{name} on rank {self.rank} gave {found.tolist()}, expected {expected.tolist()}")
+        array, expected = self._get(got), np.asarray(wanted)
+        if array.shape != expected.shape or not np.array_equal(array, expected):
+            raise WrongResult(f"{name} on rank {self.rank} gave {array.tolist()}, expected {expected.tolist()}")
         self._right += 1
 
 

@@ -117,7 +117,7 @@ def _nvcc(python: Path | None, packages: Iterable[Path]) -> Found | None:
     homes = [*(home for _, home in _named(*_CUDA_VARIABLES)), *_prefix(python)]
     homes += [home for folder in packages for name in ("cu1*", "cuda_nvcc") for home in sorted(folder.glob(name))]
     candidates = [home / "bin" / "nvcc" for home in homes]
-    candidates += [Path(found)] if (found := shutil.which("nvcc")) else []
+    candidates += [Path(program)] if (program := shutil.which("nvcc")) else []
     candidates += [Path(home) / "bin" / "nvcc" for home in _CUDA_HOMES]
     return next(filter(None, map(_compiler, candidates)), None)
 
@@ -145,16 +145,16 @@ def _library(
     bare = None
     for home in homes:
         # pip's has only libnccl.so.2, and no libnccl.so.
-        found = _first(home, ("lib*", "lib*/*-linux-gnu", "targets/*/lib"), (f"lib{name}.so", f"lib{name}.so.*"))
+        library = _first(home, ("lib*", "lib*/*-linux-gnu", "targets/*/lib"), (f"lib{name}.so", f"lib{name}.so.*"))
         text = _first(home, ("include", "include/*-linux-gnu", "targets/*/include"), (header,))
-        if found and text:
+        if library and text:
             define = rf"#define {name.upper()}_(?:MAJOR|MINOR|PATCH|PATCHLEVEL)\s+(\d+)"
             numbers = re.findall(define, text.read_text(errors="replace"))
             return Found(".".join(numbers) or "unknown", home), None
-        bare = bare or found
+        bare = bare or library
     return None, bare
 
 
 def _first(home: Path, folders: Iterable[str], names: Iterable[str]) -> Path | None:
-    places = (f"{folder}/{name}" for name in names for folder in folders)
-    return next((found for place in places for found in sorted(home.glob(place))), None)
+    patterns = (f"{folder}/{name}" for name in names for folder in folders)
+    return next((path for pattern in patterns for path in sorted(home.glob(pattern))), None)

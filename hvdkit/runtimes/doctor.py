@@ -52,13 +52,13 @@ class Report:
         runtimes = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for title in ("runtime", "state", "framework", "NumPy", "Horovod", "controllers", "operations"):
             runtimes.add_column(title, no_wrap=True)
-        for found in self.findings:
-            runtimes.add_row(*_cells(found))
+        for row in self.findings:
+            runtimes.add_row(*_cells(row))
         console.print(runtimes)
         here = Table(box=box.SIMPLE, show_header=False)
         here.add_column(no_wrap=True)
         here.add_column(overflow="fold")
-        interpreters = {f"{found.name} runs": str(found.runtime.python) for found in self.findings if found.runtime}
+        interpreters = {f"{row.name} runs": str(row.runtime.python) for row in self.findings if row.runtime}
         for what, text in (self.machine | interpreters).items():
             here.add_row(what, text)
         console.print(here)
@@ -70,20 +70,20 @@ class Report:
             console.print("[green]nothing that is there is broken[/]")
 
 
-def _cells(found: Finding) -> list[str]:
-    style = {"ready": "green", "broken": "red"}.get(found.state, "yellow")
-    cells = [found.name, f"[{style}]{found.state}[/]"]
-    if found.runtime is None:
+def _cells(row: Finding) -> list[str]:
+    style = {"ready": "green", "broken": "red"}.get(row.state, "yellow")
+    cells = [row.name, f"[{style}]{row.state}[/]"]
+    if row.runtime is None:
         return cells
-    versions = found.runtime.versions
-    pin = pins.ALL[found.name]
+    versions = row.runtime.versions
+    pin = pins.ALL[row.name]
     shown = [
         f"{package} {versions[package]}"
         for package in dict.fromkeys((pin.module, "keras", *pin.imports))
         if package in versions
     ]
     cells += ["\n".join(shown), versions.get("numpy", ""), versions.get("horovod", "")]
-    return [*cells, ", ".join(found.runtime.controllers), ", ".join(found.runtime.operations)]
+    return [*cells, ", ".join(row.runtime.controllers), ", ".join(row.runtime.operations)]
 
 
 def examine() -> Report:
@@ -96,23 +96,23 @@ def examine() -> Report:
         looking += [pool.submit(_look_into, name) for name in pins.BASELINES if store.folder(name).exists()]
         here = _machine()
         findings = [looked.result() for looked in looking]
-    faults = [fault for found in findings for fault in found.faults]
-    notes = [note for found in findings for note in found.notes]
-    if to_build := [found.name for found in findings if found.state in ("broken", "not built")]:
+    faults = [fault for row in findings for fault in row.faults]
+    notes = [note for row in findings for note in row.notes]
+    if to_build := [row.name for row in findings if row.state in ("broken", "not built")]:
         # If a runtime is ready and none is broken, the others may not be needed: an image has one, and no compiler.
-        content = not faults and any(found.state == "ready" for found in findings)
+        content = not faults and any(row.state == "ready" for row in findings)
         (notes if content else faults).extend(machine.missing(to_build))
         free = _free_bytes(store.root())
         if free < _ROOM_BYTES * len(to_build):
             what = f"{_gib(free)} free for {len(to_build)} runtimes of up to {_gib(_ROOM_BYTES)} in {store.root()}"
             notes.append(Missing(what, "free space or set HVDKIT_RUNTIMES to a folder with more"))
-    ready = [found.runtime for found in findings if found.state == "ready" and found.runtime]
+    ready = [row.runtime for row in findings if row.state == "ready" and row.runtime]
     cpu_only = [runtime.name for runtime in ready if "nccl" not in runtime.operations]
-    found = cuda.find()
+    cuda_ = cuda.find()
     for name in cpu_only if machine.gpus() else []:
         pin = pins.ALL[name]
-        if found.nvcc is None or found.nvcc.major == pin.cuda:
-            first = [item.remedy for item in found.missing(nccl=not pin.brings_nccl)]
+        if cuda_.nvcc is None or cuda_.nvcc.major == pin.cuda:
+            first = [item.remedy for item in cuda_.missing(nccl=not pin.brings_nccl)]
             remedy = "; then ".join([*first, f"hvdkit runtime build {name} --gpu"])
             notes.append(Missing(f"a GPU is there, but the Horovod of '{name}' has no NCCL", remedy))
     with_nccl = [runtime.name for runtime in ready if "nccl" in runtime.operations]
@@ -174,8 +174,8 @@ def _machine() -> dict[str, str]:
     }
 
 
-def _library(found: cuda.Found | None) -> str:
-    return f"{found.version} ({found.home})" if found else "none outside the runtimes; frameworks' GPU packages have it"
+def _library(cuda_: cuda.Found | None) -> str:
+    return f"{cuda_.version} ({cuda_.home})" if cuda_ else "none outside the runtimes; frameworks' GPU packages have it"
 
 
 def _free_bytes(folder: Path) -> int:

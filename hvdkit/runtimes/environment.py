@@ -25,10 +25,10 @@ OLDEST_PYTHON = (3, 11)
 def create(name: str, log: Log) -> Path:
     """Replace an earlier runtime by an empty environment; returns its interpreter. Raises RunError if venv fails."""
     remove(name)
-    place = store.folder(name)
+    folder = store.folder(name)
     base = machine.python_for(name)
     assert base is not None, "machine.require() has been called"
-    log.run("making the environment", [base, "-m", "venv", place])
+    log.run("making the environment", [base, "-m", "venv", folder])
     return store.python_of(name)
 
 
@@ -88,9 +88,9 @@ def examine(runtime: Runtime) -> tuple[Runtime, list[Missing]]:
 
     Raises RunError if the interpreter cannot be run or does not answer.
     """
-    found = _probe(runtime)
-    parts = {part: found[part] for part in ("versions", "controllers", "operations")}
-    return runtime.model_copy(update=parts), _faults(runtime, found)
+    facts = _probe(runtime)
+    fields = {field: facts[field] for field in ("versions", "controllers", "operations")}
+    return runtime.model_copy(update=fields), _faults(runtime, facts)
 
 
 def _probe(runtime: Runtime) -> dict[str, Any]:
@@ -99,23 +99,23 @@ def _probe(runtime: Runtime) -> dict[str, Any]:
     return ask(runtime.python, OLDEST_PYTHON, _PROBE, *modules, keys=_KEYS, **runtime.environment)
 
 
-def _faults(runtime: Runtime, found: Mapping[str, Any]) -> list[Missing]:
+def _faults(runtime: Runtime, facts: Mapping[str, Any]) -> list[Missing]:
     python = runtime.python
-    if tuple(found["python"]) < OLDEST_PYTHON:
-        version, oldest = (".".join(map(str, parts)) for parts in (found["python"], OLDEST_PYTHON))
+    if tuple(facts["python"]) < OLDEST_PYTHON:
+        version, oldest = (".".join(map(str, numbers)) for numbers in (facts["python"], OLDEST_PYTHON))
         what = f"it is Python {version}, expected {oldest} or later"
         return [Missing(what, "name another interpreter")]
 
     def remedy(module: str, *options: str) -> str:
         if runtime.added:
-            return _remedy_for_added(runtime.name, python, found["pip"], module, options)
+            return _remedy_for_added(runtime.name, python, facts["pip"], module, options)
         # It is complete on disk, so a build would leave it alone.
         return f"rm -r {shlex.quote(str(store.folder(runtime.name)))} && hvdkit runtime build {runtime.name}"
 
-    missing = [Missing(f"{python} has no {module}", remedy(module)) for module in found["missing"]]
-    for module, error in found["broken"].items():
+    missing = [Missing(f"{python} has no {module}", remedy(module)) for module in facts["missing"]]
+    for module, error in facts["broken"].items():
         missing.append(Missing(f"{python} cannot import {module} ({error})", remedy(module, "--force-reinstall")))
-    if not missing and "gloo" not in found["controllers"]:
+    if not missing and "gloo" not in facts["controllers"]:
         missing.append(
             Missing(f"the Horovod of {python} was built without Gloo", remedy("horovod", "--force-reinstall"))
         )

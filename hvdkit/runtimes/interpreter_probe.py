@@ -34,8 +34,8 @@ def cuda_of(module: str) -> str | None:
     """The CUDA that a framework was built for, from a file that imports nothing: the framework itself takes seconds."""
     if module == "mxnet":  # its name for pip says it: mxnet-cu117
         names = (str(one.metadata["Name"]) for one in importlib.metadata.distributions())
-        found = [match for match in (re.fullmatch(r"mxnet-cu(\d+)(\d)", name) for name in names) if match]
-        return "{}.{}".format(*found[0].groups()) if found else None
+        matches = [match for match in (re.fullmatch(r"mxnet-cu(\d+)(\d)", name) for name in names) if match]
+        return "{}.{}".format(*matches[0].groups()) if matches else None
     try:
         if module == "torch":
             said = _names_in("torch", "version.py").get("cuda")
@@ -57,20 +57,20 @@ def _names_in(module: str, file: str) -> dict[str, Any]:
 def main() -> None:
     """Print the answer as the last line."""
     del sys.path[0]  # the folder of this file, whose modules must not hide others
-    found = {}
-    for asked in ["numpy=numpy", *sys.argv[1:]]:
-        module, _, distributions = asked.partition("=")
+    versions = {}
+    for wanted in ["numpy=numpy", *sys.argv[1:]]:
+        module, _, distributions = wanted.partition("=")
         installed = version(module, distributions.split(","))
         if installed is not None:
-            found[module] = installed
+            versions[module] = installed
     answer = {
         "python": platform.python_version(),
         "implementation": platform.python_implementation(),
         "machine": platform.machine() if sys.maxsize > 2**32 else "a 32-bit build",
         "headers": (Path(sysconfig.get_path("include")) / "Python.h").is_file(),
         "pip": importlib.util.find_spec("pip") is not None,
-        "versions": found,
-        "cuda": {module: cuda_of(module) for module in found if module != "numpy"},
+        "versions": versions,
+        "cuda": {module: cuda_of(module) for module in versions if module != "numpy"},
     }
     print("\n" + json.dumps(answer))
 

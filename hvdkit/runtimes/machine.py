@@ -94,8 +94,8 @@ def python_for(name: str) -> Path | None:
         # Not sys.executable: in an environment, its links would tie the runtime to that environment.
         return Path(getattr(sys, "_base_executable", sys.executable))
     for major, minor in versions:
-        if found := shutil.which(f"python{major}.{minor}"):
-            return Path(found)
+        if program := shutil.which(f"python{major}.{minor}"):
+            return Path(program)
     return None
 
 
@@ -124,11 +124,11 @@ def missing(names: Iterable[str]) -> list[Missing]:
             what = f"Python {wanted} for the runtime '{name}' (this is {platform.python_version()})"
             faults.append(Missing(what, "put such a pythonX.Y on PATH"))
             continue
-        parts = {"dev": f"the headers of {python} (Python.h)", "venv": f"the module venv of {python}"}
+        packages = {"dev": f"the headers of {python} (Python.h)", "venv": f"the module venv of {python}"}
         lacking = output([python, "-c", _PRINT_LACKING])
-        for part in parts if lacking is None else lacking.split():
-            debian = f"python{python_abi(python).split()[0]}-{part}"
-            faults.append(Missing(parts[part], f"sudo apt-get install {debian}"))
+        for suffix in packages if lacking is None else lacking.split():
+            debian = f"python{python_abi(python).split()[0]}-{suffix}"
+            faults.append(Missing(packages[suffix], f"sudo apt-get install {debian}"))
     return list(dict.fromkeys(faults))
 
 
@@ -150,11 +150,11 @@ def decide_gpu(name: str, gpu: bool | None) -> bool:
     """
     if gpu is False:
         return False
-    found, pin = cuda.find(), pins.ALL[name]
+    toolkit, pin = cuda.find(), pins.ALL[name]
     # Without a request a GPU build is made only where the machine has all of it.
-    faults = found.missing(nccl=not (gpu and pin.brings_nccl))
-    if found.nvcc and found.nvcc.major != pin.cuda:
-        here = f"{found.nvcc.version} in {found.nvcc.home}"
+    faults = toolkit.missing(nccl=not (gpu and pin.brings_nccl))
+    if toolkit.nvcc and toolkit.nvcc.major != pin.cuda:
+        here = f"{toolkit.nvcc.version} in {toolkit.nvcc.home}"
         what = f"CUDA {pin.cuda}, which {pin.module} {pin.version(gpu=True)} is for (here {here})"
         remedy = f"name its folder in CUDA_HOME, or build for the CPU: `hvdkit runtime build {name} --cpu`"
         faults.append(Missing(what, remedy))

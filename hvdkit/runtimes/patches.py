@@ -41,8 +41,8 @@ class Patch:
 
     def is_for(self, versions: Mapping[str, str]) -> bool:
         """Whether a build against these frameworks (module to version, as in `torch: 2.13.0+cpu`) needs the patch."""
-        found = [one for one in self.frameworks if one.name in versions]
-        return not self.frameworks or any(one.specifier.contains(versions[one.name], True) for one in found)
+        installed = [one for one in self.frameworks if one.name in versions]
+        return not self.frameworks or any(one.specifier.contains(versions[one.name], True) for one in installed)
 
 
 @cache

@@ -40,17 +40,17 @@ def probe(framework: str, horovod: str, modules: "list[str]") -> "dict[str, obje
         if name in sys.modules:
             versions[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
     built = {}
-    for part in ("gloo", "mpi", "nccl", "ddl", "ccl"):
-        check = getattr(loaded.get(horovod), f"{part}_built", None)
-        built[part] = bool(check()) if check else False
+    for library in ("gloo", "mpi", "nccl", "ddl", "ccl"):
+        check = getattr(loaded.get(horovod), f"{library}_built", None)
+        built[library] = bool(check()) if check else False
     return {
         "python": sys.version_info[:3],
         "pip": importlib.util.find_spec("pip") is not None,
         "versions": versions,
         "missing": missing,
         "broken": broken,
-        "controllers": [part for part in ("gloo", "mpi") if built[part]],
-        "operations": [part for part in ("nccl", "ddl", "ccl", "mpi", "gloo") if built[part]],
+        "controllers": [name for name in ("gloo", "mpi") if built[name]],
+        "operations": [name for name in ("nccl", "ddl", "ccl", "mpi", "gloo") if built[name]],
     }
 
 
@@ -63,8 +63,8 @@ def main() -> None:
     sys.modules |= {"sklearn": None, "scipy.stats": None}  # type: ignore[dict-item]
     gc.disable()  # it frees nothing during an import, and takes a tenth of the time
     with contextlib.redirect_stdout(io.StringIO()):
-        found = probe(framework, horovod, modules)
-    print("\n" + json.dumps(found), flush=True)
+        report = probe(framework, horovod, modules)
+    print("\n" + json.dumps(report), flush=True)
     # Not a usual exit: it skips what frameworks do at their end.
     os._exit(0)
 

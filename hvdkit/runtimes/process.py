@@ -62,9 +62,9 @@ def ask(
     command: list[str | Path] = [python, script, *arguments]
     try:
         done = answer(command, _ANSWER_S, environment(python) | variables)
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        if keys <= found.keys():
-            return found
+        reported: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        if keys <= reported.keys():
+            return reported
     except OSError as error:
         raise RunError(f"{python}: cannot be run ({error.strerror}); name a Python interpreter") from error
     except subprocess.TimeoutExpired:
@@ -73,8 +73,8 @@ def ask(
         pass
     wanted = f"expected CPython {oldest[0]}.{oldest[1]} or later"
     version = output([python, "-c", _PRINT_VERSION]) or ""
-    parts = version.split(".")
-    if len(parts) == 3 and all(map(str.isdigit, parts)) and tuple(map(int, parts)) < oldest:
+    numbers = version.split(".")
+    if len(numbers) == 3 and all(map(str.isdigit, numbers)) and tuple(map(int, numbers)) < oldest:
         raise RunError(f"{python}: {wanted}, it is {version}; name another interpreter")
     end = " | ".join(done.stderr.strip().splitlines()[-2:]) or f"exit status {done.returncode}"
     raise RunError(f"{python}: {wanted}, got no answer from it: {end}; name a Python interpreter")
@@ -122,7 +122,7 @@ class Cancellation(threading.Event):
 class Log:
     """The log file of a build, to which the commands that it runs write.
 
-    Raises RunError if the file cannot be made; if the disk is full, the build goes on without it. Once `cancelled` is
+    Raises RunError if the file cannot be made; if the disk is full, the build continues without it. Once `cancelled` is
     set, the running command and all later ones fail.
     """
 
@@ -226,7 +226,7 @@ class Output:
         return next(filter(None, self._from_errors), [*self._last])
 
 
-def unwritable(error: OSError, place: Path) -> RunError:
+def unwritable(error: OSError, path: Path) -> RunError:
     """The error of a build for one of a file, which is in `place` if the error does not say it."""
     room = _MORE_ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else "set HVDKIT_RUNTIMES to a folder of yours"
-    return RunError(f"{error.filename or place}: cannot be written ({error.strerror}); {room}")
+    return RunError(f"{error.filename or path}: cannot be written ({error.strerror}); {room}")

@@ -98,7 +98,7 @@ class BuildProgress(Bars):
             self._print(f"{name}: {text}", self._left.text())
 
     def _update(self, name: str) -> None:
-        self._show(self._runtimes[name], self._left.share(lambda part: part[0] == name))
+        self._show(self._runtimes[name], self._left.share(lambda step: step[0] == name))
         self._update_all()
 
     def _update_all(self) -> None:

@@ -90,17 +90,17 @@ def load(name: str) -> Runtime | None:
 
 def inspect(name: str) -> tuple[Runtime | None, str | None]:
     """The runtime `name` if it is complete, else the reason why it is not; both None if there is no folder."""
-    place = folder(name)
+    home = folder(name)
     try:
-        runtime = Runtime.model_validate_json(read_bounded(place / _RECORD))
+        runtime = Runtime.model_validate_json(read_bounded(home / _RECORD))
     except FileNotFoundError:
-        if not place.exists():
+        if not home.exists():
             return None, None
-        return None, f"{place} is incomplete: a build was interrupted, or is still running"
+        return None, f"{home} is incomplete: a build was interrupted, or is still running"
     except (OSError, ValidationError):
-        return None, f"{place / _RECORD} cannot be read"
+        return None, f"{home / _RECORD} cannot be read"
     if runtime.name != name or (not runtime.added and runtime.python != python_of(name)):
-        return None, f"{place} was built as {runtime.python.parent.parent}; an environment cannot be moved"
+        return None, f"{home} was built as {runtime.python.parent.parent}; an environment cannot be moved"
     if not os.access(runtime.python, os.X_OK):
         return None, f"the interpreter {runtime.python} is gone"
     return runtime, None
@@ -130,13 +130,13 @@ def link_hvdkit(folder: Path | None = None) -> None:
     everything else in that folder: for an installed hvdkit, the whole environment of the driver.
     Raises OSError if the folder cannot be written.
     """
-    place = folder or root() / _LINK_FOLDER
-    place.mkdir(parents=True, exist_ok=True)
-    fresh = place / f".hvdkit-{os.getpid()}"
+    links = folder or root() / _LINK_FOLDER
+    links.mkdir(parents=True, exist_ok=True)
+    fresh = links / f".hvdkit-{os.getpid()}"
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(PACKAGE, target_is_directory=True)
     # By rename, so that a rank that starts at this moment finds the old link or the new one.
-    fresh.replace(place / "hvdkit")
+    fresh.replace(links / "hvdkit")
 
 
 def installed() -> list[Runtime]:

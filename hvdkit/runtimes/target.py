@@ -54,47 +54,47 @@ def find(python: Path, gpu: bool | None, oldest: tuple[int, int] = OLDEST_PYTHON
     python = python.absolute()
     if not os.access(python, os.X_OK) or python.is_dir():
         raise RequestError(f"{python}: no interpreter there; name the program itself, such as ENVIRONMENT/bin/python")
-    found = _probe(python)
-    faults = [*_interpreter_faults(python, found, oldest), *_framework_faults(found["versions"]), *machine.missing(())]
-    on_gpu = _gpu_faults(python, found)
+    facts = _probe(python)
+    faults = [*_interpreter_faults(python, facts, oldest), *_framework_faults(facts["versions"]), *machine.missing(())]
+    on_gpu = _gpu_faults(python, facts)
     if gpu:
         faults += on_gpu
     machine.refuse(f"Horovod cannot be built for {python}", faults)
-    return Target(python, found["versions"], not on_gpu if gpu is None else gpu)
+    return Target(python, facts["versions"], not on_gpu if gpu is None else gpu)
 
 
 def _probe(python: Path) -> dict[str, Any]:
-    asked = [f"{pin.module}={','.join(pin.distributions)}" for pin in pins.RUNTIMES.values()]
+    modules = [f"{pin.module}={','.join(pin.distributions)}" for pin in pins.RUNTIMES.values()]
     try:
-        return ask(python, OLDEST_PYTHON, _PROBE, *asked, keys=_KEYS)
+        return ask(python, OLDEST_PYTHON, _PROBE, *modules, keys=_KEYS)
     except RunError as error:
         raise RequestError(str(error)) from error
 
 
-def _interpreter_faults(python: Path, found: Mapping[str, Any], oldest: tuple[int, int]) -> list[Missing]:
+def _interpreter_faults(python: Path, facts: Mapping[str, Any], oldest: tuple[int, int]) -> list[Missing]:
     faults = []
-    version = ".".join(found["python"].split(".")[:2])
-    if found["implementation"] != "CPython" or tuple(map(int, version.split("."))) < oldest:
+    version = ".".join(facts["python"].split(".")[:2])
+    if facts["implementation"] != "CPython" or tuple(map(int, version.split("."))) < oldest:
         wanted = ".".join(map(str, oldest))
-        what = f"{found['implementation']} {found['python']}, expected CPython {wanted} or later"
+        what = f"{facts['implementation']} {facts['python']}, expected CPython {wanted} or later"
         faults.append(Missing(what, "name another interpreter"))
-    if found["machine"] != platform.machine():
-        what = f"it is for {found['machine']}, this machine is {platform.machine()}"
+    if facts["machine"] != platform.machine():
+        what = f"it is for {facts['machine']}, this machine is {platform.machine()}"
         faults.append(Missing(what, "build on a machine of that kind"))
-    if not found["headers"]:
+    if not facts["headers"]:
         what = f"the headers of {python} (Python.h)"
         faults.append(Missing(what, f"sudo apt-get install python{version}-dev, or a Python that brings them"))
-    if "numpy" not in found["versions"]:
-        faults.append(Missing("numpy is not installed", f"{pip_of(python, found['pip'])} install numpy"))
+    if "numpy" not in facts["versions"]:
+        faults.append(Missing("numpy is not installed", f"{pip_of(python, facts['pip'])} install numpy"))
     return faults
 
 
-def _gpu_faults(python: Path, found: Mapping[str, Any]) -> list[Missing]:
+def _gpu_faults(python: Path, facts: Mapping[str, Any]) -> list[Missing]:
     """Why Horovod cannot be built with CUDA and NCCL."""
     here = cuda.find(python)
     faults = here.missing()
-    for module, wanted in found["cuda"].items():
-        framework = f"{module} {found['versions'][module]}"
+    for module, wanted in facts["cuda"].items():
+        framework = f"{module} {facts['versions'][module]}"
         if wanted is None:
             remedy = f"install a CUDA build of {module} there, or use --cpu"
             faults.append(Missing(f"{framework} is a CPU build", remedy))

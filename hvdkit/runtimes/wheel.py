@@ -163,7 +163,7 @@ def obtain(target: Target, scratch: Path, log: Log, on_percent: Callable[[int], 
             foreign_pip(python, "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", scratch, source),
             environment=build_environment(target, scratch / "tools") | _within(scratch),
             cwd=scratch,
-            on_line=lambda line: on_percent(int(found[1])) if (found := _PERCENT.search(line)) else None,
+            on_line=lambda line: on_percent(int(match[1])) if (match := _PERCENT.search(line)) else None,
         )
         built = _wheel_in(scratch)
         if built is None:
@@ -186,19 +186,19 @@ def build_environment(target: Target, tools: Path) -> dict[str, str]:
     assert target.python is not None
     inherited = {name: value for name, value in environment(target.python).items() if not name.startswith("HOROVOD_")}
     chosen, first = flags(target), [str(tools / "bin")]
-    found = {"PYTHONPATH": str(tools)}
+    paths = {"PYTHONPATH": str(tools)}
     if "HOROVOD_CUDA_HOME" in chosen:
         home = Path(chosen["HOROVOD_CUDA_HOME"])
         # Horovod asks the first nvcc on PATH for its architectures, and compiles with that of HOROVOD_CUDA_HOME.
         first.append(str(home / "bin"))
         # nvcc links what is in lib64; pip's CUDA has its libraries in lib.
         if (home / "lib" / "libcudart_static.a").exists() and not (home / "lib64").exists():
-            found["LIBRARY_PATH"] = os.pathsep.join(
+            paths["LIBRARY_PATH"] = os.pathsep.join(
                 [str(home / "lib"), *filter(None, [os.environ.get("LIBRARY_PATH")])]
             )
-    found["PATH"] = os.pathsep.join([*first, inherited["PATH"]])
+    paths["PATH"] = os.pathsep.join([*first, inherited["PATH"]])
     parallel = {"MAKEFLAGS": os.environ.get("MAKEFLAGS") or f"-j{len(os.sched_getaffinity(0))}"}
-    return inherited | own_settings() | chosen | found | parallel
+    return inherited | own_settings() | chosen | paths | parallel
 
 
 def _cache_folder(ingredients: Mapping[str, object]) -> Path:
