@@ -47,8 +47,8 @@ class Charts:
     which there are data.
     """
 
-    def __init__(self, found: Found, groups: list[Group]) -> None:
-        self.groups, self._comparison = groups, found.comparison
+    def __init__(self, page: Found, groups: list[Group]) -> None:
+        self.groups, self._comparison = groups, page.comparison
         self._nps = sorted({group.np for group in groups})
         frameworks = dict.fromkeys(group.framework for group in groups)
         rivals = [None, *dict.fromkeys(group.rival for group in groups if group.rival)]
@@ -123,18 +123,18 @@ class Charts:
             largest = factor * max(max(group.values(name)) for group in shown)
             for axes, row, group in self._rows(canvas, shown):
                 values = [factor * value for value in group.values(name)]
-                found = interval(group.values(name)).times(factor)
+                estimate = interval(group.values(name)).times(factor)
                 colour = self._line(group.label)["color"]
-                axes.barh(row, found.middle, height=0.62, color=SURFACE)  # hides the grid below a faint bar
-                axes.barh(row, found.middle, height=0.62, color=colour, alpha=_FAINT if group.rival else 1)
-                if found.low is not None and found.high is not None:
-                    axes.plot([found.low, found.high], [row, row], color=INK, lw=1.6, solid_capstyle="butt")
+                axes.barh(row, estimate.middle, height=0.62, color=SURFACE)  # hides the grid below a faint bar
+                axes.barh(row, estimate.middle, height=0.62, color=colour, alpha=_FAINT if group.rival else 1)
+                if estimate.low is not None and estimate.high is not None:
+                    axes.plot([estimate.low, estimate.high], [row, row], color=INK, lw=1.6, solid_capstyle="butt")
                     axes.plot(values, [row] * len(values), "o", ms=3.2, mfc=SURFACE, mec=INK, mew=0.8)
-                end = max([found.middle, *values]) + 0.022 * largest
-                axes.text(end, row, f"{found.middle:,.{digits}f}", va="center", fontsize=11)
-                for place in (found.middle / 2, found.middle):
-                    canvas.point(axes, place, row, _described(group, found, digits, unit))
-                canvas.table.rows.append(_interval_row(group, found, digits))
+                end = max([estimate.middle, *values]) + 0.022 * largest
+                axes.text(end, row, f"{estimate.middle:,.{digits}f}", va="center", fontsize=11)
+                for x in (estimate.middle / 2, estimate.middle):
+                    canvas.point(axes, x, row, _described(group, estimate, digits, unit))
+                canvas.table.rows.append(_interval_row(group, estimate, digits))
             axes.set(xlim=(0, 1.19 * largest), xlabel=unit)
             return canvas.chart(summary)
 
@@ -154,8 +154,8 @@ class Charts:
 
     def scaling(self) -> Iterator[Chart]:
         """Throughput and efficiency by number of ranks, if there are several."""
-        found = [efficiency(group, self.groups) for group in self.groups if group.np > 1]
-        if len(self._nps) > 1 and any(found):
+        efficiencies = [efficiency(group, self.groups) for group in self.groups if group.np > 1]
+        if len(self._nps) > 1 and any(efficiencies):
             yield self._by_ranks("scaling", "Scaling", f"{self.groups[0].first.unit}/s", lambda group: group.speed)
             yield self._by_ranks("efficiency", "Scaling efficiency", "%", lambda group: efficiency(group, self.groups))
 
@@ -167,24 +167,24 @@ class Charts:
             factor = 100 if unit == "%" else 1
             for order, name in enumerate(names):
                 members = [group for group in self.groups if group.label == name]
-                known = [(group, found.times(factor)) for group in members if (found := value(group))]
+                known = [(group, estimate.times(factor)) for group in members if (estimate := value(group))]
                 if not known:
                     continue
                 shift = 1.022 ** (order - (len(names) - 1) / 2)  # so that intervals do not cover each other
-                places = [group.np * shift for group, _ in known]
-                middles = [found.middle for _, found in known]
+                positions = [group.np * shift for group, _ in known]
+                middles = [estimate.middle for _, estimate in known]
                 style = self._line(name)
-                axes.plot(places, middles, **style, label=brief(name))
-                for place, (group, found) in zip(places, known, strict=True):
-                    if found.low is not None and found.high is not None:
-                        axes.plot([place, place], [found.low, found.high], color=style["color"], lw=1.4)
-                    canvas.point(axes, place, found.middle, _described(group, found, 1, unit))
-                    canvas.table.rows.append(_interval_row(group, found, 1))
+                axes.plot(positions, middles, **style, label=brief(name))
+                for x, (group, estimate) in zip(positions, known, strict=True):
+                    if estimate.low is not None and estimate.high is not None:
+                        axes.plot([x, x], [estimate.low, estimate.high], color=style["color"], lw=1.4)
+                    canvas.point(axes, x, estimate.middle, _described(group, estimate, 1, unit))
+                    canvas.table.rows.append(_interval_row(group, estimate, 1))
                     if group.np == self._nps[-1]:
-                        worst = min(worst, (found.middle, f"{group.label} {found.text()} {unit}"))
+                        worst = min(worst, (estimate.middle, f"{group.label} {estimate.text()} {unit}"))
                 if unit != "%" and known[0][0].np == 1:
-                    ideal = [middles[0] * place for place in places]
-                    axes.plot(places, ideal, color=style["color"], lw=0.9, ls=_DOTS, zorder=1)
+                    ideal = [middles[0] * x for x in positions]
+                    axes.plot(positions, ideal, color=style["color"], lw=0.9, ls=_DOTS, zorder=1)
             if unit == "%":
                 axes.axhline(100, color=MUTED, lw=0.9, ls=_DOTS)
             axes.set_xscale("log", base=2)
@@ -209,31 +209,37 @@ class Charts:
         if all(run.result.measured_steps < 2 for group in self.groups for run in group.runs):
             return
         kept, longest = any(group.steps for group in self.groups), 0.0
-        columns = ["framework", "ranks", "steps", *(f"p{part}" for part in _PERCENTILES)]
+        columns = ["framework", "ranks", "steps", *(f"p{percentile}" for percentile in _PERCENTILES)]
         height = 44 + 21 * len(self.groups) + 26 * len(self._nps)
         with drawing(height, "steps", "Distribution of the step times", columns) as canvas:
             for axes, row, group in self._rows(canvas, self.groups):
                 style = self._line(group.label)
                 colour = style["color"]
-                medians = {part: group.middle(f"step_ms_p{part}") for part in (50, 90, 99)}
-                parts = {part: value for part, value in medians.items() if value is not None}
+                medians = {percentile: group.middle(f"step_ms_p{percentile}") for percentile in (50, 90, 99)}
+                percentiles = {percentile: value for percentile, value in medians.items() if value is not None}
                 count = sum(run.result.measured_steps for run in group.runs)
                 if group.steps:
-                    parts = dict(zip(_PERCENTILES, numpy.percentile(group.steps, _PERCENTILES).tolist(), strict=True))
+                    percentiles = dict(
+                        zip(_PERCENTILES, numpy.percentile(group.steps, _PERCENTILES).tolist(), strict=True)
+                    )
                     count = len(group.steps)
-                    axes.plot([parts[5], parts[95]], [row, row], color=colour, lw=1.6)
-                    faint, width = _FAINT if group.rival else 0.8, parts[75] - parts[25]
-                    axes.barh(row, width, height=0.56, left=parts[25], color=colour, alpha=faint)
-                    axes.plot(parts[99], row, "|", color=colour, ms=8, mew=1.6)
+                    axes.plot([percentiles[5], percentiles[95]], [row, row], color=colour, lw=1.6)
+                    faint, width = _FAINT if group.rival else 0.8, percentiles[75] - percentiles[25]
+                    axes.barh(row, width, height=0.56, left=percentiles[25], color=colour, alpha=faint)
+                    axes.plot(percentiles[99], row, "|", color=colour, ms=8, mew=1.6)
                 else:
-                    axes.plot([parts[50], parts[90]], [row, row], color=colour, lw=5, alpha=_FAINT)
-                axes.plot(parts[50], row, style["marker"], color=colour, mec=SURFACE, ms=7)
-                shown = ", ".join(f"p{part} {parts[part]:.1f}" for part in parts if part in (5, 50, 90, 95, 99))
+                    axes.plot([percentiles[50], percentiles[90]], [row, row], color=colour, lw=5, alpha=_FAINT)
+                axes.plot(percentiles[50], row, style["marker"], color=colour, mec=SURFACE, ms=7)
+                shown = ", ".join(
+                    f"p{percentile} {percentiles[percentile]:.1f}"
+                    for percentile in percentiles
+                    if percentile in (5, 50, 90, 95, 99)
+                )
                 text = f"{group.label}, {ranks(group.np)}: {shown} ms over {count:,} steps"
-                longest = max(longest, *parts.values())
-                for part in parts:
-                    canvas.point(axes, parts[part], row, text)
-                cells = [number(parts.get(part), 1) for part in _PERCENTILES]
+                longest = max(longest, *percentiles.values())
+                for p in percentiles:
+                    canvas.point(axes, percentiles[p], row, text)
+                cells = [number(percentiles.get(percentile), 1) for percentile in _PERCENTILES]
                 canvas.table.rows.append([Cell(group.label), number(group.np), number(count), *cells])
             axes.set(xlim=(0, 1.05 * longest), xlabel="ms per step, on its slowest rank")
             slowest = max(self.groups, key=lambda group: max(group.values("step_ms_p90")))
@@ -256,32 +262,32 @@ class Charts:
     def ratios(self) -> Iterator[Chart]:
         """Images per second over each alternative's, with intervals, if one was measured."""
         ratios = self._comparison.ratios if self._comparison else []
-        shown = [each for each in ratios if not each.against.startswith("np=")]
+        shown = [ratio for ratio in ratios if not ratio.against.startswith("np=")]
         if not shown:
             return
         columns = ["framework", "ranks", "against", "ratio", "low", "high", "rounds", "confidence", "verdict"]
         with drawing(46 + 21 * len(shown), "ratios", "Compared with the alternatives", columns) as canvas:
             axes = canvas.figure.subplots()
-            for row, each in enumerate(shown):
-                style = self._line(each.framework)
-                axes.plot([each.low, each.high], [row, row], color=style["color"], lw=2.4)
-                axes.plot(each.median, row, style["marker"], color=style["color"], ms=7, mec=SURFACE)
-                text = f"{each.framework}, {ranks(each.np)}, against {each.against}: "
-                between = f" ({each.low:.3f}–{each.high:.3f})" if each.rounds > 1 else ""
-                text += f"{each.median:.3f}{between}, n = {each.rounds}: {each.shown}"
-                for place in (each.low, each.median, each.high):
-                    canvas.point(axes, place, row, text)
-                ends = (each.low, each.high, each.confidence) if each.rounds > 1 else (None, None, None)
-                figures = [number(each.median, 3), number(ends[0], 3), number(ends[1], 3)]
-                known = [Cell(each.framework), number(each.np), Cell(each.against)]
-                judged = [number(each.rounds), percent(ends[2], 0), Cell(each.shown)]
+            for row, pair in enumerate(shown):
+                style = self._line(pair.framework)
+                axes.plot([pair.low, pair.high], [row, row], color=style["color"], lw=2.4)
+                axes.plot(pair.median, row, style["marker"], color=style["color"], ms=7, mec=SURFACE)
+                text = f"{pair.framework}, {ranks(pair.np)}, against {pair.against}: "
+                between = f" ({pair.low:.3f}–{pair.high:.3f})" if pair.rounds > 1 else ""
+                text += f"{pair.median:.3f}{between}, n = {pair.rounds}: {pair.shown}"
+                for x in (pair.low, pair.median, pair.high):
+                    canvas.point(axes, x, row, text)
+                ends = (pair.low, pair.high, pair.confidence) if pair.rounds > 1 else (None, None, None)
+                figures = [number(pair.median, 3), number(ends[0], 3), number(ends[1], 3)]
+                known = [Cell(pair.framework), number(pair.np), Cell(pair.against)]
+                judged = [number(pair.rounds), percent(ends[2], 0), Cell(pair.shown)]
                 canvas.table.rows.append([*known, *figures, *judged])
             axes.axvline(1, color=MUTED, lw=1.2)
-            label_rows(axes, [brief(f"{each.framework} {each.np}, {each.against}") for each in shown])
+            label_rows(axes, [brief(f"{ratio.framework} {ratio.np}, {ratio.against}") for ratio in shown])
             axes.set_xlabel("speed ÷ the alternative's (1: equal)")
             summary = [
-                f"{each.framework} at {ranks(each.np)} against {each.against}: {each.median:.2f}, {each.shown}"
-                for each in shown
+                f"{ratio.framework} at {ranks(ratio.np)} against {ratio.against}: {ratio.median:.2f}, {ratio.shown}"
+                for ratio in shown
             ]
             yield canvas.chart("; ".join(summary) + ".")
 
@@ -300,14 +306,14 @@ class Charts:
                 limit = clipped(parity.marks[key])
                 axes.plot([limit, limit], [row - 0.42, row + 0.42], color=BAD, lw=2)
                 canvas.point(axes, limit, row, f"{check}: largest error that passes, {limit:.0e}")
-            for order, (name, each) in enumerate(parity.in_float64.items()):
+            for order, (name, result) in enumerate(parity.in_float64.items()):
                 shift = 0.16 * (order - (len(parity.in_float64) - 1) / 2)
-                values = [clipped(getattr(each, key)) for key in names]
-                places = [row + shift for row in range(len(names))]
-                axes.plot(values, places, **self._line(name, ls="", ms=6), label=brief(name))
-                for place, value, (key, check) in zip(places, values, names.items(), strict=True):
-                    canvas.point(axes, value, place, f"{name}, {check}: {getattr(each, key):.1e}")
-                    figures = [Cell(f"{error:.1e}", error) for error in (getattr(each, key), parity.marks[key])]
+                values = [clipped(getattr(result, key)) for key in names]
+                heights = [row + shift for row in range(len(names))]
+                axes.plot(values, heights, **self._line(name, ls="", ms=6), label=brief(name))
+                for height, value, (key, check) in zip(heights, values, names.items(), strict=True):
+                    canvas.point(axes, value, height, f"{name}, {check}: {getattr(result, key):.1e}")
+                    figures = [Cell(f"{error:.1e}", error) for error in (getattr(result, key), parity.marks[key])]
                     canvas.table.rows.append([Cell(name), Cell(check), *figures])
             axes.set_xscale("log")
             axes.set_xlim(FLOOR / 3, max(1e-6, axes.get_xlim()[1]))
@@ -321,10 +327,10 @@ class Charts:
     def _parity_steps(self, parity: Parity) -> Chart:
         with drawing(250, "parity-steps", "Each step by itself", ["framework", "step", "error"]) as canvas:
             axes = canvas.figure.subplots()
-            for name, each in parity.in_float64.items():
-                errors = [clipped(error) for error in each.step_errors_f64]
+            for name, result in parity.in_float64.items():
+                errors = [clipped(error) for error in result.step_errors_f64]
                 axes.plot(range(1, len(errors) + 1), errors, **self._line(name, lw=1.2, ms=5), label=brief(name))
-                for step, error in enumerate(each.step_errors_f64, 1):
+                for step, error in enumerate(result.step_errors_f64, 1):
                     canvas.point(axes, step, errors[step - 1], f"{name}, step {step}: {error:.1e}")
                     canvas.table.rows.append([Cell(name), number(step), Cell(f"{error:.1e}", error)])
             axes.axhline(clipped(parity.marks["step_f64"]), color=BAD, lw=2)
@@ -338,10 +344,10 @@ class Charts:
             return canvas.chart(summary, "Red line: the limit.")
 
 
-def _interval_row(group: Group, found: Estimate, digits: int) -> list[Cell]:
-    figures = [number(value, digits) for value in (found.middle, found.low, found.high)]
-    return [Cell(group.label), number(group.np), number(found.n), *figures]
+def _interval_row(group: Group, estimate: Estimate, digits: int) -> list[Cell]:
+    figures = [number(value, digits) for value in (estimate.middle, estimate.low, estimate.high)]
+    return [Cell(group.label), number(group.np), number(estimate.n), *figures]
 
 
-def _described(group: Group, found: Estimate, digits: int, unit: str) -> str:
-    return f"{group.label}, {ranks(group.np)}: {found.text(digits)} {unit}, n = {found.n}"
+def _described(group: Group, estimate: Estimate, digits: int, unit: str) -> str:
+    return f"{group.label}, {ranks(group.np)}: {estimate.text(digits)} {unit}, n = {estimate.n}"

@@ -72,11 +72,11 @@ def _comparison(folder: Path) -> Found:
     comparison = read_comparison(path)
     kinds = {Run(result).kind for result in comparison.runs}
     nps = {np for _, np, _ in kinds}
-    for found, most, what in ((kinds, _MOST_KINDS, "kinds of runs"), (nps, _MOST_NPS, "numbers of ranks")):
-        if len(found) > most:
-            raise RequestError(f"{path}: expected at most {most} {what}, which a page can show, got {len(found)}")
-    places = sorted((folder / "runs").glob("*/result.json"))
-    folders = {_key(read_result(place)): place.parent for place in places}
+    for values, most, what in ((kinds, _MOST_KINDS, "kinds of runs"), (nps, _MOST_NPS, "numbers of ranks")):
+        if len(values) > most:
+            raise RequestError(f"{path}: expected at most {most} {what}, which a page can show, got {len(values)}")
+    paths = sorted((folder / "runs").glob("*/result.json"))
+    folders = {_key(read_result(result)): result.parent for result in paths}
     runs = []
     for result in comparison.runs:
         home = folders.get(_key(_sound(result, path)))

@@ -59,7 +59,7 @@ def _main(comparison: Comparison, leave_out: Collection[str] = ()) -> Table:
         "ranks": lambda group: str(group.np),
         f"{first.unit}/s": lambda group: _number(group.middle("images_per_second")),
         "GFLOP/s": lambda group: _number(group.middle("model_flop_per_second"), factor=1e-9),
-        "efficiency": lambda group: _percent(found.middle if (found := efficiency(group, groups)) else None),
+        "efficiency": lambda group: _percent(share.middle if (share := efficiency(group, groups)) else None),
         "step p50": lambda group: _number(group.middle("step_ms_p50"), " ms"),
         "step p90": lambda group: _number(group.middle("step_ms_p90"), " ms"),
         _cpu(first): lambda group: _number(group.middle("cpu_s_per_image"), " ms", 2, first.cpu_of[1]),

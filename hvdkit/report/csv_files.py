@@ -78,13 +78,13 @@ def _write(path: Path, columns: list[str], rows: Iterable[list[Any]]) -> None:
 
 
 def _flat(row: Row, prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    cells: dict[str, Any] = {}
     for key, value in row.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
+            cells |= _flat(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = _cell(value)
-    return found
+            cells[prefix + key] = _cell(value)
+    return cells
 
 
 def _cell(value: Any) -> Any:
@@ -93,7 +93,7 @@ def _cell(value: Any) -> Any:
     return "; ".join(map(str, value)) if isinstance(value, list) else value
 
 
-def comparison(found: Comparison) -> list[Row]:
+def comparison(result: Comparison) -> list[Row]:
     """A row for each framework, number of ranks and baseline, with medians over the rounds and their intervals.
 
     `efficiency` is of hvdkit's own runs, `ratio` (hvdkit ÷ baseline) of a baseline's.
@@ -102,15 +102,19 @@ def comparison(found: Comparison) -> list[Row]:
     from hvdkit.report.rounds import by_kind, interval, own_metrics
 
     def spread(values: tuple[float, ...]) -> Row:
-        found = interval(values) if values else None
-        return {"median": found and found.middle, "low": found and found.low, "high": found and found.high}
+        estimate = interval(values) if values else None
+        return {
+            "median": estimate and estimate.middle,
+            "low": estimate and estimate.low,
+            "high": estimate and estimate.high,
+        }
 
     def of_ratio(ratio: Ratio | None, *keys: str) -> Row:
         return {key: getattr(ratio, key, None) for key in ("median", "low", "high", *keys)}
 
-    ratios = {(each.framework, each.np, each.against): each for each in found.ratios}
+    ratios = {(ratio.framework, ratio.np, ratio.against): ratio for ratio in result.ratios}
     rows: list[Row] = []
-    for group in by_kind(map(Run, found.runs)).values():
+    for group in by_kind(map(Run, result.runs)).values():
         alone = ratios.get((group.framework, group.np, "np=1")) if group.rival is None else None
         against = ratios.get((group.framework, group.np, group.rival)) if group.rival else None
         rows.append(
@@ -131,16 +135,16 @@ def comparison(found: Comparison) -> list[Row]:
     return rows
 
 
-def parity(found: Parity) -> list[Row]:
+def parity(result: Parity) -> list[Row]:
     """A row for each framework and baseline, without the errors by tensor and by step."""
     lists = {
         *("gradient_errors_f64", "gradient_errors_f32", "reference_gradient_errors_f32"),
         *("step_errors_f64", "f32_excess"),
     }
-    return [{"framework": name, **each.model_dump(exclude=lists)} for name, each in found.frameworks.items()]
+    return [{"framework": name, **framework.model_dump(exclude=lists)} for name, framework in result.frameworks.items()]
 
 
-def profile(found: Profile) -> list[Row]:
+def profile(result: Profile) -> list[Row]:
     """A row for each part of a step: first the means over the ranks, without a rank, then those of each rank."""
 
     def parts(split: Split, **of: Any) -> list[Row]:
@@ -150,25 +154,26 @@ def profile(found: Profile) -> list[Row]:
             if spread is not None
         ]
 
-    ranks = [row for each in found.ranks for row in parts(each.split, rank=each.rank, host=each.host)]
-    return [*parts(found.step, rank=None, host=None), *ranks]
+    ranks = [row for rank in result.ranks for row in parts(rank.split, rank=rank.rank, host=rank.host)]
+    return [*parts(result.step, rank=None, host=None), *ranks]
 
 
-def bench(found: Bench) -> list[Row]:
+def bench(result: Bench) -> list[Row]:
     """A row for each size."""
-    fixed = {key: getattr(found, key) for key in ("collective", "framework", "np")}
-    return [fixed | row.model_dump() for row in found.rows]
+    fixed = {key: getattr(result, key) for key in ("collective", "framework", "np")}
+    return [fixed | row.model_dump() for row in result.rows]
 
 
-def prediction(found: Prediction) -> list[Row]:
+def prediction(result: Prediction) -> list[Row]:
     """A row for each number of ranks, without the critical path."""
-    fixed = {"model": found.model, "cluster": found.cluster}
-    return [fixed | each.model_dump(exclude={"critical_path"}) for each in found.points]
+    fixed = {"model": result.model, "cluster": result.cluster}
+    return [fixed | point.model_dump(exclude={"critical_path"}) for point in result.points]
 
 
-def advice(found: Advice) -> list[Row]:
+def advice(result: Advice) -> list[Row]:
     """A row for each suggestion, with its settings as `--set` takes them."""
     return [
-        each.model_dump(exclude={"recipe"}) | {"settings": [f"{key}={value}" for key, value in each.settings.items()]}
-        for each in found.suggestions
+        change.model_dump(exclude={"recipe"})
+        | {"settings": [f"{key}={value}" for key, value in change.settings.items()]}
+        for change in result.suggestions
     ]

@@ -13,21 +13,21 @@ def lines(log: DebugLog) -> list[str]:
     if not any(rank.lines for rank in log.ranks):
         return ["debug: neither Horovod nor NCCL has logged anything here; on other hosts see their logs"]
     carried = f"NCCL {log.nccl} over {log.network or 'one host'}" if log.nccl else log.cpu_operations or "unknown"
-    found = [f"debug: tensors by {carried}, negotiation by {log.controller or 'unknown'}"]
+    shown = [f"debug: tensors by {carried}, negotiation by {log.controller or 'unknown'}"]
     if log.rings:
         ring = " → ".join(map(str, [*log.rings[0], log.rings[0][0]]))
         more = f", and {len(log.rings) - 1} other orders" if len(log.rings) > 1 else ""
         hops = "" if log.between_hosts is None else f"; {log.between_hosts} hops between hosts"
-        found.append(f"  ring: {ring}{more}{hops}")
-    found += [f"  {_shown(rank)}" for rank in log.ranks[:_SHOWN]]
+        shown.append(f"  ring: {ring}{more}{hops}")
+    shown += [f"  {_shown(rank)}" for rank in log.ranks[:_SHOWN]]
     if len(log.ranks) > _SHOWN:
-        found.append(f"  and {len(log.ranks) - _SHOWN} more ranks")
+        shown.append(f"  and {len(log.ranks) - _SHOWN} more ranks")
     loopback = [str(rank.rank) for rank in log.ranks if rank.interface == "lo"]
     if loopback and len({rank.host for rank in log.ranks}) > 1:
-        found.append(f"  rank {', '.join(loopback)}: other hosts do not reach lo; set HOROVOD_GLOO_IFACE")
+        shown.append(f"  rank {', '.join(loopback)}: other hosts do not reach lo; set HOROVOD_GLOO_IFACE")
     first = log.first_problem
     problem = f"{first.name}: {first.text[:_LONGEST]}" if first else "none"
-    return [*found, f"  first warning or error: {problem}", f"  all of it: {log.folder / FILE}"]
+    return [*shown, f"  first warning or error: {problem}", f"  all of it: {log.folder / FILE}"]
 
 
 def _shown(rank: RankLog) -> str:

@@ -9,28 +9,28 @@ _SHOWN = 8
 
 def lines(diff: Diff) -> list[str]:
     """The differences in the order in which they may cause each other, then what to look at."""
-    found = [*_keys("settings", diff.settings), *_keys("versions and ranks", diff.circumstances)]
+    shown = [*_keys("settings", diff.settings), *_keys("versions and ranks", diff.circumstances)]
     if diff.initial_weights is not None:
-        found.append(f"initial weights: {'the same' if diff.initial_weights else 'they differ'}")
-    found.append(_losses(diff))
-    changed = [each for each in diff.checkpoints if each.differing]
+        shown.append(f"initial weights: {'the same' if diff.initial_weights else 'they differ'}")
+    shown.append(_losses(diff))
+    changed = [pair for pair in diff.checkpoints if pair.differing]
     if changed:
-        found += _weights(changed[0])
+        shown += _weights(changed[0])
         if changed[-1] is not changed[0]:
-            found += _weights(changed[-1])
+            shown += _weights(changed[-1])
     elif diff.checkpoints:
-        steps = ", ".join(str(each.step) for each in diff.checkpoints)
-        found.append(f"weights: the same to the last bit at step {steps}")
+        steps = ", ".join(str(pair.step) for pair in diff.checkpoints)
+        shown.append(f"weights: the same to the last bit at step {steps}")
     else:
         final = {True: "; the final weights are the same", False: "; the final weights differ", None: ""}
-        found.append(f"weights: no checkpoint of the same step in both{final[diff.final_weights]}")
-    return [*found, *_advice(diff)]
+        shown.append(f"weights: no checkpoint of the same step in both{final[diff.final_weights]}")
+    return [*shown, *_advice(diff)]
 
 
 def _keys(title: str, differences: list[Difference]) -> list[str]:
     if not differences:
         return [f"{title}: the same"]
-    return [f"{title}:", *(f"  {each.key}: {each.first} → {each.second}" for each in differences)]
+    return [f"{title}:", *(f"  {key.key}: {key.first} → {key.second}" for key in differences)]
 
 
 def _losses(diff: Diff) -> str:
@@ -44,11 +44,11 @@ def _losses(diff: Diff) -> str:
 
 
 def _weights(checkpoint: CheckpointDifference) -> list[str]:
-    worst = sorted(checkpoint.differing, key=lambda each: -(each.relative_error or 0.0))
+    worst = sorted(checkpoint.differing, key=lambda tensor: -(tensor.relative_error or 0.0))
     title = f"weights: {len(worst)} of {checkpoint.tensors} tensors differ at step {checkpoint.step}; relative error"
     rows = [
-        f"  {each.name}: {'unknown' if each.relative_error is None else f'{each.relative_error:.2g}'}"
-        for each in worst[:_SHOWN]
+        f"  {tensor.name}: {'unknown' if tensor.relative_error is None else f'{tensor.relative_error:.2g}'}"
+        for tensor in worst[:_SHOWN]
     ]
     return [title, *rows, *(["  …"] if len(worst) > _SHOWN else [])]
 

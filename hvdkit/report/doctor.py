@@ -19,30 +19,32 @@ def table(report: HostsReport) -> Table:
 
 def lines(report: HostsReport) -> Iterator[str]:
     """Each fault and note with what to do, and a verdict."""
-    for each in report.faults:
-        yield f"{'fault' if each.fault else 'note'}: {each.host}: {each.what}\n  mend: {each.remedy}"
+    for fault in report.faults:
+        yield f"{'fault' if fault.fault else 'note'}: {fault.host}: {fault.what}\n  mend: {fault.remedy}"
     reached = sum(host.reachable for host in report.hosts)
-    bad = len({each.host for each in report.faults if each.fault})
+    bad = len({fault.host for fault in report.faults if fault.fault})
     verdict = f"{bad} with faults" if bad else "ranks can run on them"
     yield f"{reached} of {len(report.hosts)} hosts answer, {verdict} ({report.seconds:.1f} s)"
 
 
 def _versions(host: HostReport) -> Cell | str:
     """The versions of its runtimes' frameworks and Horovod."""
-    found = []
+    versions = []
     for name, runtime in host.runtimes.items():
-        found.append(f"{name}: {runtime.fault}" if runtime.fault else f"{name} {runtime.versions.get('horovod', '–')}")
-    return "\n".join(found) or "–"
+        versions.append(
+            f"{name}: {runtime.fault}" if runtime.fault else f"{name} {runtime.versions.get('horovod', '–')}"
+        )
+    return "\n".join(versions) or "–"
 
 
 def _nccl(host: HostReport) -> str:
-    found = {
+    versions = {
         version
         for runtime in host.runtimes.values()
         for package, version in runtime.versions.items()
         if package.startswith("nvidia-nccl")
     }
-    return ", ".join(sorted(found)) or "–"
+    return ", ".join(sorted(versions)) or "–"
 
 
 def _gib(count: int | None) -> Cell:

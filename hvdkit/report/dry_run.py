@@ -13,23 +13,23 @@ from hvdkit.results.memory import Parts
 _MOST_RANKS = 8  # named one by one
 
 
-def lines(found: DryRun) -> list[str]:
+def lines(plan: DryRun) -> list[str]:
     """The resolved recipe, then what would be started, a line for each thing."""
-    if len(found.runs) == 1:
-        about = _one(found.runs[0])
+    if len(plan.runs) == 1:
+        about = _one(plan.runs[0])
     else:
-        about = [(run.title, _brief(run)) for run in found.runs]
-        known = [run.seconds * run.times for run in found.runs if run.seconds is not None]
-        if len(known) == len(found.runs):
+        about = [(run.title, _brief(run)) for run in plan.runs]
+        known = [run.seconds * run.times for run in plan.runs if run.seconds is not None]
+        if len(known) == len(plan.runs):
             about.append(("time", f"about {_duration(sum(known))} for all runs"))
-        about.append(("launcher", found.runs[0].launcher))
-    about.append(("writes to", found.out))
+        about.append(("launcher", plan.runs[0].launcher))
+    about.append(("writes to", plan.out))
     width = max(len(name) for name, _ in about)
     return [
-        yaml_files.dump(found.recipe),
-        f"hvdkit {found.command} would start this; with --dry-run nothing is started or written:",
+        yaml_files.dump(plan.recipe),
+        f"hvdkit {plan.command} would start this; with --dry-run nothing is started or written:",
         *(f"  {name:<{width}}  {text}" for name, text in about),
-        *found.notes,
+        *plan.notes,
     ]
 
 
@@ -64,27 +64,27 @@ def _brief(run: PlannedRun) -> str:
 
 def _ranks(run: PlannedRun) -> str:
     if len(run.ranks) <= _MOST_RANKS:
-        return ", ".join(f"{each.rank} on {each.host} (slot {each.slot})" for each in run.ranks)
-    hosts = Counter(each.host for each in run.ranks)
+        return ", ".join(f"{rank.rank} on {rank.host} (slot {rank.slot})" for rank in run.ranks)
+    hosts = Counter(rank.host for rank in run.ranks)
     return f"{len(run.ranks)}: " + ", ".join(f"{number} on {host}" for host, number in hosts.items())
 
 
 def _steps(run: PlannedRun) -> str:
-    behind = f"; {run.first_step} of them are done" if run.first_step else ""
+    done = f"; {run.first_step} of them are done" if run.first_step else ""
     if run.steps_per_epoch is None:
         steps = "only the ranks know how many" if run.steps is None else f"at most {run.steps:,}"
-        return f"{steps}; {run.global_batch} samples per batch{behind}"
+        return f"{steps}; {run.global_batch} samples per batch{done}"
     if run.epochs is None:
         return f"{_count(run.steps)} in all, an epoch has {run.steps_per_epoch:,}; {run.global_batch} samples per batch"
     epochs = f"{run.epochs} epoch{'' if run.epochs == 1 else 's'}"
-    return f"{run.steps:,} in {epochs} of {run.steps_per_epoch:,}; {run.global_batch} samples per batch{behind}"
+    return f"{run.steps:,} in {epochs} of {run.steps_per_epoch:,}; {run.global_batch} samples per batch{done}"
 
 
 def _memory(memory: Parts | None) -> str:
     if memory is None:
         return "not known: only the script knows the model"
-    parts = [f"{name} {size(value)}" for name, value in memory if value]
-    return f"a rank needs at least {', '.join(parts)}, and more for data and scratch space"
+    sizes = [f"{name} {size(value)}" for name, value in memory if value]
+    return f"a rank needs at least {', '.join(sizes)}, and more for data and scratch space"
 
 
 def _time(run: PlannedRun) -> str:

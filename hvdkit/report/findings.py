@@ -26,26 +26,26 @@ class Finding:
     text: str
 
 
-def findings(found: Found, groups: list[Group]) -> list[Finding]:
+def findings(given: Found, groups: list[Group]) -> list[Finding]:
     """The findings, the most important first."""
-    if found.comparison is None:
+    if given.comparison is None:
         doubted = [Finding("bad", "Speed", f"{text[0].upper()}{text[1:]}.") for text in doubts(groups[0].first)]
         return [*doubted, _single(groups[0])]
     own = [group for group in groups if group.rival is None]
     nps = sorted({group.np for group in own})
-    made = [_fastest([group for group in own if group.np == np]) for np in nps]
-    made += [*_scaling(own), _parity(found.comparison), *_rivals(found.comparison, own[0].first.unit)]
-    if found.comparison.baseline is not None:
-        made.append(_baseline(found.comparison.baseline))
-    noisy = [run for run in found.runs if run.result.noisy]
+    lines = [_fastest([group for group in own if group.np == np]) for np in nps]
+    lines += [*_scaling(own), _parity(given.comparison), *_rivals(given.comparison, own[0].first.unit)]
+    if given.comparison.baseline is not None:
+        lines.append(_baseline(given.comparison.baseline))
+    noisy = [run for run in given.runs if run.result.noisy]
     if noisy:
         text = (
-            f"Other processes took more than a tenth of the CPU time in {len(noisy)} of {len(found.runs)} runs. Run "
+            f"Other processes took more than a tenth of the CPU time in {len(noisy)} of {len(given.runs)} runs. Run "
             "them again on an idle machine."
         )
-        made.append(Finding("bad", "Noisy", text))
-    made.sort(key=lambda finding: finding.kind != "bad")  # stable
-    return [*_few_rounds(groups), *made]
+        lines.append(Finding("bad", "Noisy", text))
+    lines.sort(key=lambda finding: finding.kind != "bad")  # stable
+    return [*_few_rounds(groups), *lines]
 
 
 def _few_rounds(groups: list[Group]) -> list[Finding]:
@@ -69,9 +69,9 @@ def _few_rounds(groups: list[Group]) -> list[Finding]:
     return [Finding("caution", lead, text)]
 
 
-def why_accuracies_differ(found: Found, groups: list[Group]) -> str:
+def why_accuracies_differ(given: Found, groups: list[Group]) -> str:
     """Why accuracies differ although parity passed; empty if they do not differ, or if it did not pass."""
-    parity = found.comparison and found.comparison.parity
+    parity = given.comparison and given.comparison.parity
     rates = [rate for group in groups if (rate := group.middle("val_accuracy")) is not None]
     shown = {f"{100 * rate:.2f} %": rate for rate in sorted(rates)}
     if not parity or not parity.passed or len(shown) < 2:
@@ -80,12 +80,12 @@ def why_accuracies_differ(found: Found, groups: list[Group]) -> str:
     text = (
         f"Accuracies differ ({low} to {high}) although parity passed. This is expected: parity compares single steps "
         "in float64, each from the same weights, but these runs trained from start to end in "
-        f"{found.runs[0].result.precision}. There every framework rounds a little differently, and training amplifies "
+        f"{given.runs[0].result.precision}. There every framework rounds a little differently, and training amplifies "
         "the difference with each step, so correct programs end with different weights."
     )
-    if samples := found.runs[0].result.val_samples:
+    if samples := given.runs[0].result.val_samples:
         text += (
-            f" One of the {samples:,} held-out {found.runs[0].result.unit} is {100 / samples:.2g} percentage points."
+            f" One of the {samples:,} held-out {given.runs[0].result.unit} is {100 / samples:.2g} percentage points."
         )
     if len({group.np for group in groups}) > 1:
         text += " Runs with more ranks also have a larger global batch."
@@ -126,11 +126,13 @@ def _fastest(groups: list[Group]) -> Finding:
 def _scaling(groups: list[Group]) -> list[Finding]:
     most = max(group.np for group in groups)
     known = [
-        (found.middle, group.label) for group in groups if group.np == most and (found := efficiency(group, groups))
+        (efficient.middle, group.label)
+        for group in groups
+        if group.np == most and (efficient := efficiency(group, groups))
     ]
     if most == 1 or not known:
         return []
-    shown = [f"{name} {100 * share:.0f} %" for share, name in sorted(known, key=lambda each: -each[0])]
+    shown = [f"{name} {100 * share:.0f} %" for share, name in sorted(known, key=lambda row: -row[0])]
     text = f"Efficiency at {ranks(most)}: {', '.join(shown)}."
     if max(known)[0] > 1:
         text += " For values above 100 %, see the notes below the results."
@@ -141,25 +143,27 @@ def above_one(groups: list[Group]) -> list[str]:
     """A note for each group whose efficiency is above 100 %, with what the results say about the reason."""
     notes = []
     for group in groups:
-        found = efficiency(group, groups)
-        if group.np == 1 or found is None or found.middle <= 1:
+        estimate = efficiency(group, groups)
+        if group.np == 1 or estimate is None or estimate.middle <= 1:
             continue
         alone = next(
-            each for each in groups if (each.framework, each.rival, each.np) == (group.framework, group.rival, 1)
+            smaller
+            for smaller in groups
+            if (smaller.framework, smaller.rival, smaller.np) == (group.framework, group.rival, 1)
         )
-        text = f"{group.label} has an efficiency of {100 * found.middle:.1f} % at {ranks(group.np)}."
+        text = f"{group.label} has an efficiency of {100 * estimate.middle:.1f} % at {ranks(group.np)}."
         one, many = alone.first.threads, group.first.threads
         if one != many:
             text += f" The single rank had {one} threads, each of the {group.np} ranks {many}, so they are not alike."
-        noisy = sum(run.result.noisy for each in (alone, group) for run in each.runs)
+        noisy = sum(run.result.noisy for measured in (alone, group) for run in measured.runs)
         if noisy:
             text += f" {noisy} of the {len(alone.runs) + len(group.runs)} runs that it is computed from were noisy."
-        if found.low is None:
+        if estimate.low is None:
             text += " With one run each, this can be chance; measure again with --rounds 6."
-        elif found.low <= 1:
+        elif estimate.low <= 1:
             text += " Its interval contains 100 %, so this can be chance."
         else:
-            text += f" Its interval, from {found.n} rounds, is above 100 %; the results do not show why."
+            text += f" Its interval, from {estimate.n} rounds, is above 100 %; the results do not show why."
         notes.append(text)
     return notes
 
@@ -168,12 +172,12 @@ def _parity(comparison: Comparison) -> Finding:
     parity = comparison.parity
     if parity is None:
         return Finding("open", "Parity", "Not checked (--no-parity): it is not known whether all did the same work.")
-    failed = [name for name, each in parity.frameworks.items() if not each.passed]
+    failed = [name for name, result in parity.frameworks.items() if not result.passed]
     if failed:
         text = f"FAILED: {', '.join(failed)} did not compute what {reference(parity)} computes."
         return Finding("bad", "Parity", text)
     exact = parity.in_float64
-    worst = max(each.step_f64 for each in exact.values())
+    worst = max(result.step_f64 for result in exact.values())
     text = f"Passed: all compute what {reference(parity)} computes, to {worst:.0e} in float64, {parity.steps} steps."
     if singles := parity.frameworks.keys() - exact.keys():
         text += f" {', '.join(sorted(singles))} has float32 alone, and is as near as {reference(parity)} is in that."
@@ -181,25 +185,25 @@ def _parity(comparison: Comparison) -> Finding:
 
 
 def _rivals(comparison: Comparison, unit: str) -> list[Finding]:
-    against = [each for each in comparison.ratios if not each.against.startswith("np=")]
-    parts = []
-    for rival in dict.fromkeys(each.against for each in against):
-        mine = [each for each in against if each.against == rival]
+    against = [row for row in comparison.ratios if not row.against.startswith("np=")]
+    sentences = []
+    for rival in dict.fromkeys(row.against for row in against):
+        mine = [row for row in against if row.against == rival]
         if len(mine) <= 2:
-            shown = [f"{each.framework} at {ranks(each.np)} {each.median:.2f} {_sure(each)}" for each in mine]
+            shown = [f"{row.framework} at {ranks(row.np)} {row.median:.2f} {_sure(row)}" for row in mine]
         else:
-            low, high = min(each.median for each in mine), max(each.median for each in mine)
-            verdicts = Counter(each.shown for each in mine if each.rounds > 1).most_common()
+            low, high = min(row.median for row in mine), max(row.median for row in mine)
+            verdicts = Counter(row.shown for row in mine if row.rounds > 1).most_common()
             shown = [f"{low:.2f} to {high:.2f}", *(f"{verdict}: {count} of {len(mine)}" for verdict, count in verdicts)]
-        parts.append(f"{rival}: {'; '.join(shown)}.")
-    return [Finding("plain", f"{unit}/s ÷ the alternative's", " ".join(parts))] if parts else []
+        sentences.append(f"{rival}: {'; '.join(shown)}.")
+    return [Finding("plain", f"{unit}/s ÷ the alternative's", " ".join(sentences))] if sentences else []
 
 
-def _sure(each: Ratio) -> str:
+def _sure(row: Ratio) -> str:
     """The interval of a ratio, its confidence and the verdict; a single round has no interval."""
-    if each.rounds == 1:
+    if row.rounds == 1:
         return "(one run each)"
-    return f"({each.low:.2f}–{each.high:.2f}), {each.verdict}, {100 * each.confidence:.0f} % confidence"
+    return f"({row.low:.2f}–{row.high:.2f}), {row.verdict}, {100 * row.confidence:.0f} % confidence"
 
 
 def _baseline(rows: list[BaselineRow]) -> Finding:

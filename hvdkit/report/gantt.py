@@ -60,7 +60,7 @@ def picture(schedule: Schedule, title: str, path: Path) -> None:
     paint, pen = ImageDraw.Draw(bars), ImageDraw.Draw(image)
     named: list[tuple[float, float, str]] = []
     for span in spans:
-        from_, to = (scale * (place - begin) for place in (max(span.start, begin), min(span.end, end)))
+        from_, to = (scale * (at - begin) for at in (max(span.start, begin), min(span.end, end)))
         middle = _ROW * (rows.index(_row(span)) + 0.58)
         gap = 0.25 if to - from_ > 5 else 0.0  # separates consecutive tasks of the same kind
         _bar(paint, from_ + gap, to - gap, middle - 0.31 * _ROW, middle + 0.31 * _ROW, _COLOURS[span.task.kind])
@@ -73,8 +73,8 @@ def picture(schedule: Schedule, title: str, path: Path) -> None:
     for x, y, name in named:
         pen.text((x, y), name, "white", tiny, "mm")
     pen.rectangle((left, _TOP, _RIGHT, bottom), outline="black")
-    for place, row in enumerate(rows):
-        y = _TOP + _ROW * (place + 0.58)
+    for index, row in enumerate(rows):
+        y = _TOP + _ROW * (index + 0.58)
         pen.line((left - 5, y, left, y), "black")
         pen.text((left - 10, y), brief(row), "black", words, "rm")
     for milliseconds, text in _ticks(1e3 * length):
@@ -106,9 +106,9 @@ def _font(size: int) -> FreeTypeFont | ImageFont:
     """DejaVu Sans, which covers most scripts and comes with Matplotlib; else Pillow's default font."""
     from PIL import ImageFont
 
-    found = importlib.util.find_spec("matplotlib")
+    spec = importlib.util.find_spec("matplotlib")
     try:
-        path = Path(str(found and found.origin)).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
+        path = Path(str(spec and spec.origin)).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
         return ImageFont.truetype(str(path), size, layout_engine=ImageFont.Layout.BASIC)
     except OSError:
         return ImageFont.load_default(size)
@@ -119,7 +119,7 @@ def _ticks(most: float) -> list[tuple[float, str]]:
     power = 10.0 ** math.floor(math.log10(most / 9))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= most / 9)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    return [(place * step, f"{place * step:,.{digits}f}") for place in range(math.floor(most / step + 1e-9) + 1)]
+    return [(number * step, f"{number * step:,.{digits}f}") for number in range(math.floor(most / step + 1e-9) + 1)]
 
 
 def trace(schedule: Schedule, profile: Profile, path: Path) -> None:
@@ -127,7 +127,7 @@ def trace(schedule: Schedule, profile: Profile, path: Path) -> None:
     critical, begin, _, spans = window(schedule)
     rows = _rows(spans)
     events: list[dict[str, Any]] = [_named("process_name", 1, 0, "simulated")]
-    events += [_named("thread_name", 1, place, row) for place, row in enumerate(rows)]
+    events += [_named("thread_name", 1, index, row) for index, row in enumerate(rows)]
     for span in spans:
         task, row = span.task, rows.index(_row(span))
         event = _event(task.name, task.kind, span.start - begin, span.end - span.start, 1, row)
@@ -148,10 +148,10 @@ def _measured(profile: Profile) -> list[dict[str, Any]]:
             took = 1e-3 * (tensor.ready_ms - before)
             events.append(_event(f"backward {tensor.name}", "backward", forward + 1e-3 * before, took, 2, 0))
             before = tensor.ready_ms
-    for each in profile.communications:
-        if each.start_ms is not None:
-            name = f"{each.operation} of {each.tensors} ({each.bytes} bytes)"
-            events.append(_event(name, "communication", forward + 1e-3 * each.start_ms, 1e-3 * each.ms, 2, 1))
+    for op in profile.communications:
+        if op.start_ms is not None:
+            name = f"{op.operation} of {op.tensors} ({op.bytes} bytes)"
+            events.append(_event(name, "communication", forward + 1e-3 * op.start_ms, 1e-3 * op.ms, 2, 1))
     return events
 
 

@@ -30,18 +30,18 @@ def chart(np: int, members: list[Group], look: Callable[[str], dict[str, Any]]) 
             style = look(group.label)
             ends = [line for line in group.runs[0].lines if line.ends_epoch]
             within = loss_lines(group)
-            places, losses = [_epoch(line, group) for line in within], [line.loss for line in within]
+            at_epochs, losses = [_epoch(line, group) for line in within], [line.loss for line in within]
             marker = style["marker"] if len(within) < 10 else ""
             loss_style = {"color": style["color"], "ls": style["ls"], "marker": marker, "ms": 4, "lw": 1.4}
-            panels[0].plot(places, losses, **loss_style, clip_on=False, label=brief(group.label))
-            for place, line in zip(places, within, strict=True):
-                canvas.point(panels[0], place, line.loss, f"{group.label}, step {line.step}: loss {line.loss:.4f}")
+            panels[0].plot(at_epochs, losses, **loss_style, clip_on=False, label=brief(group.label))
+            for epoch, line in zip(at_epochs, within, strict=True):
+                canvas.point(panels[0], epoch, line.loss, f"{group.label}, step {line.step}: loss {line.loss:.4f}")
             for axes, name in zip(panels[1:], shown_names, strict=True):
                 unit, factor = (" %", 100.0) if name == "accuracy" else ("", 1.0)
                 scores = [(line, factor * score) for line in ends if (score := _score(line, name)) is not None]
                 if scores:
-                    places, values = [_epoch(line, group) for line, _ in scores], [score for _, score in scores]
-                    axes.plot(places, values, **style, clip_on=False, label=brief(group.label))
+                    at_epochs, values = [_epoch(line, group) for line, _ in scores], [score for _, score in scores]
+                    axes.plot(at_epochs, values, **style, clip_on=False, label=brief(group.label))
                 for line, score in scores:
                     value = f"{score:.2f} %" if unit else f"{score:.4f}"
                     text = f"{group.label}, epoch {line.epoch + 1}: {titled(name)} {value}"

@@ -8,33 +8,33 @@ from hvdkit.report.tabular import Cell, Table, number
 from hvdkit.results.memory import MemoryNeed, MemoryRow, Parts
 
 
-def title(found: MemoryNeed) -> str:
+def title(need: MemoryNeed) -> str:
     """What the tables are of."""
-    how = f"{found.precision}{', recompute' if found.recompute else ''}, batch {found.batch_size}"
-    room = "" if found.device_bytes is None else f"; {found.device} has {found.device_bytes / 2**20:,.0f} MiB"
-    return f"{found.recipe}: {found.model}, {found.parameters:,} parameters, {how}; MiB of a rank{room}"
+    how = f"{need.precision}{', recompute' if need.recompute else ''}, batch {need.batch_size}"
+    room = "" if need.device_bytes is None else f"; {need.device} has {need.device_bytes / 2**20:,.0f} MiB"
+    return f"{need.recipe}: {need.model}, {need.parameters:,} parameters, {how}; MiB of a rank{room}"
 
 
-def tables(found: MemoryNeed) -> Iterator[Table]:
+def tables(need: MemoryNeed) -> Iterator[Table]:
     """One for each number of ranks: a row for each part that is not empty, a column for each stage of sharding."""
-    for ranks in dict.fromkeys(row.ranks for row in found.rows):
-        mine = [row for row in found.rows if row.ranks == ranks]
-        lines = [[Cell(name), *(made(row) for row in mine)] for name, made in _lines(found, mine).items()]
+    for ranks in dict.fromkeys(row.ranks for row in need.rows):
+        mine = [row for row in need.rows if row.ranks == ranks]
+        lines = [[Cell(name), *(cell_of(row) for row in mine)] for name, cell_of in _lines(need, mine).items()]
         heading = "1 rank" if ranks == 1 else f"{ranks} ranks, sharding:"
         yield Table("memory", [heading, *(row.stage if ranks > 1 else "" for row in mine)], lines)
 
 
-def notes(found: MemoryNeed) -> list[str]:
+def notes(need: MemoryNeed) -> list[str]:
     """What stands below the tables."""
-    missing = dict.fromkeys(row.stage for row in found.rows if not row.supported)
+    missing = dict.fromkeys(row.stage for row in need.rows if not row.supported)
     return [
-        *found.notes,
-        *(f"sharding: {stage} is counted only: training under {found.framework} refuses it" for stage in missing),
-        f"framework: {found.framework}'s own memory, {found.framework_source}; scratch space of kernels is not counted",
+        *need.notes,
+        *(f"sharding: {stage} is counted only: training under {need.framework} refuses it" for stage in missing),
+        f"framework: {need.framework}'s own memory, {need.framework_source}; scratch space of kernels is not counted",
     ]
 
 
-def _lines(found: MemoryNeed, rows: list[MemoryRow]) -> dict[str, Callable[[MemoryRow], Cell]]:
+def _lines(need: MemoryNeed, rows: list[MemoryRow]) -> dict[str, Callable[[MemoryRow], Cell]]:
     """The rows of a table by their names."""
 
     def part(name: str) -> Callable[[MemoryRow], Cell]:
@@ -44,7 +44,7 @@ def _lines(found: MemoryNeed, rows: list[MemoryRow]) -> dict[str, Callable[[Memo
     lines["total"] = lambda row: _mib(row.total_bytes)
     if rows[0].ranks > 1:
         lines["sent in a step"] = lambda row: _mib(row.sent_bytes_per_step)
-    if found.device_bytes is not None:
+    if need.device_bytes is not None:
         lines["fits"] = lambda row: Cell("yes" if row.fits else "no", bad=not row.fits)
         lines["largest batch_size"] = lambda row: number(row.largest_batch)
     return lines

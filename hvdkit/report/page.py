@@ -69,7 +69,7 @@ def write(folder: Path, out: Path | None = None) -> tuple[Path, Path]:
 
     Raises RequestError if the folder has no results, or damaged ones, or if `out` cannot be written.
     """
-    found = collect.read(folder)
+    given = collect.read(folder)
     target = out or folder
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -78,31 +78,31 @@ def write(folder: Path, out: Path | None = None) -> tuple[Path, Path]:
     if not os.access(target, os.W_OK | os.X_OK):
         raise RequestError(f"{target}: cannot be written (permission denied); name another folder with --out")
     own_command = shlex.join(["hvdkit", "report", str(folder), *(["--out", str(out)] if out else [])])
-    page = make(found, own_command, target)
+    page = make(given, own_command, target)
     write_atomic(target / "report.html", as_html(page).encode(errors="replace"))  # a path need not be UTF-8
     write_atomic(target / "report.md", as_markdown(page).encode(errors="replace"))
     return target / "report.html", target / "report.md"
 
 
-def make(found: Found, own_command: str, target: Path = Path()) -> Page:
+def make(given: Found, own_command: str, target: Path = Path()) -> Page:
     """The page about the results of a folder, to be written into `target`."""
-    groups = grouped(found.runs)
-    first = found.runs[0].result
+    groups = grouped(given.runs)
+    first = given.runs[0].result
     frameworks = list(dict.fromkeys(group.framework for group in groups))
-    who = f"{first.framework}, {ranks(first.np)}" if found.comparison is None else _listed(frameworks)
-    commands = [reproduce.locate(group.runs[0], found.folder) for group in groups]
+    who = f"{first.framework}, {ranks(first.np)}" if given.comparison is None else _listed(frameworks)
+    commands = [reproduce.locate(group.runs[0], given.folder) for group in groups]
     return Page(
         title=f"{first.recipe}: {who}",
         about=f"{first.model}, {first.parameters:,} parameters; {first.batch} per rank and step, "
-        f"{_length(found.runs)}, {first.precision}, {first.optimizer}, seed {first.seed}",
-        findings=findings(found, groups),
-        results=results_table(groups, found.comparison),
-        accuracies=why_accuracies_differ(found, groups),
+        f"{_length(given.runs)}, {first.precision}, {first.optimizer}, seed {first.seed}",
+        findings=findings(given, groups),
+        results=results_table(groups, given.comparison),
+        accuracies=why_accuracies_differ(given, groups),
         parity_link=_link(paths.recipes().parent / "docs" / "parity.md", target),
-        notes=_notes(found, groups),
-        sections=_sections(found, groups),
-        machine=machine_table(found),
-        commands=[*filter(None, [reproduce.of_all(found)]), *commands],
+        notes=_notes(given, groups),
+        sections=_sections(given, groups),
+        machine=machine_table(given),
+        commands=[*filter(None, [reproduce.of_all(given)]), *commands],
         own_command=own_command,
         written=time.strftime("%-d %B %Y"),
         version=hvdkit.__version__,
@@ -118,9 +118,9 @@ def _length(runs: list[Run]) -> str:
     return f"{epochs:,} epoch{'' if epochs == 1 else 's'}"
 
 
-def _notes(found: Found, groups: list[Group]) -> list[str]:
+def _notes(given: Found, groups: list[Group]) -> list[str]:
     """The notes below the results: how to read them."""
-    results = [run.result for run in found.runs]
+    results = [run.result for run in given.runs]
     unit = results[0].unit
     speed = f"{unit}/s: all ranks together, after the warm-up."
     if results[0].model_flop_per_second:
@@ -130,20 +130,20 @@ def _notes(found: Found, groups: list[Group]) -> list[str]:
         "memory of the largest rank."
     )
     notes = [f"{speed} {step}"]
-    if found.comparison:
+    if given.comparison:
         notes = [
             f"n: the number of runs; the table shows their median and, in brackets, its interval. {speed} Efficiency: "
             f"{unit}/s ÷ (ranks × {unit}/s of one rank). {step} Parity: the largest relative error in float64.",
             *above_one(groups),
         ]
-    if found.comparison and found.comparison.rounds > 1:
-        rounds = found.comparison.rounds
+    if given.comparison and given.comparison.rounds > 1:
+        rounds = given.comparison.rounds
         notes.append(
             f"Intervals: percentile bootstrap of the median over {rounds} rounds, with a confidence of at most "
             f"{100 * intervals.confidence(rounds):.0f} %. A ratio whose interval touches {1 - intervals.TIE:g} to "
             f"{1 + intervals.TIE:g} is a tie."
         )
-    if found.comparison and not any(result.rival for result in results):
+    if given.comparison and not any(result.rival for result in results):
         notes.append(
             "Only hvdkit was measured. --rival ddp, for example, measures PyTorch's DistributedDataParallel too."
         )
@@ -152,30 +152,30 @@ def _notes(found: Found, groups: list[Group]) -> list[str]:
     if any(result.native_pipeline for result in results):
         notes.append("Batches came from the user's own pipeline: frameworks may have trained on different ones.")
     for result in results:
-        for each in result.recoveries:
-            why = "a rank was lost" if each.why == "lost" else "hosts came or went"
+        for recovery in result.recoveries:
+            why = "a rank was lost" if recovery.why == "lost" else "hosts came or went"
             notes.append(
-                f"{result.framework}, {ranks(result.np)}: {why} before step {each.step}; it continued with {each.np} "
-                f"of {each.np_before} after {each.seconds:.1f} s."
+                f"{result.framework}, {ranks(result.np)}: {why} before step {recovery.step}; it continued with "
+                f"{recovery.np} of {recovery.np_before} after {recovery.seconds:.1f} s."
             )
-    if (gone := [run for run in found.runs if not run.lines]) and found.comparison:
+    if (gone := [run for run in given.runs if not run.lines]) and given.comparison:
         notes.append(f"{len(gone)} run(s) have no metrics.jsonl that can be read, so no curves.")
-    if unread := sum(run.unread for run in found.runs):
+    if unread := sum(run.unread for run in given.runs):
         notes.append(f"{unread} line(s) of metrics.jsonl could not be read and are left out.")
     return notes
 
 
-def _sections(found: Found, groups: list[Group]) -> list[Section]:
+def _sections(given: Found, groups: list[Group]) -> list[Section]:
     """All sections, in order. A single run has no scaling, no parity and no list of runs."""
-    drawn, comparison = _charts(found, groups), found.comparison
+    drawn, comparison = _charts(given, groups), given.comparison
     unread = "the metrics.jsonl is missing or cannot be read"
-    if any(run.lines for run in found.runs):
+    if any(run.lines for run in given.runs):
         unread = "fewer than two points were logged (log_every=1 logs each step)"
     text = [] if drawn["learning"] else [f"No curves: {unread}."]
-    rated = any(run.result.val_accuracy is not None for run in found.runs)
-    title = "Loss and accuracy" if rated or not own_metrics(found.runs) else "Loss and metrics"
+    rated = any(run.result.val_accuracy is not None for run in given.runs)
+    title = "Loss and accuracy" if rated or not own_metrics(given.runs) else "Loss and metrics"
     learning = Section("learning", title, text, drawn["learning"])
-    table = tuning_table(found)
+    table = tuning_table(given)
     text = [] if table.rows else ["Nothing was tuned: every setting is the recipe's."]
     tuning = Section("tuning", "Tuning", text, [], [table] if table.rows else [])
     if comparison is None:
@@ -195,7 +195,7 @@ def _sections(found: Found, groups: list[Group]) -> list[Section]:
     charts = [*drawn["speed"], *drawn["ratios"], *drawn["scaling"]]
     throughput = Section("throughput", "Throughput and scaling", text, charts)
     charts = [*drawn["steps"], *drawn["memory"], *drawn["extra"]]
-    made = [throughput, Section("steps", "Step times and memory", [], charts), learning]
+    sections = [throughput, Section("steps", "Step times and memory", [], charts), learning]
 
     parity, tables, unit = comparison.parity, [], groups[0].first.unit
     text = ["Not checked (--no-parity), so it is not known whether all did the same work. hvdkit parity checks it."]
@@ -207,7 +207,7 @@ def _sections(found: Found, groups: list[Group]) -> list[Section]:
             *deviations(parity),
         ]
         tables = [parity_table(parity, versions=False)]
-    made.append(Section("parity", "Parity", text, drawn["parity"], tables))
+    sections.append(Section("parity", "Parity", text, drawn["parity"], tables))
 
     if comparison.baseline is not None:
         margins = ", ".join(dict.fromkeys(f"{100 * row.margin:g} %" for row in comparison.baseline))
@@ -215,20 +215,20 @@ def _sections(found: Found, groups: list[Group]) -> list[Section]:
             f"{unit.capitalize()} per second ÷ those of an earlier comparison. A verdict of worse or better means that "
             f"the whole interval is below or above 1 by more than {margins}."
         ]
-        made.append(Section("baseline", "Against the baseline", text, [], [baseline_table(comparison.baseline)]))
-    return [*made, tuning, Section("runs", "Every run", [], [], [runs_table(found)])]
+        sections.append(Section("baseline", "Against the baseline", text, [], [baseline_table(comparison.baseline)]))
+    return [*sections, tuning, Section("runs", "Every run", [], [], [runs_table(given)])]
 
 
-def _charts(found: Found, groups: list[Group]) -> dict[str, list[Chart]]:
+def _charts(given: Found, groups: list[Group]) -> dict[str, list[Chart]]:
     """All charts, by what they show."""
-    charts = Charts(found, groups)
+    charts = Charts(given, groups)
 
     def drawn(name: str) -> list[Chart]:
         return list(getattr(charts, name)())
 
     with canvas.drawing(1.0):
         pass  # loads matplotlib before a second process is forked to draw some of the charts
-    names = _OF_A_RUN if found.comparison is None else _OF_A_COMPARISON
+    names = _OF_A_RUN if given.comparison is None else _OF_A_COMPARISON
     return call_all({name: partial(drawn, name) for name in names})
 
 

@@ -36,33 +36,33 @@ def reference(parity: Parity) -> str:
 
 def parity_table(parity: Parity, versions: bool = True) -> Table:
     """A row for each check, a column for each framework, with its version or not; errors above their limit are bad."""
-    each = parity.frameworks
+    results = parity.frameworks
     names = [
-        (f"{name} {found.version}" if versions else name) + (" in float32" if found.f32_excess else "")
-        for name, found in each.items()
+        (f"{name} {result.version}" if versions else name) + (" in float32" if result.f32_excess else "")
+        for name, result in results.items()
     ]
     table = Table("parity-table", ["relative error", "limit", *names], [])
 
     def add(key: str, label: str, limit: str, texts: list[str]) -> None:
-        cells = [Cell(text, bad=key in found.missed) for text, found in zip(texts, each.values(), strict=True)]
+        cells = [Cell(text, bad=key in result.missed) for text, result in zip(texts, results.values(), strict=True)]
         table.rows.append([Cell(label), Cell(limit), *cells])
 
     for key, label in (("batches_equal", "batches"), ("initial_weights_equal", "initial weights")):
-        add(key, label, "bits", ["equal" if getattr(found, key) else "DIFFER" for found in each.values()])
+        add(key, label, "bits", ["equal" if getattr(result, key) else "DIFFER" for result in results.values()])
     for key in parity.checks:
-        add(key, _CHECKS[key], f"{parity.marks[key]:.0e}", [_shown(found, key) for found in each.values()])
+        add(key, _CHECKS[key], f"{parity.marks[key]:.0e}", [_shown(result, key) for result in results.values()])
     for key, label in (("logits_f32", "logits in float32"), ("gradients_f32", "gradients in float32, worst tensor")):
-        own = getattr(next(iter(each.values())), f"reference_{key}")
-        factors = " or ".join(f"{factor:g}" for factor in sorted({found.f32_factor for found in each.values()}))
-        errors = [getattr(found, key) for found in each.values()]
+        own = getattr(next(iter(results.values())), f"reference_{key}")
+        factors = " or ".join(f"{factor:g}" for factor in sorted({result.f32_factor for result in results.values()}))
+        errors = [getattr(result, key) for result in results.values()]
         texts = [f"{error:.1e} ({error / own:.1f} ×)" if own else f"{error:.1e}" for error in errors]
         add(key, label, f"{factors} × {own:.1e}", texts)
     return table
 
 
-def _shown(found: FrameworkParity, key: str) -> str:
-    text = f"{getattr(found, key):.1e}"
-    return text if found.f32_excess is None else f"{text} ({found.f32_excess[key]:.1g} × limit)"
+def _shown(result: FrameworkParity, key: str) -> str:
+    text = f"{getattr(result, key):.1e}"
+    return text if result.f32_excess is None else f"{text} ({result.f32_excess[key]:.1g} × limit)"
 
 
 def parity_markdown(parity: Parity) -> str:
@@ -74,18 +74,22 @@ def parity_markdown(parity: Parity) -> str:
         reference=reference(parity),
         checks=parity_table(parity),
         deviations=deviations(parity),
-        singles=[name for name, each in parity.frameworks.items() if each.f32_excess],
-        factors=", ".join(f"{name} {each.f32_factor:g}" for name, each in parity.frameworks.items()),
+        singles=[name for name, result in parity.frameworks.items() if result.f32_excess],
+        factors=", ".join(f"{name} {result.f32_factor:g}" for name, result in parity.frameworks.items()),
     )
 
 
 def deviations(parity: Parity) -> list[str]:
     """A line for each framework that did not pass: where it deviates first, and the likely cause."""
     return [
-        f"{name}: missed {', '.join(each.missed)}"
-        + (f"; deviates first in {each.first_deviation}. Likely: {each.likely_cause}." if each.first_deviation else ".")
-        for name, each in parity.frameworks.items()
-        if not each.passed
+        f"{name}: missed {', '.join(result.missed)}"
+        + (
+            f"; deviates first in {result.first_deviation}. Likely: {result.likely_cause}."
+            if result.first_deviation
+            else "."
+        )
+        for name, result in parity.frameworks.items()
+        if not result.passed
     ]
 
 
@@ -93,10 +97,10 @@ def verdict(parity: Parity | None, framework: str) -> str:
     """One framework's cell in another table: its largest error over all steps if it passed every check."""
     if parity is None or framework not in parity.frameworks:
         return "not checked"
-    each = parity.frameworks[framework]
-    if not each.passed:
+    proved = parity.frameworks[framework]
+    if not proved.passed:
         return "FAILED"
-    return f"{each.step_f64:.0e}" if each.f32_excess is None else "as in float32"
+    return f"{proved.step_f64:.0e}" if proved.f32_excess is None else "as in float32"
 
 
 def clipped(error: float) -> float:
@@ -114,15 +118,15 @@ def parity_plot(parity: Parity, path: Path) -> None:
 
         left, middle, right = figure.subplots(1, 3, width_ratios=(1.1, 1.4, 1))
         checks = parity.checks
-        for index, (name, each) in enumerate(parity.in_float64.items()):
-            places = [place + 0.15 * (index - (len(parity.in_float64) - 1) / 2) for place in range(len(checks))]
-            left.plot([clipped(getattr(each, key)) for key in checks], places, "o", label=name, color=f"C{index}")
-            for errors, line in ((each.gradient_errors_f64, ".-"), (each.gradient_errors_f32, ".:")):
+        for index, (name, result) in enumerate(parity.in_float64.items()):
+            heights = [row + 0.15 * (index - (len(parity.in_float64) - 1) / 2) for row in range(len(checks))]
+            left.plot([clipped(getattr(result, key)) for key in checks], heights, "o", label=name, color=f"C{index}")
+            for errors, line in ((result.gradient_errors_f64, ".-"), (result.gradient_errors_f32, ".:")):
                 middle.plot([*map(clipped, errors.values())], line, lw=0.6, ms=3, color=f"C{index}")
-            steps = [*map(clipped, each.step_errors_f64)]
+            steps = [*map(clipped, result.step_errors_f64)]
             right.plot(range(1, len(steps) + 1), steps, ".-", color=f"C{index}")
-        for place, key in enumerate(checks):
-            left.plot([parity.marks[key]] * 2, [place - 0.4, place + 0.4], color="black", lw=2)
+        for height, key in enumerate(checks):
+            left.plot([parity.marks[key]] * 2, [height - 0.4, height + 0.4], color="black", lw=2)
         plotting.logarithmic(left, "x")
         left.xaxis.set_major_locator(ticker.LogLocator(numticks=6))
         left.set(xlim=(FLOOR / 2, 20), title="worst error (black: limit)")

@@ -56,29 +56,31 @@ def advice_lines(advice: Advice) -> list[str]:
     lines += [f"{advice.model} on {advice.cluster}, today", point_line(advice.today), advice.money, *_plans(advice)]
     shown = []
     for kind in ("software", "hardware"):
-        mine = [each for each in advice.suggestions if each.kind == kind]
+        mine = [change for change in advice.suggestions if change.kind == kind]
         shown += mine[:_SHOWN]
         lines.append(f"{kind}:" if mine else f"{kind}: nothing that was tried brings half a percent")
-        lines += [f"  {suggestion_line(each, advice.today.unit)}" for each in mine[:_SHOWN]]
+        lines += [f"  {suggestion_line(change, advice.today.unit)}" for change in mine[:_SHOWN]]
         lines += [f"  {len(mine) - _SHOWN} more in advise.md"] if len(mine) > _SHOWN else []
     return [*lines, f"more ranks: {advice.adding.told}", *(f"note: {note}" for note in _notes(advice, shown))]
 
 
-def suggestion_line(each: Suggestion, unit: str = "images") -> str:
+def suggestion_line(change: Suggestion, unit: str = "images") -> str:
     """One suggestion in a line; `unit` is what speeds count."""
-    parts = [f"{_gain(each.gain, each)} × {unit}/s ({_believed(each)}): {each.what}"]
-    if each.currency is None and each.effort == "other machines":
-        parts.append("their price is unknown")
-    elif each.train_cost is not None:
-        saved = "" if each.saved is None else f", {amount(abs(each.saved), each.currency)} {_less(each.saved)}"
-        parts.append(f"training costs {amount(each.train_cost, each.currency)}{saved}")
-    elif each.cost_per_million_images is not None:
-        parts.append(f"a million {unit} cost {amount(each.cost_per_million_images, each.currency)}")
-    if each.points_lost is not None and each.points_lost > 0:
-        per_point = each.saved and each.saved > 0 and f", {amount(each.saved / each.points_lost, each.currency)} each"
+    sentences = [f"{_gain(change.gain, change)} × {unit}/s ({_believed(change)}): {change.what}"]
+    if change.currency is None and change.effort == "other machines":
+        sentences.append("their price is unknown")
+    elif change.train_cost is not None:
+        saved = "" if change.saved is None else f", {amount(abs(change.saved), change.currency)} {_less(change.saved)}"
+        sentences.append(f"training costs {amount(change.train_cost, change.currency)}{saved}")
+    elif change.cost_per_million_images is not None:
+        sentences.append(f"a million {unit} cost {amount(change.cost_per_million_images, change.currency)}")
+    if change.points_lost is not None and change.points_lost > 0:
+        per_point = (
+            change.saved and change.saved > 0 and f", {amount(change.saved / change.points_lost, change.currency)} each"
+        )
         of = "" if unit == "images" else " of images"
-        parts.append(f"lost {each.points_lost:.1f} points of accuracy on a small model{of}{per_point or ''}")
-    return "; ".join(parts)
+        sentences.append(f"lost {change.points_lost:.1f} points of accuracy on a small model{of}{per_point or ''}")
+    return "; ".join(sentences)
 
 
 def _less(saved: float) -> str:
@@ -119,7 +121,7 @@ def _percent(probability: float) -> str:
 
 def _notes(advice: Advice, suggestions: list[Suggestion]) -> list[str]:
     """Today's notes, those on the suggestions, and what was left out; guesses stand above."""
-    notes = [*advice.today.warnings, *(note for each in suggestions for note in each.warnings)]
+    notes = [*advice.today.warnings, *(note for change in suggestions for note in change.warnings)]
     notes += [f"left out: {what}; {reason}" for what, reason in advice.left_out.items()]
     return [note for note in dict.fromkeys(notes) if note not in advice.guesses]
 
@@ -130,24 +132,27 @@ def advice_markdown(advice: Advice) -> str:
 
     suggestions = [
         [
-            *(f"{each.kind}: {each.what}", _gain(each.gain, each), _believed(each)),
-            "" if each.epoch_s is None else time_text(each.epoch_s),
-            *(_amount(value, each.currency) for value in (each.train_cost, each.saved, each.cost_per_million_images)),
-            *(each.effort, each.risk),
+            *(f"{change.kind}: {change.what}", _gain(change.gain, change), _believed(change)),
+            "" if change.epoch_s is None else time_text(change.epoch_s),
+            *(
+                _amount(value, change.currency)
+                for value in (change.train_cost, change.saved, change.cost_per_million_images)
+            ),
+            *(change.effort, change.risk),
         ]
-        for each in advice.suggestions
+        for change in advice.suggestions
     ]
     today = point_line(advice.today).strip()
     plans, notes = _plans(advice), _notes(advice, advice.suggestions)
     return render("advise.md", advice=advice, today=today, plans=plans, suggestions=suggestions, notes=notes)
 
 
-def _believed(each: Suggestion) -> str:
-    return f"{_gain(each.gain_low, each)} to {_gain(each.gain_high, each)}{'' if each.sure else ', not sure'}"
+def _believed(change: Suggestion) -> str:
+    return f"{_gain(change.gain_low, change)} to {_gain(change.gain_high, change)}{'' if change.sure else ', not sure'}"
 
 
-def _gain(value: float, each: Suggestion) -> str:
-    return f"{value:.{3 if each.gain < 1.1 else 2}f}"
+def _gain(value: float, change: Suggestion) -> str:
+    return f"{value:.{3 if change.gain < 1.1 else 2}f}"
 
 
 def time_text(seconds: float) -> str:

@@ -9,8 +9,8 @@ from hvdkit.results.predict_images import ImagePredictions
 def predictions_table(predictions: ImagePredictions) -> Table:
     """A row for each of a picture's classes; the picture is named in the first of them."""
     rows = [
-        [Cell("" if place else picture.file), Cell(guess.name), percent(guess.probability)]
+        [Cell("" if rank else picture.file), Cell(guess.name), percent(guess.probability)]
         for picture in predictions.pictures
-        for place, guess in enumerate(picture.classes)
+        for rank, guess in enumerate(picture.classes)
     ]
     return Table("predictions", ["picture", "class", "probability"], rows)

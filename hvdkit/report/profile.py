@@ -40,17 +40,17 @@ _SHOWN = {breakdown.GAPS: "other"}  # what a part is called, if not by its key i
 
 def tables(profile: Profile) -> list[Table]:
     """The parts of a step, the layers that take longest, and the blocks of a model of sequences."""
-    step, whole = profile.step, profile.step.step_ms.mean
+    step, step_ms = profile.step, profile.step.step_ms.mean
     first = _table("part of a step", "mean", "share", "middle 80 %", title_justify="left")
     inner = {"forward": step.forward_ms, "backward": step.backward_ms, "compression": step.compression_ms}
-    for name, part in step.parts().items():
-        first.add_row(_SHOWN.get(name, name), *_cells(part, whole))
-        for inside, found in (inner | {"update": step.update_ms}).items() if name == "compute" else ():
-            if found is not None:
-                first.add_row(f"  {inside}", *_cells(found, whole), style="dim")
+    for name, spread in step.parts().items():
+        first.add_row(_SHOWN.get(name, name), *_cells(spread, step_ms))
+        for inside, inner_ms in (inner | {"update": step.update_ms}).items() if name == "compute" else ():
+            if inner_ms is not None:
+                first.add_row(f"  {inside}", *_cells(inner_ms, step_ms), style="dim")
     first.add_section()
-    first.add_row("the step", *_cells(step.step_ms, whole))
-    first.add_row("communication under compute", *_cells(step.overlapped_communication_ms, whole), style="dim")
+    first.add_row("the step", *_cells(step.step_ms, step_ms))
+    first.add_row("communication under compute", *_cells(step.overlapped_communication_ms, step_ms), style="dim")
     second = _table("layer", "forward", "backward", "gradient", "ready after")
     ready = {tensor.layer: tensor.ready_ms for tensor in profile.tensors}  # the layer's last tensor counts
     sizes: Counter[str] = Counter()
@@ -90,25 +90,25 @@ def _table(*columns: str, **settings: Any) -> Table:
 def sentences(profile: Profile) -> list[str]:
     """What bounds the step, the slowest rank, the achieved bandwidth, and the cost of profiling."""
     step, name = profile.step, profile.bound
-    whole, part = step.step_ms.mean, step.parts()[name].mean
+    step_ms, part_ms = step.step_ms.mean, step.parts()[name].mean
     shown = {"gaps": "time outside the traced phases", "waiting": "waiting for the slowest rank"}.get(name, name)
-    share = _share(part, whole)
-    text = f"{shown[0].upper()}{shown[1:]} bounds the step: it takes {part:.1f} ms of {whole:.1f} ms, {share}"
+    share = _share(part_ms, step_ms)
+    text = f"{shown[0].upper()}{shown[1:]} bounds the step: it takes {part_ms:.1f} ms of {step_ms:.1f} ms, {share}"
     exposed = step.exposed_communication_ms.mean
     if name == "communication":
-        text += f"; without it a step would be {whole / max(whole - part, 1e-9):.2f} times as fast"
+        text += f"; without it a step would be {step_ms / max(step_ms - part_ms, 1e-9):.2f} times as fast"
     elif profile.np > 1:
-        text += f"; communication that does not overlap with compute takes {_share(exposed, whole)}"
+        text += f"; communication that does not overlap with compute takes {_share(exposed, step_ms)}"
     lines = [f"{text}."]
     slow = profile.slowest
-    if slow and slow.behind_ms > _SLOW * whole and slow.last_share > _OFTEN:
+    if slow and slow.behind_ms > _SLOW * step_ms and slow.last_share > _OFTEN:
         lines.append(
             f"Rank {slow.rank} on {slow.host} is the slowest: {slow.behind_ms:.1f} ms behind the first on average, "
             f"the last in {100 * slow.last_share:.0f} % of the steps{_why(profile, slow.rank)}."
         )
     if profile.communications:
         count = len(profile.communications)
-        put_in = size(sum(each.bytes for each in profile.communications))
+        put_in = size(sum(op.bytes for op in profile.communications))
         sync = profile.settings.get("sync") or {}
         often = "per step" if sync.get("every", 1) == 1 else f"every {sync['every']} steps"
         text = f"{count} collective{'' if count == 1 else 's'} {often}, with {put_in} from each rank"
@@ -119,11 +119,11 @@ def sentences(profile: Profile) -> list[str]:
 
 def _by_batch(batches: Sequence[BatchTime]) -> str:
     """Forward and backward by batch size: the affine fit, and how far from it the measured times are."""
-    sizes = [each.batch_size for each in batches]
-    found = batch_curves.fit(sizes, [each.compute_ms for each in batches])
+    sizes = [batch.batch_size for batch in batches]
+    fitted = batch_curves.fit(sizes, [batch.compute_ms for batch in batches])
     return (
-        f"Forward and backward by batch size, {', '.join(map(str, sizes))}: {found.fixed_ms:.1f} ms and "
-        f"{found.per_sample_ms:.3g} ms for each sample, within {found.residual_percent:.1f} %."
+        f"Forward and backward by batch size, {', '.join(map(str, sizes))}: {fitted.fixed_ms:.1f} ms and "
+        f"{fitted.per_sample_ms:.3g} ms for each sample, within {fitted.residual_percent:.1f} %."
     )
 
 
@@ -142,7 +142,7 @@ def _why(profile: Profile, rank: int) -> str:
     mine = profile.ranks[rank].split
     extras = {}
     for name in ("input", "compute", "gaps"):
-        others = [each.split.parts()[name].mean for each in profile.ranks if each.rank != rank]
+        others = [other.split.parts()[name].mean for other in profile.ranks if other.rank != rank]
         extras[name] = mine.parts()[name].mean - min(others)
     most = max(extras, key=lambda name: extras[name])
     return f", most of it {_SHOWN.get(most, most)} (+{extras[most]:.1f} ms)" if extras[most] > 0 else ""
@@ -157,31 +157,31 @@ def _bandwidth(profile: Profile) -> str:
         beside.append(f"{_rate(link.measured_mbit_per_s)} in a collective alone")
     if link.rated_mbit_per_s:
         beside.append(f"{_rate(link.rated_mbit_per_s)} rated for {link.interface}")
-    return "; ".join(beside[:2]) + "".join(f", {each}" for each in beside[2:])
+    return "; ".join(beside[:2]) + "".join(f", {line}" for line in beside[2:])
 
 
-def _share(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.1f} %"
+def _share(part_ms: float, step_ms: float) -> str:
+    return f"{100 * part_ms / step_ms:.1f} %"
 
 
 def _rate(value: float) -> str:
     return f"{value / 1000:.1f} Gbit/s" if value >= 1000 else f"{value:.0f} Mbit/s"
 
 
-def _cells(part: Spread, whole: float) -> tuple[str, str, str]:
-    return f"{part.mean:.2f} ms", _share(part.mean, whole), f"{part.low:.2f} – {part.high:.2f}"
+def _cells(spread: Spread, step_ms: float) -> tuple[str, str, str]:
+    return f"{spread.mean:.2f} ms", _share(spread.mean, step_ms), f"{spread.low:.2f} – {spread.high:.2f}"
 
 
 def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:.2f} ms"
 
 
-def picture(profile: Profile, found: Findings, path: Path) -> None:
+def picture(profile: Profile, findings: Findings, path: Path) -> None:
     """Draw the step of median length on all ranks, and when backward finishes the gradients; written as PNG.
 
     Raises RunError if it cannot be written.
     """
-    row = sorted(found.marked, key=lambda each: max(step.ns for step in each))[len(found.marked) // 2]
+    row = sorted(findings.marked, key=lambda step_row: max(step.ns for step in step_row))[len(findings.marked) // 2]
     height = 1.6 + 0.45 * len(row)
     with plotting.picture(path, 11, height + 2.6, layout="constrained") as figure:
         from matplotlib.patches import Patch
@@ -189,7 +189,7 @@ def picture(profile: Profile, found: Findings, path: Path) -> None:
         above, below = figure.subplots(2, 1, height_ratios=(height - 0.6, 2.6))
         zero, used = min(step.open for step in row), set()
         for rank, step in enumerate(row):
-            for phase in breakdown.phases(step, row, found.negotiation):
+            for phase in breakdown.phases(step, row, findings.negotiation):
                 bar = (phase.start - zero) / 1e6, (phase.end - phase.start) / 1e6
                 above.broken_barh([bar], (rank - 0.38, 0.76), color=_COLOURS[phase.kind], lw=0)
                 used.add(phase.kind)

@@ -94,15 +94,15 @@ class ComparisonProgress(RunProgress):
     def watch(self, title: str, number: int = 1) -> Callable[[MetricLine], None]:
         """Begin the run of that round, after all runs before it; returns what its metric lines are passed to."""
         part = (number, title)
-        place = self._parts.index(part)
+        index = self._parts.index(part)
         if self._place is None:
             self._left = TimeLeft(self._costs, clock=self._clock)  # the parity check's time says nothing about the runs
         else:
             self._left.done(self._parts[self._place])
-        for earlier in self._parts[:place]:
+        for earlier in self._parts[:index]:
             if not self._left.share(earlier.__eq__):
                 self._left.drop(earlier)  # kept from the comparison that is resumed
-        self._place = place
+        self._place = index
         see = super().watch(title, number)
         self._show_all()
         if not self._live:

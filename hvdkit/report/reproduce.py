@@ -38,24 +38,24 @@ def locate(run: Run, folder: Path) -> Command:
     return Command(gives, shlex.join([*words[:2], recipe[0], *words[2:], *_out(folder, run), *recipe[1:]]))
 
 
-def of_all(found: Found) -> Command | None:
+def of_all(given: Found) -> Command | None:
     """The command of a whole comparison; None for a single run, or if no recipe is known."""
-    known = next((run for run in found.runs if run.recipe), None)
-    if found.comparison is None or known is None or known.recipe is None:
+    known = next((run for run in given.runs if run.recipe), None)
+    if given.comparison is None or known is None or known.recipe is None:
         return None
     # compare never keeps checkpoints, so the command need not turn them off
     recipe, *overrides = _recipe(known, known.recipe.model_copy(update={"checkpoint": schema.Checkpointing()}))
     words = ["hvdkit", "compare", recipe]
-    for place, option in enumerate(("--framework", "-np", "--rival")):
-        for value in filter(None, dict.fromkeys(run.kind[place] for run in found.runs)):
+    for index, option in enumerate(("--framework", "-np", "--rival")):
+        for value in filter(None, dict.fromkeys(run.kind[index] for run in given.runs)):
             words += [option, str(value)]
-    if found.comparison.rounds > 1:
-        words += ["--rounds", str(found.comparison.rounds)]
-    if found.comparison.parity is None:
+    if given.comparison.rounds > 1:
+        words += ["--rounds", str(given.comparison.rounds)]
+    if given.comparison.parity is None:
         words += ["--no-parity"]
     if known.result.launcher != "direct":
         words += ["--launcher", known.result.launcher]
-    return Command("all runs", shlex.join([*words, *_out(found.folder), *overrides]))
+    return Command("all runs", shlex.join([*words, *_out(given.folder), *overrides]))
 
 
 def _out(folder: Path, run: Run | None = None) -> list[str]:
@@ -81,15 +81,15 @@ def _recipe(run: Run, recipe: Recipe) -> list[str]:
 
 def _overrides(base: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> list[str]:
     """The overrides that turn `base` into `wanted`; a section with another name is set as a whole."""
-    found: list[str] = []
+    words: list[str] = []
     for key, value in wanted.items():
         old = base.get(key)
         if old == value:
             continue
         same_kind = isinstance(old, dict) and isinstance(value, dict) and old.get("name") == value.get("name")
         if same_kind and isinstance(old, dict):
-            found += _overrides(old, value, f"{prefix}{key}.")
+            words += _overrides(old, value, f"{prefix}{key}.")
         else:
             text = yaml_files.dump(value, default_flow_style=True, width=10**6)
-            found.append(f"{prefix}{key}={text.removesuffix('...' + chr(10)).strip()}")
-    return found
+            words.append(f"{prefix}{key}={text.removesuffix('...' + chr(10)).strip()}")
+    return words

@@ -39,8 +39,8 @@ def interval(values: tuple[float, ...]) -> Estimate:
     """The estimate of at least one value."""
     if len(values) == 1:
         return Estimate(float(values[0]), None, None, 1)
-    found = intervals.of_values(values)
-    return Estimate(found.median, found.low, found.high, len(values))
+    measured = intervals.of_values(values)
+    return Estimate(measured.median, measured.low, measured.high, len(values))
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Group:
 
     def values(self, key: str) -> tuple[float, ...]:
         """A figure of each round that has it."""
-        found = [getattr(run.result, key) for run in self.runs]
-        return tuple(value for value in found if value is not None)
+        values = [getattr(run.result, key) for run in self.runs]
+        return tuple(value for value in values if value is not None)
 
     def middle(self, key: str) -> float | None:
         """The median of a figure over the rounds that have it."""
@@ -74,8 +74,8 @@ class Group:
 
     def scores(self, name: str) -> tuple[float, ...]:
         """A validation metric of each round that has it."""
-        found = [(run.result.validation or {}).get(name) for run in self.runs]
-        return tuple(value for value in found if value is not None)
+        values = [(run.result.validation or {}).get(name) for run in self.runs]
+        return tuple(value for value in values if value is not None)
 
     def score(self, name: str) -> float | None:
         """The median of a validation metric over the rounds that have it."""
@@ -95,8 +95,8 @@ class Group:
 
 def own_metrics(runs: Iterable[Run]) -> list[str]:
     """The validation metrics to show beside accuracy: a task's own, and the loss of one without accuracy."""
-    found = dict.fromkeys(name for run in runs for name in run.result.validation or {})
-    return [name for name in found if name != "accuracy" and (name != "loss" or "accuracy" not in found)]
+    names = dict.fromkeys(name for run in runs for name in run.result.validation or {})
+    return [name for name in names if name != "accuracy" and (name != "loss" or "accuracy" not in names)]
 
 
 def titled(metric: str) -> str:
@@ -122,7 +122,7 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
 def paired(above: Group, below: Group) -> tuple[float, ...]:
     """Images per second of one group over the other's, for each round that both have."""
     mine, theirs = (
-        {run.result.round or 1: run.result.images_per_second for run in each.runs} for each in (above, below)
+        {run.result.round or 1: run.result.images_per_second for run in group.runs} for group in (above, below)
     )
     return tuple(mine[number] / theirs[number] for number in mine if theirs.get(number))
 

@@ -15,14 +15,14 @@ _SHOWN = 30  # rows on the terminal
 _LINES = 8  # of the picture
 
 
-def table(found: Sweep) -> Table:
+def table(swept: Sweep) -> Table:
     """All what-ifs, or those with the highest speed if there are many."""
-    rows = found.rows
+    rows = swept.rows
     if len(rows) > _SHOWN:
         rows = sorted(rows, key=lambda row: -row.images_per_second)[:_SHOWN]
-    columns: dict[str, Any] = {key: lambda row, key=key: Cell(text(row.what[key])) for key in found.rows[0].what}
-    money = f"{found.currency}/million {found.unit}"
-    made = Table.of(
+    columns: dict[str, Any] = {key: lambda row, key=key: Cell(text(row.what[key])) for key in swept.rows[0].what}
+    money = f"{swept.currency}/million {swept.unit}"
+    every_column = Table.of(
         "sweep",
         rows,
         columns
@@ -30,26 +30,26 @@ def table(found: Sweep) -> Table:
             "ms/step": lambda row: number(row.step_ms, 1),
             "from": lambda row: number(row.low_ms, 1),
             "to": lambda row: number(row.high_ms, 1),
-            f"{found.unit}/s": lambda row: number(row.images_per_second),
+            f"{swept.unit}/s": lambda row: number(row.images_per_second),
             "efficiency": lambda row: percent(row.efficiency),
             money: lambda row: number(row.cost_per_million_images, 2),
         },
     )
-    return made.without_empty([money])
+    return every_column.without_empty([money])
 
 
-def lines(found: Sweep) -> list[str]:
+def lines(swept: Sweep) -> list[str]:
     """What was predicted from what, and the notes."""
-    left = len(found.rows) - _SHOWN
-    said = [f"{found.model} on {found.cluster}, from a profile of {found.profile}"]
-    said += [f"the {_SHOWN} fastest of {len(found.rows)} what-ifs; all are in sweep.csv"] if left > 0 else []
-    said += [f"{count} what-ifs left out: {reason}" for reason, count in found.left_out.items()]
-    return said + [f"note ({count} of {len(found.rows)}): {note}" for note, count in found.notes.items()]
+    left = len(swept.rows) - _SHOWN
+    said = [f"{swept.model} on {swept.cluster}, from a profile of {swept.profile}"]
+    said += [f"the {_SHOWN} fastest of {len(swept.rows)} what-ifs; all are in sweep.csv"] if left > 0 else []
+    said += [f"{count} what-ifs left out: {reason}" for reason, count in swept.left_out.items()]
+    return said + [f"note ({count} of {len(swept.rows)}): {note}" for note, count in swept.notes.items()]
 
 
-def rows(found: Sweep) -> Iterable[dict[str, Any]]:
+def rows(swept: Sweep) -> Iterable[dict[str, Any]]:
     """Rows for sweep.csv: a column for each swept key."""
-    for row in found.rows:
+    for row in swept.rows:
         what = {f"set.{key}": text(value) for key, value in row.what.items()}
         yield what | row.model_dump(exclude={"what"})
 
@@ -59,31 +59,31 @@ def text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def picture(found: Sweep, path: Path) -> None:
+def picture(swept: Sweep, path: Path) -> None:
     """Draw speeds over the number of ranks, or over the key with the most values, a line for each value of
     the key with the next most; of all other keys the fastest values count. Written to `path` as PNG. Raises RunError.
     """
-    values = {key: list(dict.fromkeys(text(row.what[key]) for row in found.rows)) for key in found.rows[0].what}
+    values = {key: list(dict.fromkeys(text(row.what[key]) for row in swept.rows)) for key in swept.rows[0].what}
     by_count = sorted(values, key=lambda key: (key == RANKS and len(values[key]) > 1, len(values[key])), reverse=True)
     across, other = by_count[0], by_count[1] if len(by_count) > 1 else None
     best: dict[str, dict[str, Row]] = {}
-    for row in found.rows:
+    for row in swept.rows:
         line = best.setdefault("" if other is None else text(row.what[other]), {})
-        place = text(row.what[across])
-        if place not in line or row.images_per_second > line[place].images_per_second:
-            line[place] = row
+        x = text(row.what[across])
+        if x not in line or row.images_per_second > line[x].images_per_second:
+            line[x] = row
     shown = list(best)[:: -(-len(best) // _LINES)]
-    numbers = all(type(row.what[across]) in (int, float) and row.what[across] > 0 for row in found.rows)
+    numbers = all(type(row.what[across]) in (int, float) and row.what[across] > 0 for row in swept.rows)
     with plotting.picture(path, 10, 6) as figure:
         axes = figure.subplots()
         for name in shown:
             points = best[name]
-            places = [row.what[across] for row in points.values()] if numbers else list(points)
+            positions = [row.what[across] for row in points.values()] if numbers else list(points)
             speeds = [row.images_per_second for row in points.values()]
             low, high = ([row.images_per_second * row.step_ms / getattr(row, end) for row in points.values()]
                          for end in ("high_ms", "low_ms"))  # fmt: skip
-            axes.plot(places, speeds, "o-", label=f"{other} {name}" if other else None)
-            axes.fill_between(places, low, high, alpha=0.15)
+            axes.plot(positions, speeds, "o-", label=f"{other} {name}" if other else None)
+            axes.fill_between(positions, low, high, alpha=0.15)
         if numbers and len(values[across]) > 2:
             axes.set(xscale="log", yscale="log")
             axes.set_xticks([row.what[across] for row in best[shown[0]].values()], values[across])
@@ -92,7 +92,7 @@ def picture(found: Sweep, path: Path) -> None:
         rest = [key for key in by_count[2:] if len(values[key]) > 1]
         fastest = f", the fastest {' and '.join(rest)}" if rest else ""
         axes.set_xlabel("ranks" if across == "n" else across)
-        axes.set(ylabel=f"{found.unit}/s", title=f"{found.model} on {found.cluster}{fastest}")
+        axes.set(ylabel=f"{swept.unit}/s", title=f"{swept.model} on {swept.cluster}{fastest}")
         axes.grid(alpha=0.3)
         if other:
             axes.legend()

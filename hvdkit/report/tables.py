@@ -59,15 +59,15 @@ def _of_run(name: str, run: TrainResult) -> Cell:
     return number((run.validation or {}).get(name), 4)
 
 
-def runs_table(found: Found) -> Table:
+def runs_table(given: Found) -> Table:
     """A row for each run, from its result.json."""
-    of, factor = found.runs[0].result.cpu_of
-    own = own_metrics(found.runs) if all(run.result.val_accuracy is None for run in found.runs) else []
+    of, factor = given.runs[0].result.cpu_of
+    own = own_metrics(given.runs) if all(run.result.val_accuracy is None for run in given.runs) else []
     columns: dict[str, Callable[[TrainResult], Cell | str]] = {
         "framework": lambda run: Cell(f"{_name(run)}{' (noisy)' if run.noisy else ''}", bad=run.noisy),
         "ranks": lambda run: number(run.np),
         "round": lambda run: number(run.round or 1),
-        f"{found.runs[0].result.unit}/s": lambda run: number(run.images_per_second, 1),
+        f"{given.runs[0].result.unit}/s": lambda run: number(run.images_per_second, 1),
         "p50, ms": lambda run: number(run.step_ms_p50, 1),
         "p90, ms": lambda run: number(run.step_ms_p90, 1),
         "steps measured": lambda run: number(run.measured_steps),
@@ -85,13 +85,13 @@ def runs_table(found: Found) -> Table:
         ),
         "others' load": lambda run: percent(run.load),
     }
-    return Table.of("runs", [run.result for run in found.runs], columns | optional).without_empty(optional)
+    return Table.of("runs", [run.result for run in given.runs], columns | optional).without_empty(optional)
 
 
-def tuning_table(found: Found) -> Table:
+def tuning_table(given: Found) -> Table:
     """The settings that were chosen automatically, and why."""
     sizes: dict[tuple[str, str, str, str], set[int]] = {}  # rounds, and often numbers of ranks, share their tuning
-    for run in found.runs:
+    for run in given.runs:
         for key, choice in (run.result.tuning or {}).items():
             value = "default" if choice.get("value") is None else str(choice["value"])
             sizes.setdefault((run.result.framework, key, value, str(choice["why"])), set()).add(run.result.np)
@@ -117,19 +117,19 @@ def baseline_table(rows: list[BaselineRow]) -> Table:
     return Table.of("baseline", rows, columns)
 
 
-def machine_table(found: Found) -> Table:
+def machine_table(given: Found) -> Table:
     """The machine, the versions and the settings of all runs."""
     rows: dict[str, str] = {}
-    if found.comparison:
-        machine = found.comparison.machine
+    if given.comparison:
+        machine = given.comparison.machine
         rows |= {
             "processor": f"{machine.processor}, {machine.cores} cores usable",
             "memory": f"{machine.memory_mib:,} MiB",
             "system": f"{machine.system}, Python {machine.python}",
         }
-    results = [run.result for run in found.runs]
+    results = [run.result for run in given.runs]
     rows["measured"] = _when([result.ended_at for result in results if result.ended_at])
-    for result in sorted(results, key=lambda each: each.horovod_version is not None):  # some baselines do without
+    for result in sorted(results, key=lambda result: result.horovod_version is not None):  # some baselines do without
         rows[result.framework] = f"{result.framework_version}, Horovod {result.horovod_version or 'none'}"
     for name, values in {
         "hvdkit": [result.hvdkit_version for result in results],
@@ -159,11 +159,11 @@ def _when(ends: list[datetime]) -> str:
     return f"{first} to {last.rpartition(' ')[2] if same_day else last} UTC"
 
 
-def _share(found: Estimate | None) -> Cell:
-    if found is None or found.low is None or found.high is None:
-        return percent(found.middle if found else None)
-    text = f"{100 * found.middle:.1f} % ({100 * found.low:.1f}–{100 * found.high:.1f})"
-    return Cell(text, found.middle)
+def _share(share: Estimate | None) -> Cell:
+    if share is None or share.low is None or share.high is None:
+        return percent(share.middle if share else None)
+    text = f"{100 * share.middle:.1f} % ({100 * share.low:.1f}–{100 * share.high:.1f})"
+    return Cell(text, share.middle)
 
 
 def _wire(result: TrainResult) -> str:

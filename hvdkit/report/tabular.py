@@ -33,19 +33,19 @@ class Table:
     def of(key: str, items: Iterable[T], columns: Mapping[str, Callable[[T], Cell | str]]) -> Table:
         """A row for each item; `columns` make its cells, by their headings."""
         cells = ([make(item) for make in columns.values()] for item in items)
-        rows = [[Cell(each) if isinstance(each, str) else each for each in row] for row in cells]
+        rows = [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in cells]
         return Table(key, list(columns), rows)
 
     def without_empty(self, optional: Collection[str]) -> Table:
         """The table without those of the `optional` columns that have a value in no row."""
-        full = [any(row[place].text not in ("", "-", "–") for row in self.rows) for place in range(len(self.columns))]
-        kept = [place for place, name in enumerate(self.columns) if full[place] or name not in optional]
-        rows = [[row[place] for place in kept] for row in self.rows]
-        return Table(self.key, [self.columns[place] for place in kept], rows)
+        full = [any(row[column].text not in ("", "-", "–") for row in self.rows) for column in range(len(self.columns))]
+        kept = [column for column, name in enumerate(self.columns) if full[column] or name not in optional]
+        rows = [[row[column] for column in kept] for row in self.rows]
+        return Table(self.key, [self.columns[column] for column in kept], rows)
 
     def figures(self) -> list[bool]:
         """Whether each column holds figures, which are right-aligned."""
-        return [any(row[place].value is not None for row in self.rows) for place in range(len(self.columns))]
+        return [any(row[column].value is not None for row in self.rows) for column in range(len(self.columns))]
 
 
 def number(value: float | None, digits: int = 0) -> Cell:
@@ -71,13 +71,13 @@ def terminal(table: Table, title: str, wrap_from: int | None = None) -> RichTabl
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    made = RichTable(title=title, box=box.SIMPLE_HEAD)
+    rendered = RichTable(title=title, box=box.SIMPLE_HEAD)
     for index, column in enumerate(table.columns):
         fixed = wrap_from is None or index < wrap_from
-        made.add_column(column, justify="left" if index == 0 else "right", no_wrap=fixed)
+        rendered.add_column(column, justify="left" if index == 0 else "right", no_wrap=fixed)
     for row in table.rows:
-        made.add_row(*(Text(cell.text, "red" if cell.bad else "") for cell in row))
-    return made
+        rendered.add_row(*(Text(cell.text, "red" if cell.bad else "") for cell in row))
+    return rendered
 
 
 def markdown(table: Table) -> str:
