@@ -106,7 +106,7 @@ class Advice(Record, Result):
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each suggestion."""
-        return [each.model_dump(exclude={"settings", "recipe", "warnings"}) for each in self.suggestions]
+        return [change.model_dump(exclude={"settings", "recipe", "warnings"}) for change in self.suggestions]
 
 
 def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, money: Money) -> Advice:
@@ -116,31 +116,31 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
     fewer samples than a step takes.
     """
     checked([ranks], cluster)
-    found = calibrate(profile)
-    refusals.check(found, cluster, [ranks], settings)
-    today = point(found, cluster, ranks, settings)
+    fitted = calibrate(profile)
+    refusals.check(fitted, cluster, [ranks], settings)
+    today = point(fitted, cluster, ranks, settings)
     today.warnings.extend(of_batch_norm(profile, today))
     money.check(today.step_ms, today.batch_size, ranks)
     now = Candidate("software", "today", settings, {}, cluster, ranks)
-    taken = guesses(found, cluster, settings.speed)
+    taken = guesses(fitted, cluster, settings.speed)
     left_out: dict[str, str] = {}
 
     def suggested(change: Candidate) -> Suggestion | None:
         """The change, if a machine can run it, it brings something, and an epoch has samples enough."""
-        if fault := refusals.refusal(found.case(change.cluster, change.ranks, change.settings), change.settings):
+        if fault := refusals.refusal(fitted.case(change.cluster, change.ranks, change.settings), change.settings):
             left_out[change.what] = fault
             return None
-        after = point(found, change.cluster, change.ranks, change.settings)
+        after = point(fitted, change.cluster, change.ranks, change.settings)
         gain = after.images_per_second / today.images_per_second
         if gain < _LEAST_GAIN or not money.fits(after.batch_size, change.ranks):
             return None
-        return _suggestion(change, after, today, gain, gains(found, now, change, gain), money, not taken)
+        return _suggestion(change, after, today, gain, gains(fitted, now, change, gain), money, not taken)
 
-    pairs = [(each, made) for each in candidates.software(found, now) if (made := suggested(each))]
+    pairs = [(one, made) for one in candidates.software(fitted, now) if (made := suggested(one))]
     pairs.sort(key=lambda pair: -pair[1].gain)
-    together = _together(found, now, [each for each, _ in pairs])
-    software = [made for made in [together and suggested(together), *(made for _, made in pairs)] if made]
-    hardware = [made for each in candidates.hardware(now) if (made := suggested(each))]
+    together = _together(fitted, now, [one for one, _ in pairs])
+    software = [change for change in [together and suggested(together), *(change for _, change in pairs)] if change]
+    hardware = [made for one in candidates.hardware(now) if (made := suggested(one))]
     return Advice(
         model=profile.model,
         cluster=cluster.name,
@@ -151,7 +151,7 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
         today=today,
         plans=plans.search(profile, now, money) if money.limited else None,
         suggestions=[*sorted(software, key=lambda e: -e.gain), *sorted(hardware, key=lambda e: -e.gain)],
-        adding=_adding(found, now, today, money),
+        adding=_adding(fitted, now, today, money),
         left_out=left_out,
     )
 
@@ -159,24 +159,24 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
 @cache
 def evidence() -> dict[str, str]:
     """What is known about the accuracy of each method: what hvdkit has measured, or else what its authors report."""
-    found = yaml.safe_load((Path(__file__).parent / "evidence.yaml").read_text())
-    return {str(name): str(text) for name, text in found.items()}
+    document = yaml.safe_load((Path(__file__).parent / "evidence.yaml").read_text())
+    return {str(name): str(text) for name, text in document.items()}
 
 
-def _together(found: Calibration, now: Candidate, software: list[Candidate]) -> Candidate | None:
+def _together(fitted: Calibration, now: Candidate, software: list[Candidate]) -> Candidate | None:
     """The best candidate for each key of the recipe, combined, except batch sizes; None if there is only one."""
     best: dict[str, Candidate] = {}
-    for each in software:
-        if each.recipe is not None and "batch_size" not in each.recipe:
-            best.setdefault(next(iter(each.recipe)), each)
+    for candidate in software:
+        if candidate.recipe is not None and "batch_size" not in candidate.recipe:
+            best.setdefault(next(iter(candidate.recipe)), candidate)
     if len(best) < 2:
         return None
     every = _joined(now, list(best.values()))
     if not {"sync", "compression"} <= best.keys():
         return every
     # The less often ranks average, the less compression brings, and each has a risk: both only if that is faster.
-    one = [_joined(now, [each for key, each in best.items() if key != left]) for left in ("sync", "compression")]
-    speeds = [point(found, now.cluster, now.ranks, each.settings).images_per_second for each in (every, *one)]
+    one = [_joined(now, [one for key, one in best.items() if key != left]) for left in ("sync", "compression")]
+    speeds = [point(fitted, now.cluster, now.ranks, one.settings).images_per_second for one in (every, *one)]
     if speeds[0] >= _BOTH * max(speeds[1:]):
         return every
     return one[int(speeds[2] > speeds[1])] if len(best) > 2 else None
@@ -184,14 +184,14 @@ def _together(found: Calibration, now: Candidate, software: list[Candidate]) -> 
 
 def _joined(now: Candidate, chosen: list[Candidate]) -> Candidate:
     """All of these changes at once."""
-    changed = {key: value for each in chosen for key, value in each.changed.items()}
+    changed = {key: value for one in chosen for key, value in one.changed.items()}
     return replace(
         now,
-        what="together: " + "; ".join(each.what for each in chosen),
+        what="together: " + "; ".join(one.what for one in chosen),
         settings=Settings.model_validate(now.settings.model_dump() | changed),
         changed=changed,
-        recipe={key: value for each in chosen for key, value in (each.recipe or {}).items()},
-        evidence=tuple(name for each in chosen for name in each.evidence),
+        recipe={key: value for one in chosen for key, value in (one.recipe or {}).items()},
+        evidence=tuple(name for one in chosen for name in one.evidence),
     )
 
 
@@ -242,15 +242,15 @@ def _suggestion(
     )
 
 
-def gains(found: Calibration, now: Candidate, change: Candidate, gain: float) -> tuple[float, float]:
+def gains(fitted: Calibration, now: Candidate, change: Candidate, gain: float) -> tuple[float, float]:
     """The least and the largest gain under all combinations of what may be wrong.
 
     The errors that both steps share are the same before and after: of compute, of communication, and whether more ranks
     than were profiled wait longer. What only the change brings is added to the step after it.
     """
-    pairs = [(each, found.case(each.cluster, each.ranks, each.settings)) for each in (now, change)]
-    made = [cases(found, case, each.settings) for each, case in pairs]
-    here, there = (doubt.expected(found, case) for _, case in pairs)
+    pairs = [(one, fitted.case(one.cluster, one.ranks, one.settings)) for one in (now, change)]
+    both = [cases(fitted, case, one.settings) for one, case in pairs]
+    here, there = (doubt.expected(fitted, case) for _, case in pairs)
     more = max(_added(here.faster, there.faster), _added(here.slower, there.slower))
     # The way between two devices is the change's own, also where both are off the profile's.
     more = max(more, doubt.of_device(pairs[1][1].speed / pairs[0][1].speed))
@@ -268,12 +268,12 @@ def gains(found: Calibration, now: Candidate, change: Candidate, gain: float) ->
             )
             for slower, wire, waits, extra in corners
         ]
-        for (_, case), each, own, own_wire in zip(pairs, made, (1.0, more), (1.0, more_wire), strict=True)
+        for (_, case), each, own, own_wire in zip(pairs, both, (1.0, more), (1.0, more_wire), strict=True)
     )
     samples = [case.network.ranks * case.batch for _, case in pairs]
     found_gains = [gain, *(step.periods(before) / step.periods(after) * samples[1] / samples[0])]
-    if made[0].overlap_shown and not made[1].overlap_shown:  # the last bound is the change without overlap
-        found_gains.append(step.period(pairs[0][1]) / step.period(made[1].bounds[-1]) * samples[1] / samples[0])
+    if both[0].overlap_shown and not both[1].overlap_shown:  # the last bound is the change without overlap
+        found_gains.append(step.period(pairs[0][1]) / step.period(both[1].bounds[-1]) * samples[1] / samples[0])
     # Of more ranks alone, none is faster than one of fewer.
     alike = (change.cluster, change.settings) == (now.cluster, now.settings)
     most = max(gain, samples[1] / samples[0]) if alike else math.inf
@@ -285,14 +285,14 @@ def _added(before: float, after: float) -> float:
     return 1 + math.sqrt(max(0.0, (after - 1) ** 2 - (before - 1) ** 2))
 
 
-def _adding(found: Calibration, now: Candidate, today: Point, money: Money) -> Adding:
+def _adding(fitted: Calibration, now: Candidate, today: Point, money: Money) -> Adding:
     """Double the ranks, from one to as many as the cluster has room for and an epoch has samples for."""
     room = min(now.cluster.largest or MOST_RANKS, MOST_RANKS, money.most_ranks(today.batch_size))
     counts = sorted({min(2**i, room) for i in range(15)} | {now.ranks})
     points = {}
     for count in counts:
-        made = today if count == now.ranks else point(found, now.cluster, count, now.settings)
-        points[count] = (made.images_per_second, made.efficiency)
+        there = today if count == now.ranks else point(fitted, now.cluster, count, now.settings)
+        points[count] = (there.images_per_second, there.efficiency)
     loses = [count for i, count in enumerate(counts) if any(points[less][0] >= points[count][0] for less in counts[:i])]
     doubled = [(a, b) for a, b in itertools.pairwise(counts) if b == 2 * a and b not in loses]
     most = next((a for a, b in doubled if points[b][0] < _GROWS * points[a][0]), None)

@@ -1,6 +1,6 @@
 """How long the parts of forward and backward take by batch size, from a few sizes that were measured.
 
-Between two measured sizes each part is interpolated. Beyond them it goes on along its affine fit, but below the
+Between two measured sizes each part is interpolated. Beyond them it continues along its affine fit, but below the
 smallest it falls no faster than in proportion to the batch. So a layer that is bound by its kernels' launches stays as
 long, while one that is bound by arithmetic grows.
 """
@@ -101,30 +101,30 @@ def of_profile(profile: Profile, forward_shares: Sequence[float]) -> BatchCurve 
     batches = profile.batches
     if len(batches) < 2:
         return None
-    sizes = tuple(float(each.batch_size * profile.accumulate) for each in batches)
-    whole = 1e-3 * np.array([each.compute_ms for each in batches])
-    if not all(each.tensor_ready_ms for each in batches):
-        seconds = not_falling(whole)[:, None]
+    sizes = tuple(float(batch.batch_size * profile.accumulate) for batch in batches)
+    times = 1e-3 * np.array([batch.compute_ms for batch in batches])
+    if not all(batch.tensor_ready_ms for batch in batches):
+        seconds = not_falling(times)[:, None]
         slopes = np.diff(seconds, axis=0) / np.diff(sizes)[:, None]
         return BatchCurve(sizes, seconds, slopes[0], slopes[-1])
     rows = []
-    for each in batches:
-        measured = zip(profile.layers, each.layer_forward_ms, strict=False)
+    for row in batches:
+        measured = zip(profile.layers, row.layer_forward_ms, strict=False)
         forward = np.array([ms for layer, ms in measured if layer.forward_ms is not None])
         shares = (
             forward / forward.sum() if forward.sum() > 0 and len(forward) == len(forward_shares) else forward_shares
         )
-        ready = np.array(each.tensor_ready_ms)
-        rows.append(flat(parts(each.compute_ms, each.backward_ms, profile.accumulate, shares, ready)))
+        ready = np.array(row.tensor_ready_ms)
+        rows.append(flat(parts(row.compute_ms, row.backward_ms, profile.accumulate, shares, ready)))
     seconds = np.stack(rows)
-    seconds *= (not_falling(whole) / whole)[:, None]
+    seconds *= (not_falling(times) / times)[:, None]
     slopes = affine(sizes, seconds)[1]
     return BatchCurve(sizes, seconds, slopes, slopes)
 
 
-def flat(found: Parts) -> Floats:
+def flat(of_batch: Parts) -> Floats:
     """All parts in a row."""
-    return np.concatenate([found.forward, found.segments, [found.tail_s, found.earlier_s]])
+    return np.concatenate([of_batch.forward, of_batch.segments, [of_batch.tail_s, of_batch.earlier_s]])
 
 
 def unflat(values: Floats, layers: int) -> Parts:

@@ -85,17 +85,17 @@ def calibrate(profile: Profile) -> Calibration:
     )
     overlapped = profile.step.overlapped_communication_ms.mean > profile.step.exposed_communication_ms.mean > 0
     on_cpu = profile.device == "cpu"
-    found = Calibration(of_profile(profile), known, None, overlapped, profile.np, on_cpu, profile.processor)
-    return replace(found, check_percent=_check(profile, found))
+    fitted = Calibration(of_profile(profile), known, None, overlapped, profile.np, on_cpu, profile.processor)
+    return replace(fitted, check_percent=_check(profile, fitted))
 
 
 def own_network(profile: Profile) -> Cluster | None:
     """The links of the profiled run, from the collectives that it timed; None if these are too few."""
-    timed = [each for each in profile.latencies if each.operation == "allreduce" and each.ms.median > 0]
-    if profile.np < 2 or len({each.bytes for each in timed}) < 2:
+    timed = [latency for latency in profile.latencies if latency.operation == "allreduce" and latency.ms.median > 0]
+    if profile.np < 2 or len({latency.bytes for latency in timed}) < 2:
         return None
-    timed.sort(key=lambda each: each.bytes)
-    sizes, seconds = [each.bytes for each in timed], [1e-3 * each.ms.median for each in timed]
+    timed.sort(key=lambda latency: latency.bytes)
+    sizes, seconds = [latency.bytes for latency in timed], [1e-3 * latency.ms.median for latency in timed]
     # A few repeats of each, the small ones first, when much is done for the first time: falls are noise.
     pieces = piecewise_linear.fit(sizes, np.exp(piecewise_linear.not_falling(np.log(seconds))).tolist())
     measured = Measured(
@@ -119,7 +119,7 @@ def own_network(profile: Profile) -> Cluster | None:
     )
 
 
-def _check(profile: Profile, found: Calibration) -> float | None:
+def _check(profile: Profile, fitted: Calibration) -> float | None:
     """The model's error on the profiled step, in percent, over the links that the profile timed."""
     network = own_network(profile)
     if (network is None and profile.np > 1) or profile.step.step_ms.mean <= 0 or profile.published:
@@ -130,7 +130,7 @@ def _check(profile: Profile, found: Calibration) -> float | None:
         device=Device(name=profile.device),
         levels=[Level(name="none", pieces=[Piece(from_bytes=0, latency_us=0.0, mbit_per_s=1.0)])],
     )
-    seconds = step.period(found.case(cluster, profile.np, Settings())) + 1e-3 * profile.step.waiting_ms.mean
+    seconds = step.period(fitted.case(cluster, profile.np, Settings())) + 1e-3 * profile.step.waiting_ms.mean
     return 100 * (1e3 * seconds / profile.step.step_ms.mean - 1)
 
 

@@ -45,18 +45,18 @@ class Candidate:
     other_machines: bool = False
 
 
-def software(found: Calibration, now: Candidate) -> Iterator[Candidate]:
+def software(fitted: Calibration, now: Candidate) -> Iterator[Candidate]:
     """Each change that costs no money, by itself. `now` is how the recipe is run today."""
 
     def with_keys(what: str, keys: dict[str, Any], *evidence: str) -> Candidate:
         settings = Settings.model_validate(now.settings.model_dump() | keys)
         return replace(now, what=what, settings=settings, changed=keys, recipe=keys, evidence=evidence)
 
-    tuned = _tuned(found, now)
+    tuned = _tuned(fitted, now)
     if tuned is not None:
         yield tuned
     # On CPUs communication takes the cores that backward needs, and overlap was slower (benchmarks/overlap.md).
-    if not found.on_cpu or now.cluster.device.relative_speed:
+    if not fitted.on_cpu or now.cluster.device.relative_speed:
         merged = with_keys("send gradients during backward, merged as it pays (mg-wfbp)", {"policy": "mg-wfbp"})
         yield replace(merged, recipe=None, effort="no key of the recipe: the framework's hooks")
     for algorithm in ("ring", "hierarchical"):
@@ -70,19 +70,19 @@ def software(found: Calibration, now: Candidate) -> Iterator[Candidate]:
         what = f"Local SGD, ranks average every {every} steps"
         yield with_keys(what, {"sync": {"every": every}}, f"local-sgd-{every}")
     for times in (2, 4):
-        size = times * (now.settings.batch_size or found.workload.batch_size)
-        amount = f"{size * found.workload.units_per_sample:,}" if found.workload.units_per_sample > 1 else str(size)
-        what, keys = f"{amount} {found.workload.unit} per rank and step", {"batch_size": size}
-        stage = refusals.cheapest(found.case(now.cluster, now.ranks, now.settings.model_copy(update=keys)))
+        size = times * (now.settings.batch_size or fitted.workload.batch_size)
+        amount = f"{size * fitted.workload.units_per_sample:,}" if fitted.workload.units_per_sample > 1 else str(size)
+        what, keys = f"{amount} {fitted.workload.unit} per rank and step", {"batch_size": size}
+        stage = refusals.cheapest(fitted.case(now.cluster, now.ranks, now.settings.model_copy(update=keys)))
         if stage in (None, "none", now.settings.sharding):
             yield with_keys(what, keys, "batch")
         else:
             yield with_keys(f"{what}, which fit with sharding: {stage}", {**keys, "sharding": stage}, "batch")
 
 
-def _tuned(found: Calibration, now: Candidate) -> Candidate | None:
+def _tuned(fitted: Calibration, now: Candidate) -> Candidate | None:
     """The best fusion threshold and cycle time of a grid; None if nothing is fused."""
-    base = found.case(now.cluster, now.ranks, now.settings)
+    base = fitted.case(now.cluster, now.ranks, now.settings)
     if not base.rules.fuses or base.policy == "ddp" or now.ranks == 1:
         return None
     grid = list(itertools.product(_THRESHOLDS, _CYCLES if base.policy == "horovod" else (1e3 * base.cycle_s,)))

@@ -31,7 +31,7 @@ class Case:
     Over `streams`, as many collectives are under way at once. They share the links: each has one for its bytes at the
     highest rate, and only the rest of its time, such as latencies, passes beside that of others.
 
-    With `sharding` gradients are reduce-scattered, each rank updates its share, and weights are gathered: behind the
+    With `sharding` gradients are reduce-scattered, each rank updates its share, and weights are gathered: after the
     update, or, in stage `parameters`, block after block in forward and again in backward, each while the one before it
     computes.
 
@@ -65,9 +65,9 @@ class Case:
     @cached_property
     def work(self) -> float:
         """The factor of forward and backward, by the device's speed and the slowest rank; launches take their time."""
-        whole = self.parts.whole_s
+        work_s = self.parts.whole_s
         launches_s = 1e-6 * self.network.cluster.device.launch_us * self.workload.kernels
-        least = min(self.workload.compute_s, launches_s) / whole if whole > 0 else 1.0
+        least = min(self.workload.compute_s, launches_s) / work_s if work_s > 0 else 1.0
         return self.slow * max(1 / self.speed, least)
 
     def staging_s(self, bytes_per_s: float) -> Floats:
@@ -87,18 +87,18 @@ class Case:
         policy = policies.named(self.policy)
         if self.every > 1:
             return replace(policy, overlaps=False, fuses=True, buckets=policies.grouped)
-        whole = self.policy == "grouped" and self.compression == _DENSE and self.stage in ("none", "optimizer")
-        if not whole:
+        in_groups = self.policy == "grouped" and self.compression == _DENSE and self.stage in ("none", "optimizer")
+        if not in_groups:
             return policy
         return replace(policy, fuses=not self.workload.joined, copies_back=not self.workload.as_one)
 
     @cached_property
     def traffic(self) -> Traffic:
         """What is sent for the gradients."""
-        found = compression_costs.traffic(self.compression, self.workload, self.network.ranks)
+        traffic = compression_costs.traffic(self.compression, self.workload, self.network.ranks)
         if self.stage == "none":
-            return found
-        return replace(found, phases=tuple(Phase("reducescatter", phase.sizes) for phase in found.phases))
+            return traffic
+        return replace(traffic, phases=tuple(Phase("reducescatter", phase.sizes) for phase in traffic.phases))
 
     @property
     def stage(self) -> Stage:
@@ -114,8 +114,10 @@ class Case:
         if self.stage == "none":
             return self.workload.update_s
         ranks, device = self.network.ranks, self.network.cluster.device
-        whole = 0 if "parameters" in self.workload.stages else sum(tensor.bytes for tensor in self.workload.tensors)
-        return self.workload.update_s / ranks + 2 * whole * (1 + 1 / ranks) / device.memory_bytes_per_s
+        parameter_bytes = (
+            0 if "parameters" in self.workload.stages else sum(tensor.bytes for tensor in self.workload.tensors)
+        )
+        return self.workload.update_s / ranks + 2 * parameter_bytes * (1 + 1 / ranks) / device.memory_bytes_per_s
 
     @property
     def gathered_bytes(self) -> float:
@@ -128,10 +130,10 @@ class Case:
         """How long it takes to gather all weights from their shares, a bucket after the other."""
         if self.stage == "none":
             return 0.0
-        whole = float(sum(tensor.bytes for tensor in self.workload.tensors))
-        buckets = max(1, round(whole / self.bucket_bytes))
-        each = self.network.cost("allgather").line(whole / buckets / self.network.ranks)
-        return self.wire * buckets * float(each)
+        gathered_bytes = float(sum(tensor.bytes for tensor in self.workload.tensors))
+        buckets = max(1, round(gathered_bytes / self.bucket_bytes))
+        bucket_s = self.network.cost("allgather").line(gathered_bytes / buckets / self.network.ranks)
+        return self.wire * buckets * float(bucket_s)
 
     @cached_property
     def costs(self) -> list[Cost]:

@@ -57,12 +57,12 @@ def hop_pieces(measured: Measured) -> list[Piece]:
 
     The inverse of the formulas above: t(m) = T(pm) / 2(p-1) for an allreduce. The time to add up is part of it.
     """
-    times, part = _ring_steps(measured.operation, measured.ranks)
+    times, share = _ring_steps(measured.operation, measured.ranks)
     return [
         Piece(
-            from_bytes=round(piece.from_bytes * part),
+            from_bytes=round(piece.from_bytes * share),
             latency_us=piece.latency_us / times,
-            mbit_per_s=piece.mbit_per_s * times * part,
+            mbit_per_s=piece.mbit_per_s * times * share,
         )
         for piece in measured.pieces
     ]
@@ -177,7 +177,7 @@ class Network:
         if algorithm == "tree":
             depth = sum(self._tree_depths)
             hops = [self._hop(i, 1.0) for i in range(len(self.levels))]
-            path = piecewise_linear.bottleneck(hops, [each / depth for each in self._tree_depths])
+            path = piecewise_linear.bottleneck(hops, [tree_depth / depth for tree_depth in self._tree_depths])
             return piecewise_linear.total([path.pipelined(depth).times(2), self._summing(1.0)])
         if algorithm == "hierarchical":
             return piecewise_linear.total(self.hierarchical())
@@ -263,9 +263,9 @@ class Network:
             for index, (_, groups) in enumerate(self.levels)
         ]
 
-    def _summing(self, part: float) -> PiecewiseLinear:
+    def _summing(self, share: float) -> PiecewiseLinear:
         rate = self.cluster.software.reduction_bytes_per_s
-        return PiecewiseLinear(np.zeros(1), np.zeros(1), np.array([part / rate])) if rate else ZERO
+        return PiecewiseLinear(np.zeros(1), np.zeros(1), np.array([share / rate])) if rate else ZERO
 
     def _measurements(self, operation: Operation, algorithm: Algorithm | None) -> Sequence[Measured]:
         return [m for m in self.cluster.measured if m.operation == operation and algorithm in (None, m.algorithm)]
@@ -273,7 +273,7 @@ class Network:
     def _nearest(self, measured: Sequence[Measured]) -> tuple[float, Measured] | None:
         """The measurement with the nearest number of ranks, and how many doublings lie between; None without any."""
         distances = [abs(math.log2(m.ranks / self.ranks)) for m in measured]
-        return min(zip(distances, measured, strict=True), key=lambda each: each[0], default=None)
+        return min(zip(distances, measured, strict=True), key=lambda pair: pair[0], default=None)
 
     def _in_hops(self, index: int) -> list[Measured]:
         """The ring allreduces that were measured over one level alone, so that they say what a hop of it takes."""
@@ -286,28 +286,28 @@ class Network:
 
     def _measured_hop(self, index: int) -> PiecewiseLinear | None:
         """One hop of a level, interpolated between the numbers of ranks that were measured; None without any."""
-        place = self.cluster.levels.index(self.levels[index][0])
-        known = sorted(self._in_hops(place), key=lambda m: m.ranks)
+        level_index = self.cluster.levels.index(self.levels[index][0])
+        known = sorted(self._in_hops(level_index), key=lambda m: m.ranks)
         if not known:
             return None
-        ranks = self.local if place == 0 and len(self.cluster.levels) > 1 else self.ranks
+        ranks = self.local if level_index == 0 and len(self.cluster.levels) > 1 else self.ranks
         below = next((m for m in reversed(known) if m.ranks <= ranks), known[0])
         above = next((m for m in known if m.ranks >= ranks), known[-1])
         if below.ranks == above.ranks:
             level = self.levels[index][0]
             return _hop_of(below).slowed(level.crowded(ranks) / level.crowded(below.ranks))
-        part = math.log(ranks / below.ranks) / math.log(above.ranks / below.ranks)
-        return piecewise_linear.total([_hop_of(below).times(1 - part), _hop_of(above).times(part)])
+        share = math.log(ranks / below.ranks) / math.log(above.ranks / below.ranks)
+        return piecewise_linear.total([_hop_of(below).times(1 - share), _hop_of(above).times(share)])
 
     def _agreeing(
         self, operation: Operation, algorithm: Algorithm | None
     ) -> Callable[[PiecewiseLinear], PiecewiseLinear]:
         """What makes a formula agree with the nearest measurement that does not say what a hop takes."""
         hops = [m for index in range(len(self.cluster.levels)) for m in self._in_hops(index)]
-        found = self._nearest([m for m in self._measurements(operation, algorithm) if m not in hops])
-        if found is None:
+        nearest = self._nearest([m for m in self._measurements(operation, algorithm) if m not in hops])
+        if nearest is None:
             return lambda line: line
-        measured = found[1]
+        measured = nearest[1]
         bare = self.cluster.model_copy(update={"measured": hops, "ranks_per_host": measured.ranks_per_host})
         formula, _ = Network(bare, measured.ranks)._formula(operation, measured.algorithm, 1)
         line = _measured_line(measured)
@@ -332,8 +332,8 @@ def _measured_line(measured: Measured) -> PiecewiseLinear:
 
 def _hop_of(measured: Measured) -> PiecewiseLinear:
     """One hop of a measured ring: as `hop_pieces`, also beyond the largest size."""
-    times, part = _ring_steps(measured.operation, measured.ranks)
-    return _measured_line(measured).repeated(1 / times, 1 / part)
+    times, share = _ring_steps(measured.operation, measured.ranks)
+    return _measured_line(measured).repeated(1 / times, 1 / share)
 
 
 def _ring_steps(operation: Operation, ranks: int) -> tuple[float, float]:

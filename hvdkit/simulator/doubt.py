@@ -39,19 +39,19 @@ class Doubt:
     warnings: tuple[str, ...] = ()
 
 
-def expected(found: Calibration, base: Case) -> Doubt:
+def expected(fitted: Calibration, base: Case) -> Doubt:
     """The errors of compute and of communication for one case, and the warnings that explain them."""
-    warnings = guesses(found, base.network.cluster, base.speed)
-    both, less, more = [found.error_percent], [0.0], [0.0]
+    warnings = guesses(fitted, base.network.cluster, base.speed)
+    both, less, more = [fitted.error_percent], [0.0], [0.0]
     if base.batch != 1:
         shorter, longer = _batch(base)
         less.append(100 * (shorter - 1))
         more.append(100 * (longer - 1))
-        size = round(base.batch * found.workload.batch_size)
+        size = round(base.batch * fitted.workload.batch_size)
         curve = base.workload.curve
         if curve is None:
             warnings.append(
-                f"batch size {size} was not measured ({found.workload.batch_size} was): which part of a step does not "
+                f"batch size {size} was not measured ({fitted.workload.batch_size} was): which part of a step does not "
                 "depend on it is assumed; measure it with hvdkit profile --batch-sizes"
             )
         elif not curve.sizes[0] <= size <= curve.sizes[-1]:
@@ -62,15 +62,15 @@ def expected(found: Calibration, base: Case) -> Doubt:
         both.append(100 * (of_device(base.speed) - 1))
         warnings.append(f"a device {base.speed:g} times as fast was not measured: its time is scaled")
     ranks = base.network.ranks
-    doublings = math.log2(max(1.0, ranks / found.ranks))
+    doublings = math.log2(max(1.0, ranks / fitted.ranks))
     less.append(LESS_PER_DOUBLING * doublings)
     more.append(MORE_PER_DOUBLING * doublings)
     wire = 0.0
     if ranks > 1:
-        if found.ranks == 1:
+        if fitted.ranks == 1:
             both.append(ONE_RANK)
             warnings.append("the profile is of one rank: it does not show how ranks on a host slow each other down")
-        if base.rules.overlaps and not found.overlap_shown:
+        if base.rules.overlaps and not fitted.overlap_shown:
             warnings.append("no overlap of communication was measured; the interval includes a step without any")
         wire, told = _wire(base)
         warnings += told
@@ -92,12 +92,12 @@ def _batch(base: Case) -> tuple[float, float]:
     """The factors by which compute may be shorter and longer at a batch size that was not measured."""
     work, batch = base.workload, base.batch
     known = [size / work.batch_size for size in work.curve.sizes] if work.curve else [1.0]
-    grown = 1 + PER_DOUBLING / 100 * min(abs(math.log2(batch / each)) for each in known)
+    grown = 1 + PER_DOUBLING / 100 * min(abs(math.log2(batch / measured)) for measured in known)
     if work.curve:
         return grown, grown
     share = work.compute_factor(batch)
-    parts = [fixed + (1 - fixed) * batch for fixed in FIXED_PARTS]
-    return grown * max(1.0, share / min(parts)), grown * max(1.0, max(parts) / share)
+    factors = [fixed + (1 - fixed) * batch for fixed in FIXED_PARTS]
+    return grown * max(1.0, share / min(factors)), grown * max(1.0, max(factors) / share)
 
 
 def _wire(base: Case) -> tuple[float, list[str]]:
@@ -115,7 +115,7 @@ def _wire(base: Case) -> tuple[float, list[str]]:
             warnings.append(f"{phase.operation}s of more than {max(known)} bytes were not measured")
     level = max((level for level, _ in base.network.levels), key=lambda level: level.varies_percent)
     if level.varies_percent:
-        residuals.append([max(math.hypot(*each) for each in residuals), level.varies_percent])
+        residuals.append([max(math.hypot(*residual) for residual in residuals), level.varies_percent])
         warnings.append(f"{level.name}'s rate varies by {level.varies_percent:g} % from run to run")
     if base.traffic.warning:
         warnings.append(base.traffic.warning)
@@ -125,4 +125,4 @@ def _wire(base: Case) -> tuple[float, list[str]]:
     if base.compression.method not in ("none", "fp16") and base.compression_s is None:
         residuals[-1].append(ESTIMATED_COMPRESSION)
         warnings.append(f"the compute time of {base.compression.method} is estimated, not measured")
-    return max(math.hypot(*each) for each in residuals), warnings
+    return max(math.hypot(*residual) for residual in residuals), warnings

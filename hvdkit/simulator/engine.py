@@ -99,7 +99,7 @@ class Schedule:
             reached = [(iteration - lag, other) for lag, other in self.before[number] if iteration >= lag]
             if not reached:
                 break
-            iteration, number = max(reached, key=lambda place: float(self.ends[place[0]][place[1]]))
+            iteration, number = max(reached, key=lambda waited_for: float(self.ends[waited_for[0]][waited_for[1]]))
         return path[::-1]
 
 
@@ -120,8 +120,8 @@ def run(tasks: Sequence[Task], iterations: int | None = None) -> Schedule:
         ended: list[Any] = []
         starts.append(begun)
         ends.append(ended)
-        for task, places in zip(tasks, before, strict=True):
-            reached = [ends[iteration - lag][number] for lag, number in places if lag <= iteration]
+        for task, waits in zip(tasks, before, strict=True):
+            reached = [ends[iteration - lag][number] for lag, number in waits if lag <= iteration]
             begun.append(reduce(larger, reached) if reached else 0.0)
             ended.append(begun[-1] + task.seconds)
         if iteration:

@@ -41,16 +41,16 @@ def parts(recipe: Recipe, shape: tuple[int, ...] | None, framework: str, gpu: bo
     architecture, precision = tasks.choose(recipe).architecture(shape), PRECISIONS[recipe.precision]
     count, full, low = parameter_count(architecture), ITEM_BYTES[precision.parameters], ITEM_BYTES[precision.compute]
     slots, averages = len(slot_names(recipe.optimizer)), int(recipe.average_weights is not None)
-    each = States(full, full * (2 if recipe.accumulate > 1 else 1), full * (slots + averages))
-    kept = sharding.held(each, count, ranks, stage)
+    state_bytes = States(full, full * (2 if recipe.accumulate > 1 else 1), full * (slots + averages))
+    kept = sharding.held(state_bytes, count, ranks, stage)
     average = int(kept.optimizer) * averages // (slots + averages) if averages else 0  # divided as slots are
     gathers = stage == "parameters" and ranks > 1
-    whole = _gathered(architecture) if gathers else count  # parameters that are there at once
+    present = _gathered(architecture) if gathers else count  # parameters that are there at once
     # Backward keeps the casts of all weights, unless blocks are computed again.
-    casts = (whole if recipe.recompute else count) * low if low < full else 0
-    gathered = whole * full if gathers else 0
+    casts = (present if recipe.recompute else count) * low if low < full else 0
+    gathered = present * full if gathers else 0
     activations, batch = _of_samples(recipe, architecture, shape, framework)
-    found = Parts(
+    counted = Parts(
         parameters=int(kept.parameters),
         gradients=int(kept.gradients),
         optimizer=int(kept.optimizer) - average,
@@ -64,8 +64,8 @@ def parts(recipe: Recipe, shape: tuple[int, ...] | None, framework: str, gpu: bo
     )
     sizes = [math.prod(shape) for shape in architecture.parameter_shapes().values()]
     # The initial weights are in main memory beside the whole model, and a tensor of them once more while it is set.
-    start = 0 if gpu else found.framework + full * (2 * count + max(sizes, default=0))
-    return found.model_copy(update={"start": max(0, start - found.total)})
+    start = 0 if gpu else counted.framework + full * (2 * count + max(sizes, default=0))
+    return counted.model_copy(update={"start": max(0, start - counted.total)})
 
 
 def largest_batch(needs: Parts, batch_size: int, room: int) -> int | None:
@@ -111,7 +111,7 @@ def _communication(
         packed = min((BUCKETS_AT_ONCE[stage] + 1) * BUCKET_BYTES, gradient_bytes)  # and the one that waits
         # Gloo's reduce-scatter (runtimes/patches)
         scratch = 2 * largest // ranks if not gpu and ranks > 2 else 0
-        if stage == "gradients":  # the others are received behind the largest one's backward
+        if stage == "gradients":  # the others are received after the largest one's backward
             buffer = max(largest + scratch, packed)
         else:  # the means of this rank's share
             means = gradient_bytes // ranks + scratch
@@ -140,14 +140,14 @@ def _gathered(architecture: Architecture) -> int:
 def _blocks_sent(architecture: Architecture, ranks: int, gpu: bool) -> float:
     """The values of gradients that stage `parameters` has beside a rank's shares, at the worse of two moments.
 
-    In backward they are those of the root, whose share is not there yet, of a block, and of two packed blocks. Behind
+    In backward they are those of the root, whose share is not there yet, of a block, and of two packed blocks. After
     backward they are the root's and a copy of them, and no parameters are gathered.
     """
     sizes = _blocks(architecture)
     root, block = sizes.pop(ROOT_BLOCK, 0), max(sizes.values(), default=0)
     scratch = 2 * root / ranks if not gpu and ranks > 2 else 0  # of Gloo's reduce-scatter (runtimes/patches)
-    behind = 2 * root + scratch - _gathered(architecture)
-    return max(root - root / ranks + (1 + BUCKETS_AT_ONCE["parameters"]) * block, behind)
+    after = 2 * root + scratch - _gathered(architecture)
+    return max(root - root / ranks + (1 + BUCKETS_AT_ONCE["parameters"]) * block, after)
 
 
 def gathered_once(architecture: Architecture) -> int:

@@ -27,7 +27,7 @@ class Money:
     """Samples per epoch, epochs, and the price of a GPU for an hour in `currency`; None if unknown.
 
     `source` says whose price it is. `budget` is in the same currency, `deadline_s` in seconds from the start.
-    `interruptions` is how often a host is taken away in an hour; training then goes on from the checkpoint of the last
+    `interruptions` is how often a host is taken away in an hour; training then continues from the checkpoint of the last
     epoch. Costs and faults count the `unit`, such as tokens, of which a sample has `units_per_sample`.
     """
 
@@ -79,8 +79,8 @@ class Money:
             return Bill(None, None, None, None, None)
         epoch /= 1 - lost
         train = epoch * self.epochs if self.epochs else None
-        cost, whole = (None if hour is None or seconds is None else seconds * hour for seconds in (epoch, train))
-        return Bill(epoch, train, cost, whole, per_million and per_million / (1 - lost))
+        cost, total = (None if hour is None or seconds is None else seconds * hour for seconds in (epoch, train))
+        return Bill(epoch, train, cost, total, per_million and per_million / (1 - lost))
 
     def fits(self, batch_size: int, ranks: int) -> bool:
         """Whether an epoch has samples for a step."""

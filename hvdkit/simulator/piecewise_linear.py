@@ -38,9 +38,9 @@ class PiecewiseLinear:
         index = np.searchsorted(self.starts, size, side="right") - 1
         return self.latency[index] + self.slope[index] * size
 
-    def repeated(self, times: float, part: float) -> PiecewiseLinear:
+    def repeated(self, times: float, share: float) -> PiecewiseLinear:
         """`times` messages one after the other, each with the fraction `part` of the bytes."""
-        return PiecewiseLinear(self.starts / part, self.latency * times, self.slope * times * part)
+        return PiecewiseLinear(self.starts / share, self.latency * times, self.slope * times * share)
 
     def slowed(self, factor: float) -> PiecewiseLinear:
         """The same at a rate that is lower by `factor`: as if there were so many times the bytes; latencies stay."""
@@ -124,7 +124,7 @@ def of_pieces(pieces: Sequence[Piece]) -> PiecewiseLinear:
 
 
 def of_measured(pieces: Sequence[Piece], largest: float) -> PiecewiseLinear:
-    """The function of a measured curve, which goes on beyond `largest` bytes at its asymptotic rate.
+    """The function of a measured curve, which continues beyond `largest` bytes at its asymptotic rate.
 
     That is the mean rate over the last factor of _LAST in size: the last piece alone may be a few points with noise,
     and a line through zero there would carry their latency on as if it were a rate.
@@ -184,20 +184,20 @@ def greatest(costs: Sequence[PiecewiseLinear]) -> PiecewiseLinear:
 
 
 def _extreme(costs: Sequence[PiecewiseLinear], sign: float) -> PiecewiseLinear:
-    found = costs[0]
+    extreme = costs[0]
     for other in costs[1:]:
-        starts = np.unique(np.concatenate([found.starts, other.starts]))
-        (a, b), (c, d) = _on(found, starts), _on(other, starts)
+        starts = np.unique(np.concatenate([extreme.starts, other.starts]))
+        (a, b), (c, d) = _on(extreme, starts), _on(other, starts)
         with np.errstate(divide="ignore", invalid="ignore"):
             crossing = (c - a) / (b - d)
         ends = np.append(starts[1:], np.inf)
         inside = crossing[np.isfinite(crossing) & (crossing > starts) & (crossing < ends)]
         starts = np.unique(np.concatenate([starts, inside]))
-        (a, b), (c, d) = _on(found, starts), _on(other, starts)
+        (a, b), (c, d) = _on(extreme, starts), _on(other, starts)
         middle = np.append((starts[:-1] + starts[1:]) / 2, 2 * starts[-1] + 1)
         mine = sign * (a + b * middle) >= sign * (c + d * middle)
-        found = PiecewiseLinear(starts, np.where(mine, a, c), np.where(mine, b, d))
-    return found
+        extreme = PiecewiseLinear(starts, np.where(mine, a, c), np.where(mine, b, d))
+    return extreme
 
 
 def fit(sizes: Sequence[float], seconds: Sequence[float], most: int = 8) -> list[Piece]:
@@ -226,13 +226,13 @@ def fit(sizes: Sequence[float], seconds: Sequence[float], most: int = 8) -> list
         score = _score(best[count], count, pieces)
         if score < chosen_score:
             chosen, chosen_score = pieces, score
-    found, end = [], count
+    fitted, end = [], count
     for pieces in range(chosen, 0, -1):
         begin = choice[pieces, end]
-        found.append((begin, lines[begin, end] / (1.0, scale)))
+        fitted.append((begin, lines[begin, end] / (1.0, scale)))
         end = begin
     curve: list[Piece] = []
-    for begin, (latency, slope) in reversed(found):
+    for begin, (latency, slope) in reversed(fitted):
         rate = min(1e18, 8e-6 / max(slope, 1e-30))
         start = _start(curve[-1], latency, slope, x[begin - 1], x[begin]) if curve else 0
         least = (1 - MOST_FALL) * curve[-1].microseconds(start) if curve else 0.0
@@ -291,8 +291,8 @@ def _lines(x: Floats, y: Floats) -> tuple[Floats, Floats]:
             both = np.stack([s * wwxx - sx * wwx, ww * sx - wwx * s]) / determinant
             flat, steep = np.stack([s / ww, np.zeros(len(ends))]), np.stack([np.zeros(len(ends)), sx / wwxx])
         both[:, ~(determinant > 1e-9 * ww * wwxx) | (both < 0).any(axis=0)] = np.nan
-        each = np.stack([both, flat, steep])
-        a, b = each[:, 0], each[:, 1]
+        candidates = np.stack([both, flat, steep])
+        a, b = candidates[:, 0], candidates[:, 1]
         with np.errstate(invalid="ignore"):
             squares = a * a * ww + 2 * a * b * wwx + b * b * wwxx - 2 * a * s - 2 * b * sx + n
         squares = np.where(np.isfinite(squares), np.maximum(squares, 0), math.inf)
@@ -301,7 +301,7 @@ def _lines(x: Floats, y: Floats) -> tuple[Floats, Floats]:
         piece[:-1] &= x[ends[:-1]] > x[ends[:-1] - 1]  # equal sizes belong to one piece
         if begin == 0:
             piece[-1] = True
-        lines[begin, ends] = each[which, :, np.arange(len(ends))]
+        lines[begin, ends] = candidates[which, :, np.arange(len(ends))]
         cost[begin, ends] = np.where(piece, squares[which, np.arange(len(ends))], math.inf)
     return lines, cost
 

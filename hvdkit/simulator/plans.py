@@ -83,29 +83,29 @@ def search(profile: Profile, now: Candidate, money: Money) -> Plans:
 
 def _machines(now: Candidate, money: Money) -> list[tuple[Cluster, Settings, Money]]:
     """The cluster, and those that hvdkit ships with a price in the same currency and a device of known speed."""
-    found = [(now.cluster, now.settings, money)]
+    machines = [(now.cluster, now.settings, money)]
     mine = now.cluster.device.relative_speed
     for name in clusters.shipped() if mine and money.price is not None else ():
         other = clusters.load(Path(name))
         speed, bill = other.device.relative_speed, money.at(other)
         if mine and speed and other.name != now.cluster.name and bill.price and bill.currency == money.currency:
             scaled = now.settings.model_copy(update={"speed": now.settings.speed * speed / mine, "link": {}})
-            found.append((other, scaled, bill))
-    return found
+            machines.append((other, scaled, bill))
+    return machines
 
 
 def _ways(profile: Profile, cluster: Cluster, settings: Settings, money: Money, largest: int) -> list[Way]:
     """1, 2, 3, 4, 6, 8, 12, … hosts, with global batches up to `largest`."""
     local, room = cluster.ranks_per_host, cluster.largest or MOST_RANKS
     batch = settings.batch_size or profile.batch_size * profile.accumulate
-    hosts = sorted({1, *(part * 2**i for i in range(15) for part in (2, 3))})
-    counts = [local * each for each in hosts]
+    hosts = sorted({1, *(factor * 2**i for i in range(15) for factor in (2, 3))})
+    counts = [local * count for count in hosts]
     counts = [count for count in counts if count <= min(room, MOST_RANKS) and batch * count <= largest]
     calibrated = calibrate(profile)
     counts = [count for count in counts if not refusal(calibrated.case(cluster, count, settings), settings)]
     whatifs = [sweeping.Whatif({sweeping.RANKS: count}, count, settings, cluster) for count in counts]
     certain = not guesses(calibrated, cluster, settings.speed)
-    found = []
+    ways = []
     for row in sweeping.sweep(profile, cluster, whatifs).rows:
         bill, slow = (money.of(ms, row.batch_size, row.ranks) for ms in (row.step_ms, row.high_ms))
         if bill.train_s is None or slow.train_s is None:
@@ -129,8 +129,8 @@ def _ways(profile: Profile, cluster: Cluster, settings: Settings, money: Money, 
         likely = probability(excess, abs(math.log(end / row.step_ms)))
         late = way.model_copy(update={"train_s": way.train_high_s, "cost": way.cost_high})
         sure = certain and _excess(late, money) <= 1
-        found.append(way.model_copy(update={"sure": sure, "probability": likely}))
-    return found
+        ways.append(way.model_copy(update={"sure": sure, "probability": likely}))
+    return ways
 
 
 def _excess(way: Way, money: Money) -> float:

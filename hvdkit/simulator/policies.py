@@ -100,9 +100,9 @@ def merged(gradients: Gradients) -> Buckets:
     begins = np.zeros((count, cases), int)
     for i in range(count):
         firsts = np.broadcast_to(np.arange(i + 1)[:, None], (i + 1, cases))
-        each = np.maximum(ends[: i + 1], gradients.ready[i]) + gradients.seconds(firsts, i)
-        begins[i] = each.argmin(axis=0)
-        ends[i + 1] = each.min(axis=0)
+        ends_from = np.maximum(ends[: i + 1], gradients.ready[i]) + gradients.seconds(firsts, i)
+        begins[i] = ends_from.argmin(axis=0)
+        ends[i + 1] = ends_from.min(axis=0)
     last = np.full(cases, count - 1)
     while (last >= 0).any():
         here = np.flatnonzero(last >= 0)

@@ -104,7 +104,7 @@ class Prediction(Record, Result):
     def records(self) -> list[dict[str, Any]]:
         """A row for each number of ranks."""
         nested = {"utilisation", "critical_path", "warnings", "memory_parts_mib"}
-        return [each.model_dump(exclude=nested) for each in self.points]
+        return [point.model_dump(exclude=nested) for point in self.points]
 
 
 def predict(profile: Profile, cluster: Cluster, ranks: Sequence[int], settings: Settings) -> Prediction:
@@ -112,18 +112,18 @@ def predict(profile: Profile, cluster: Cluster, ranks: Sequence[int], settings: 
 
     Raises RequestError if the cluster has no room for a number of ranks, or no machine could run a what-if.
     """
-    found, numbers = calibrate(profile), checked(ranks, cluster)
-    refusals.check(found, cluster, numbers, settings)
-    points = [point(found, cluster, number, settings) for number in numbers]
-    for each in points:
-        each.warnings.extend(of_batch_norm(profile, each))
+    fitted, numbers = calibrate(profile), checked(ranks, cluster)
+    refusals.check(fitted, cluster, numbers, settings)
+    points = [point(fitted, cluster, number, settings) for number in numbers]
+    for row in points:
+        row.warnings.extend(of_batch_norm(profile, row))
     return Prediction(
         model=profile.model,
         profile=source(profile),
         cluster=cluster.name,
         settings=settings.model_dump(exclude_defaults=True),
         measured_step_ms=profile.step.step_ms.mean,
-        check_percent=found.check_percent,
+        check_percent=fitted.check_percent,
         points=points,
     )
 
@@ -152,30 +152,30 @@ def checked(ranks: Sequence[int], cluster: Cluster | None) -> list[int]:
     return list(dict.fromkeys(ranks))
 
 
-def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> Point:
+def point(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> Point:
     """The prediction for one number of ranks, on a cluster as `predict` takes it."""
-    base = found.case(cluster, ranks, settings)
-    made = cases(found, base, settings)
-    factors, warnings = made.factors, made.warnings
+    base = fitted.case(cluster, ranks, settings)
+    drawn = cases(fitted, base, settings)
+    factors, warnings = drawn.factors, drawn.warnings
     mean = float(factors.mean())
     middle = replace(base, slow=mean)
     sampled = [replace(base, slow=float(factor)) for factor in factors] if mean > 1 else []
     steady = engine.run(step.detailed(middle))
-    bounds = len(made.bounds)
-    periods = step.periods([*made.bounds, *sampled])
+    bounds = len(drawn.bounds)
+    periods = step.periods([*drawn.bounds, *sampled])
     spread = periods[bounds:] if sampled else np.array([steady.period])
     seconds = float(spread.mean())
     alone = step.period(base.alone)
     slow_alone = step.period(middle.alone)
-    low, high = made.interval(seconds, alone, [float(each) for each in periods[:bounds]])
+    low, high = drawn.interval(seconds, alone, [float(period) for period in periods[:bounds]])
     waiting = max(0.0, slow_alone - alone)
     if waiting > _LONG_WAIT * seconds:
         warnings.append(
             f"{100 * waiting / seconds:.0f} % of the step is waiting for the slowest rank, as compute is assumed to "
-            f"vary by {100 * _jitter(found, cluster, settings):.0f} % from step to step; profile on a quiet machine, "
+            f"vary by {100 * _jitter(fitted, cluster, settings):.0f} % from step to step; profile on a quiet machine, "
             "or try --set jitter=0.02"
         )
-    batch = base.batch * found.workload.batch_size
+    batch = base.batch * fitted.workload.batch_size
     sent = sum(float(phase.sizes.sum()) for phase in base.traffic.phases) + base.gathered_bytes
     return Point(
         ranks=ranks,
@@ -186,7 +186,7 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
         low_ms=1e3 * low,
         high_ms=1e3 * high,
         p99_ms=1e3 * float(np.quantile(spread, 0.99)),
-        images_per_second=ranks * batch * found.workload.units_per_sample / seconds,
+        images_per_second=ranks * batch * fitted.workload.units_per_sample / seconds,
         efficiency=min(1.0, alone / seconds),
         exposed_communication_ms=1e3 * max(0.0, seconds - slow_alone),
         waiting_ms=1e3 * waiting,
@@ -197,7 +197,7 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
         memory_parts_mib=refusals.memory_parts_mib(base),
         critical_path=critical(steady),
         warnings=warnings,
-        unit=found.workload.unit,
+        unit=fitted.workload.unit,
     )
 
 
@@ -232,22 +232,22 @@ class Cases:
             compute = alone * float(self.factors.mean())
             sent = max(0.0, serial - compute)
             longer = max(longer, serial / seconds)
-            for whole, hideable in ((compute, self.hideable_s), *self.own_compute):
-                longer = max(longer, 1 + min(sent, hideable) / whole if whole > 0 else 1.0)
+            for own_s, hideable in ((compute, self.hideable_s), *self.own_compute):
+                longer = max(longer, 1 + min(sent, hideable) / own_s if own_s > 0 else 1.0)
         if others:
             middle, low, high = others
             shorter, longer = max(shorter, middle / low), max(longer, high / middle)
         return seconds / shorter, seconds * longer
 
 
-def cases(found: Calibration, base: Case, settings: Settings) -> Cases:
+def cases(fitted: Calibration, base: Case, settings: Settings) -> Cases:
     """The cases that give a prediction for `base` and its interval."""
-    ranks, jitter = base.network.ranks, _jitter(found, base.network.cluster, settings)
+    ranks, jitter = base.network.ranks, _jitter(fitted, base.network.cluster, settings)
     factors = slowest(ranks, base.every, jitter, settings.seed)
     mean = float(factors.mean())
     # That more ranks than were profiled wait longer, because each varies on its own, was not measured.
-    near = float(slowest(min(ranks, found.ranks), base.every, jitter, settings.seed).mean())
-    doubts = doubt.expected(found, base)
+    near = float(slowest(min(ranks, fitted.ranks), base.every, jitter, settings.seed).mean())
+    doubts = doubt.expected(fitted, base)
 
     def ends(case: Case) -> list[Case]:
         return [
@@ -261,17 +261,17 @@ def cases(found: Calibration, base: Case, settings: Settings) -> Cases:
         bounds += [own, *ends(own)]
         compute = [(mean * (work.compute_s + work.update_s) + work.serial_s, mean * work.backward_s)]
     # If the profile shows no overlap, the interval includes a step without any.
-    shown = not base.rules.overlaps or (base.policy == found.known.policy and found.overlap_shown)
+    shown = not base.rules.overlaps or (base.policy == fitted.known.policy and fitted.overlap_shown)
     if not shown:
         bounds.append(replace(base, slow=mean, policy="grouped"))
     hideable_s = mean * base.work * base.parts.backward_s
     return Cases(factors, near, bounds, shown, hideable_s, compute, list(doubts.warnings))
 
 
-def schedule(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> Schedule:
+def schedule(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> Schedule:
     """Steps of the slowest rank, with every layer and bucket, for the same case as `point`."""
-    base = found.case(cluster, ranks, settings)
-    factors = slowest(ranks, base.every, _jitter(found, cluster, settings), settings.seed)
+    base = fitted.case(cluster, ranks, settings)
+    factors = slowest(ranks, base.every, _jitter(fitted, cluster, settings), settings.seed)
     return engine.run(step.detailed(replace(base, slow=float(factors.mean()))), _ITERATIONS)
 
 
@@ -286,11 +286,11 @@ def slowest(ranks: int, every: int, jitter: float, seed: int) -> Floats:
     if jitter == 0 or ranks == 1:
         return np.ones(1)
     random = np.random.default_rng(seed)
-    parts = (np.arange(SAMPLES) + random.random(SAMPLES)) / SAMPLES
+    levels = (np.arange(SAMPLES) + random.random(SAMPLES)) / SAMPLES
     sigma = math.sqrt(math.log1p(jitter**2 / every))
     normal = NormalDist()
     # for many ranks u^(1/n) rounds to 1, but 1 - u^(1/n) is exact
-    above = -np.expm1(np.log(parts) / ranks)
+    above = -np.expm1(np.log(levels) / ranks)
     return np.array([math.exp(-sigma * normal.inv_cdf(value) - sigma**2 / 2) for value in above])
 
 
@@ -325,7 +325,7 @@ def critical(schedule: Schedule) -> list[Critical]:
     ]
 
 
-def _jitter(found: Calibration, cluster: Cluster, settings: Settings) -> float:
+def _jitter(fitted: Calibration, cluster: Cluster, settings: Settings) -> float:
     if settings.jitter is not None:
         return settings.jitter
-    return max(found.workload.jitter, cluster.jitter)
+    return max(fitted.workload.jitter, cluster.jitter)

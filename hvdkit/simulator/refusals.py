@@ -16,9 +16,9 @@ from hvdkit.simulator.sharding import States
 from hvdkit.simulator.step import Case
 
 
-def check(found: Calibration, cluster: Cluster, ranks: Iterable[int], settings: Settings) -> None:
+def check(fitted: Calibration, cluster: Cluster, ranks: Iterable[int], settings: Settings) -> None:
     """Raise RequestError, with a line for each reason, if no machine could run `settings` at a number of ranks."""
-    refused = [refusal(found.case(cluster, number, settings), settings) for number in ranks]
+    refused = [refusal(fitted.case(cluster, number, settings), settings) for number in ranks]
     if faults := dict.fromkeys(filter(None, refused)):
         raise RequestError("\n".join(faults))
 
@@ -63,14 +63,14 @@ def memory_parts_mib(case: Case) -> dict[str, float] | None:
     """The same by part, where the profile has a device's memory; None elsewhere."""
     if not case.workload.state_bytes.total:
         return None
-    found = {
+    kept = {
         "parameters": _states(case).parameters,
         "gradients": _states(case).gradients,
         "optimizer": _states(case).optimizer,
         "communication": _buffers(case),
         "activations": case.workload.activation_bytes * case.batch,
     }
-    return {name: value / 2**20 for name, value in found.items()}
+    return {name: value / 2**20 for name, value in kept.items()}
 
 
 def cheapest(case: Case) -> Stage | None:
@@ -78,7 +78,7 @@ def cheapest(case: Case) -> Stage | None:
     if case.compression.method not in ("none", "fp16") or case.every > 1 or case.network.ranks == 1:
         return None
     cases = (replace(case, sharding=stage) for stage in case.workload.stages)
-    return next((each.sharding for each in cases if _sharding(each) is None and _fits(each)), None)
+    return next((case.sharding for case in cases if _sharding(case) is None and _fits(case)), None)
 
 
 def _sharding(case: Case) -> str | None:

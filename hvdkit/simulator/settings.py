@@ -115,7 +115,7 @@ def applied(cluster: Cluster, settings: Settings) -> Cluster:
         return cluster
     new = cluster.model_copy(update={"levels": levels, "measured": []})
     old = cluster.model_copy(update={"measured": []})
-    return new.model_copy(update={"measured": [_over(each, old, new) for each in cluster.measured]})
+    return new.model_copy(update={"measured": [_over(row, old, new) for row in cluster.measured]})
 
 
 def _changed(level: Level, link: Link) -> Level:

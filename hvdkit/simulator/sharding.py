@@ -49,7 +49,7 @@ def supported(framework: str) -> tuple[Stage, ...]:
 def block_of(parameter: str) -> str:
     """The block of a parameter: its name up to a number, such as `layer1.0`; else its layer, such as `conv1`."""
     words = parameter.split(".")
-    numbered = next((place for place, word in enumerate(words) if word.isdigit()), len(words) - 2)
+    numbered = next((index for index, word in enumerate(words) if word.isdigit()), len(words) - 2)
     return ".".join(words[: numbered + 1])
 
 
@@ -58,7 +58,7 @@ def share(parameters: int, ranks: int) -> int:
     return -(-parameters // ranks)
 
 
-def held(each: States, parameters: int, ranks: int, stage: Stage) -> States:
+def held(states: States, parameters: int, ranks: int, stage: Stage) -> States:
     """What the rank with the most keeps of a model of so many parameters; `each` is for one parameter.
 
     Section 5 of the paper: with `each` = 2 + 2 + 8 + 4 bytes (mixed precision, Adam), 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N and
@@ -66,10 +66,10 @@ def held(each: States, parameters: int, ranks: int, stage: Stage) -> States:
     """
     level, mine = STAGES.index(stage), share(parameters, ranks)
     return States(
-        parameters=each.parameters * (mine if level >= 3 else parameters),
-        gradients=each.gradients * (mine if level >= 2 else parameters),
-        optimizer=each.optimizer * (mine if level >= 1 else parameters),
-        masters=each.masters * (mine if level >= 1 else parameters),
+        parameters=states.parameters * (mine if level >= 3 else parameters),
+        gradients=states.gradients * (mine if level >= 2 else parameters),
+        optimizer=states.optimizer * (mine if level >= 1 else parameters),
+        masters=states.masters * (mine if level >= 1 else parameters),
     )
 
 

@@ -35,15 +35,15 @@ def simulate(cases: Sequence[Case]) -> Schedule:
 def periods(cases: Sequence[Case]) -> Floats:
     """The step times of any cases of one profile, in seconds, shape (cases,)."""
     alike: dict[object, list[int]] = defaultdict(list)
-    for place, case in enumerate(cases):
-        alone = place if case.at_once > 1 else None
-        alike[case.rules, case.compression.method, case.network.ranks == 1, case.stage, alone].append(place)
-    found = np.zeros(len(cases))
-    for places in alike.values():
-        for first in range(0, len(places), _AT_ONCE):
-            chunk = places[first : first + _AT_ONCE]
-            found[chunk] = simulate([cases[place] for place in chunk]).period
-    return found
+    for index, case in enumerate(cases):
+        alone = index if case.at_once > 1 else None
+        alike[case.rules, case.compression.method, case.network.ranks == 1, case.stage, alone].append(index)
+    seconds = np.zeros(len(cases))
+    for indices in alike.values():
+        for first in range(0, len(indices), _AT_ONCE):
+            chunk = indices[first : first + _AT_ONCE]
+            seconds[chunk] = simulate([cases[index] for index in chunk]).period
+    return seconds
 
 
 def period(case: Case) -> float:
@@ -120,8 +120,8 @@ class _Builder:
         link = self.cases[0].network.levels[-1][0].name if self.detail else "network"
         updated = (Edge("update", 1),)
         if stage != "parameters":
-            whole = self.each(lambda case: case.gather_s)
-            return [Task("gather weights", "communication", link, whole, updated)], (Edge("gather weights"),), {}
+            gather_s = self.each(lambda case: case.gather_s)
+            return [Task("gather weights", "communication", link, gather_s, updated)], (Edge("gather weights"),), {}
         first = self.each(lambda case: case.gather_s / case.workload.blocks)
         others = self.each(lambda case: case.gather_s * (1 - 1 / case.workload.blocks))
         if not self.rules.overlaps:
@@ -182,7 +182,7 @@ class _Builder:
         gradients = policies.Gradients(
             ready=ready,
             bytes=self.sizes,
-            seconds=lambda first, last: share * sum(each.seconds(first, last) for each in times),
+            seconds=lambda first, last: share * sum(time.seconds(first, last) for time in times),
             threshold=self.array(lambda case: case.threshold_bytes),
             cycle_s=self.array(lambda case: case.cycle_s),
             bucket=self.array(lambda case: case.bucket_bytes),
@@ -192,10 +192,10 @@ class _Builder:
         buckets = self.rules.buckets(gradients)
         firsts = _firsts(buckets.closes)
         index = np.arange(len(self.tensors))[:, None]
-        phases = [np.where(buckets.closes, share * each.seconds(firsts, index), 0.0) for each in times]
+        phases = [np.where(buckets.closes, share * time.seconds(firsts, index), 0.0) for time in times]
         # a copy into the fusion buffer, or out of it, reads and writes all the bucket's bytes
         device = [case.network.cluster.device for case in self.cases]
-        rate, launch_s = np.array([(each.memory_bytes_per_s, 1e-6 * each.launch_us) for each in device]).T
+        rate, launch_s = np.array([(one.memory_bytes_per_s, 1e-6 * one.launch_us) for one in device]).T
         held = _totals(np.broadcast_to(self.sizes[:, None], ready.shape), firsts)
         copied = buckets.closes & (index > firsts) & self.rules.fuses
         copies = np.where(copied, share * (2 * held / rate + launch_s), 0.0)
@@ -243,34 +243,34 @@ class _Builder:
         link = case.network.levels[-1][0].name
         if case.at_once > 1:
             return self._beside_others(phases, copies, back, firsts, i)
-        found: list[Part] = [("copy in", "fusion", "communication stream", self.duration(copies[i]))]
+        steps: list[Part] = [("copy in", "fusion", "communication stream", self.duration(copies[i]))]
         for number, (phase, cost, row) in enumerate(zip(case.traffic.phases, case.costs, phases, strict=True)):
             label = phase.operation if number == 0 else f"{phase.operation} {number + 1}"
             if cost.algorithm == "hierarchical" and len(case.network.levels) > 1:
                 size = float(phase.sizes[firsts[i, 0] : i + 1].sum())
-                parts = [float(line(size)) if size else 0.0 for line in case.network.hierarchical()]
+                part_s = [float(line(size)) if size else 0.0 for line in case.network.hierarchical()]
                 near = case.network.levels[0][0].name
-                for what, part, where in zip(("inside", "between", "back"), parts, (near, link, near), strict=True):
-                    seconds = self.duration(row[i]) * part / (sum(parts) or 1.0)
-                    found.append((f"{label} {what}", "communication", where, seconds))
+                for what, share_s, where in zip(("inside", "between", "back"), part_s, (near, link, near), strict=True):
+                    seconds = self.duration(row[i]) * share_s / (sum(part_s) or 1.0)
+                    steps.append((f"{label} {what}", "communication", where, seconds))
             else:
-                found.append((label, "communication", link, self.duration(row[i])))
-        found.append(("copy out", "fusion", "communication stream", self.duration(back[i])))
-        return [part for part in found if part[3]]
+                steps.append((label, "communication", link, self.duration(row[i])))
+        steps.append(("copy out", "fusion", "communication stream", self.duration(back[i])))
+        return [step for step in steps if step[3]]
 
     def _beside_others(self, phases: list[Floats], copies: Floats, back: Floats, firsts: Any, i: int) -> list[Part]:
         """The parts of a bucket's way where others are under way too: what needs the link, and what does not."""
         case = self.cases[0]
         link = case.network.levels[-1][0].name if self.detail else "network"
-        found: list[Part] = [("copy in", "fusion", None, self.duration(copies[i]))]
+        steps: list[Part] = [("copy in", "fusion", None, self.duration(copies[i]))]
         for number, (phase, cost, row) in enumerate(zip(case.traffic.phases, case.costs, phases, strict=True)):
             label = phase.operation if number == 0 else f"{phase.operation} {number + 1}"
             size = float(phase.sizes[firsts[i, 0] : i + 1].sum())
             alone = np.minimum(row[i], case.wire / case.every * size * float(cost.line.slope[-1]))
-            found.append((f"{label} latency", "communication", None, self.duration(row[i] - alone)))
-            found.append((label, "communication", link, self.duration(alone)))
-        found.append(("copy out", "fusion", None, self.duration(back[i])))
-        return [part for part in found if np.any(part[3])]
+            steps.append((f"{label} latency", "communication", None, self.duration(row[i] - alone)))
+            steps.append((label, "communication", link, self.duration(alone)))
+        steps.append(("copy out", "fusion", None, self.duration(back[i])))
+        return [step for step in steps if np.any(step[3])]
 
     def _last_task(self, i: int) -> str:
         return f"{'compress' if self.encoded[i].any() else 'backward'} {self.tensors[i].name}"
@@ -278,11 +278,13 @@ class _Builder:
     def _bucket_times(self) -> list[BucketTimes]:
         """One for each collective; cases that need fewer of them send nothing in the others."""
         nothing = np.zeros(len(self.tensors))
-        found = []
+        times = []
         for row in itertools.zip_longest(*(zip(case.costs, case.traffic.phases, strict=True) for case in self.cases)):
-            costs = [each[0].line if each else ZERO for each in row]
-            found.append(BucketTimes(costs, np.stack([each[1].sizes if each else nothing for each in row], axis=1)))
-        return found
+            costs = [bucket[0].line if bucket else ZERO for bucket in row]
+            times.append(
+                BucketTimes(costs, np.stack([bucket[1].sizes if bucket else nothing for bucket in row], axis=1))
+            )
+        return times
 
     def _passes(self, side: Literal["encode_passes", "decode_passes"]) -> Floats:
         """Seconds for each tensor of the passes over its bytes at the device's memory rate, shape (tensors, cases).
@@ -290,16 +292,16 @@ class _Builder:
         If the time of both sides together was measured, it is divided among them in proportion to the passes. Copies to
         the host and back are added.
         """
-        each = np.stack([getattr(case.traffic, side) for case in self.cases], axis=1)
+        sent = np.stack([getattr(case.traffic, side) for case in self.cases], axis=1)
         devices = [case.network.cluster.device for case in self.cases]
         scale = self.array(lambda case: case.slow / case.speed / case.every)
         byte_s = scale / [device.memory_bytes_per_s for device in devices]
         launch_s = scale * [1e-6 * device.launch_us for device in devices]
-        seconds: Floats = each * self.sizes[:, None] * byte_s + (each > 0) * launch_s
+        seconds: Floats = sent * self.sizes[:, None] * byte_s + (sent > 0) * launch_s
         for column, case in enumerate(self.cases):
             if case.compression_s is not None:
                 both = case.traffic.encode_passes + case.traffic.decode_passes
-                mine = each[:, column] if both.any() else np.full(len(both), 0.5)
+                mine = sent[:, column] if both.any() else np.full(len(both), 0.5)
                 share = mine * self.sizes / ((both if both.any() else 1.0) * self.sizes).sum()
                 seconds[:, column] = scale[column] * case.compression_s * share
             staging = case.network.cluster.software.staging_bytes_per_s

@@ -84,7 +84,7 @@ class Sweep(Record, Result):
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each what-if, with a column for each swept key."""
-        return [each.what | each.model_dump(exclude={"what"}) for each in self.rows]
+        return [row.what | row.model_dump(exclude={"what"}) for row in self.rows]
 
 
 def checked(
@@ -102,7 +102,7 @@ def checked(
     for key, values in grid.items():
         if not values:
             raise RequestError(f"--sweep {key}: expected at least one value")
-        if key == RANKS and (wrong := [each for each in values if type(each) is not int]):
+        if key == RANKS and (wrong := [value for value in values if type(value) is not int]):
             raise RequestError(f"--sweep {RANKS}: expected whole numbers, got {wrong[0]!r}")
     count = math.prod(map(len, grid.values()))
     if count > MOST:
@@ -110,13 +110,13 @@ def checked(
     predicting.checked(grid[RANKS], cluster)
     same = settings_.parsed(settings, "--set") | ({} if policy is None else {"policy": policy})
     axes = [[(value, _document(key, value)) for value in values] for key, values in grid.items()]
-    found = []
+    whatifs = []
     for chosen in itertools.product(*axes):
         what = dict(zip(grid, (value for value, _ in chosen), strict=True))
-        document = reduce(_merged, (part for _, part in chosen), same)
-        asked = settings_.validated(document, "--sweep")
-        found.append(Whatif(what, what[RANKS], asked, settings_.applied(cluster, asked)))
-    return found
+        document = reduce(_merged, (change for _, change in chosen), same)
+        changed = settings_.validated(document, "--sweep")
+        whatifs.append(Whatif(what, what[RANKS], changed, settings_.applied(cluster, changed)))
+    return whatifs
 
 
 def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[Whatif]) -> Sweep:
@@ -124,52 +124,54 @@ def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[Whatif]) -> Swee
 
     What no machine could run is left out. Raises RequestError if nothing else remains.
     """
-    found = calibrate(profile)
+    fitted = calibrate(profile)
     networks: dict[tuple[str, int], Network] = {}
-    asked: list[tuple[Whatif, Case, predicting.Cases]] = []
+    wanted: list[tuple[Whatif, Case, predicting.Cases]] = []
     left_out: Counter[str] = Counter()
-    for each in whatifs:
-        links = each.settings.model_dump_json(include={"link", "hosts"})
-        network = networks.setdefault((links, each.ranks), Network(each.cluster, each.ranks, each.settings.hosts))
-        base = replace(found.case(network.cluster, each.ranks, each.settings), network=network)
-        if fault := refusal(base, each.settings):
+    for whatif in whatifs:
+        links = whatif.settings.model_dump_json(include={"link", "hosts"})
+        network = networks.setdefault(
+            (links, whatif.ranks), Network(whatif.cluster, whatif.ranks, whatif.settings.hosts)
+        )
+        base = replace(fitted.case(network.cluster, whatif.ranks, whatif.settings), network=network)
+        if fault := refusal(base, whatif.settings):
             left_out[fault] += 1
             continue
-        asked.append((each, base, predicting.cases(found, base, each.settings)))
-    if left_out and not asked:
+        wanted.append((whatif, base, predicting.cases(fitted, base, whatif.settings)))
+    if left_out and not wanted:
         raise RequestError("\n".join(left_out))
-    lone = {_lone(base): base.alone for _, base, _ in asked}
+    lone = {_lone(base): base.alone for _, base, _ in wanted}
     alone = dict(zip(lone, step.periods(list(lone.values())), strict=True))
     simulated: list[Case] = []
-    for _, base, made in asked:
-        slow = [float(part.mean()) for part in np.array_split(made.factors, min(_PARTS, len(made.factors)))]
-        simulated += [*made.bounds, *(replace(base, slow=factor) for factor in slow)]
+    for _, base, drawn in wanted:
+        slow = [float(group.mean()) for group in np.array_split(drawn.factors, min(_PARTS, len(drawn.factors)))]
+        simulated += [*drawn.bounds, *(replace(base, slow=factor) for factor in slow)]
     periods = iter(step.periods(simulated))
-    work = found.workload
+    work = fitted.workload
     money = Money(
         price=cluster.price_per_gpu_hour, ranks_per_host=cluster.ranks_per_host, units_per_sample=work.units_per_sample
     )
     rows = []
-    for each, base, made in asked:
-        bounds = [float(next(periods)) for _ in made.bounds]
-        parts = min(_PARTS, len(made.factors))
-        seconds = math.fsum(next(periods) for _ in range(parts)) / parts
-        low, high = made.interval(seconds, alone[_lone(base)], bounds)
-        size = round(base.batch * found.workload.batch_size)
+    for whatif, base, drawn in wanted:
+        bounds = [float(next(periods)) for _ in drawn.bounds]
+        groups = min(_PARTS, len(drawn.factors))
+        seconds = math.fsum(next(periods) for _ in range(groups)) / groups
+        low, high = drawn.interval(seconds, alone[_lone(base)], bounds)
+        size = round(base.batch * fitted.workload.batch_size)
         rows.append(
             Row(
-                what=each.what,
-                ranks=each.ranks,
+                what=whatif.what,
+                ranks=whatif.ranks,
                 batch_size=size,
                 step_ms=1e3 * seconds,
                 low_ms=1e3 * low,
                 high_ms=1e3 * high,
-                images_per_second=each.ranks * base.batch * work.batch_size * work.units_per_sample / seconds,
+                images_per_second=whatif.ranks * base.batch * work.batch_size * work.units_per_sample / seconds,
                 efficiency=min(1.0, alone[_lone(base)] / seconds),
-                cost_per_million_images=money.of(1e3 * seconds, size, each.ranks).per_million,
+                cost_per_million_images=money.of(1e3 * seconds, size, whatif.ranks).per_million,
             )
         )
-    notes = Counter(warning for _, _, made in asked for warning in made.warnings)
+    notes = Counter(warning for _, _, drawn in wanted for warning in drawn.warnings)
     return Sweep(
         model=profile.model,
         profile=predicting.source(profile),
@@ -190,15 +192,15 @@ def _lone(case: Case) -> tuple[object, ...]:
 def _document(key: str, value: Any) -> dict[str, Any]:
     """What `--set key=value` says; nothing for the number of ranks."""
     document: dict[str, Any] = {} if key == RANKS else {key.rpartition(".")[2]: value}
-    for part in reversed(key.split(".")[:-1]) if key != RANKS else ():
-        document = {part: document}
+    for section in reversed(key.split(".")[:-1]) if key != RANKS else ():
+        document = {section: document}
     return document
 
 
 def _merged(document: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     """Both, with what `more` says where they differ."""
-    found = dict(document)
+    merged = dict(document)
     for key, value in more.items():
-        both = isinstance(value, dict) and isinstance(found.get(key), dict)
-        found[key] = _merged(found[key], value) if both else value
-    return found
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged

@@ -87,15 +87,15 @@ class Workload:
         return {}
 
     def _at(self, batch: float) -> Parts:
-        forward, segments = ([seconds for _, seconds in self.forward], [each.segment_s for each in self.tensors])
+        forward, segments = ([seconds for _, seconds in self.forward], [tensor.segment_s for tensor in self.tensors])
         own = Parts(np.array(forward), np.array(segments), self.tail_s, self.earlier_s)
         if batch == 1:
             return own
         if self.curve is None:
             return batch_curves.unflat((FIXED_PART + (1 - FIXED_PART) * batch) * batch_curves.flat(own), len(forward))
-        found, known = self.curve.at(batch * self.batch_size), self.curve.at(self.batch_size)
+        times, known = self.curve.at(batch * self.batch_size), self.curve.at(self.batch_size)
         # the curve of all parts together is shared among them as they are
-        values = batch_curves.flat(own) * found / known if len(found) == 1 else found * (own.whole_s / known.sum())
+        values = batch_curves.flat(own) * times / known if len(times) == 1 else times * (own.whole_s / known.sum())
         return batch_curves.unflat(values, len(forward))
 
     def compute_factor(self, batch: float) -> float:
@@ -175,8 +175,8 @@ def _as_one(profile: Profile) -> bool:
 
 def sharding_of(profile: Profile) -> Stage:
     """The stage of sharding of a profile."""
-    found = profile.settings.get("sharding")
-    return next((stage for stage in STAGES if stage == found), "none")
+    chosen = profile.settings.get("sharding")
+    return next((stage for stage in STAGES if stage == chosen), "none")
 
 
 def sync_of(profile: Profile) -> int:
@@ -193,16 +193,16 @@ def _mean(spread: Spread | None) -> float:
 def _forward(profile: Profile) -> tuple[tuple[str, ...], list[float]]:
     """The layers whose forward is known, and their shares of it; one that stands for the model if none is."""
     known = [(layer.name, layer.forward_ms) for layer in profile.layers if layer.forward_ms is not None]
-    whole = sum(ms for _, ms in known)
-    if not whole:
+    total_ms = sum(ms for _, ms in known)
+    if not total_ms:
         return ("model",), [1.0]
-    return tuple(name for name, _ in known), [ms / whole for _, ms in known]
+    return tuple(name for name, _ in known), [ms / total_ms for _, ms in known]
 
 
 def _jitter(profile: Profile) -> float:
     """From the middle 80 % of each rank's compute: 2 × 1.2816 standard deviations of a normal distribution."""
     spreads = [rank.split.compute_ms for rank in profile.ranks]
-    return mean((each.high - each.low) / 2.5631 / each.mean if each.mean > 0 else 0.0 for each in spreads)
+    return mean((spread.high - spread.low) / 2.5631 / spread.mean if spread.mean > 0 else 0.0 for spread in spreads)
 
 
 def _shares(profile: Profile) -> int:
@@ -222,6 +222,6 @@ def _memory(profile: Profile) -> tuple[float, float]:
     memory = profile.memory
     if memory.device_peak_mib is None:
         return memory.peak_rss_mib * 2**20, 0.0  # most of a process's memory does not depend on the batch
-    whole, count = _states(profile), sum(prod(tensor.shape) for tensor in profile.tensors) or 1
-    kept = held(whole.scaled(1 / count), count, profile.np, sharding_of(profile)).total
-    return whole.total, max(0.0, memory.device_peak_mib * 2**20 - kept)
+    states, count = _states(profile), sum(prod(tensor.shape) for tensor in profile.tensors) or 1
+    kept = held(states.scaled(1 / count), count, profile.np, sharding_of(profile)).total
+    return states.total, max(0.0, memory.device_peak_mib * 2**20 - kept)
