@@ -179,7 +179,7 @@ def test_a_checkpoint_of_another_framework_is_gone_on_from_by_the_command_line(
     ranks("pytorch").do("train", **first)
     options = ("--framework", "mxnet", "-np", 2, "--out", "run", "--resume")
     done = hvdkit("train", recipe, *options, *overrides, "steps=4")
-    assert done.returncode == 0 and "goes on from step 2" in done.stderr, done.stderr
+    assert done.returncode == 0 and "continues from step 2" in done.stderr, done.stderr
     found = result(tmp_path / "run")
     assert (found.framework, found.first_step, found.steps) == ("mxnet", 2, 4)
 

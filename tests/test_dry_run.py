@@ -265,7 +265,7 @@ def test_a_resumed_run_goes_on_from_its_checkpoint(inside: Hvdkit, tmp_path: Pat
     assert local_run(tmp_path / "run", recipe, kill_at=50) is None
     before = sorted(tmp_path.rglob("*"))
     found = shown(inside, "train", DIGITS, "--resume", "--out", "run")
-    assert found.runs[0].first_step == 44 and "run: goes on from step 44" in found.notes
+    assert found.runs[0].first_step == 44 and "run: continues from step 44" in found.notes
     done = inside("train", DIGITS, "--resume", "--out", "run", "model.name=resnet32", "--dry-run")
     assert done.returncode == 2 and "the newest checkpoint is of another recipe" in done.stderr
     assert sorted(tmp_path.rglob("*")) == before

@@ -96,7 +96,7 @@ def test_a_job_is_deleted_and_goes_on(network: Any, tmp_path: Path) -> None:
     reached = int(kept[-1].removeprefix("step-"))
     with running(job(reached // STEPS + 2), 2) as (launcher, _):
         out = said(launcher)
-        assert launcher.returncode == 0 and "goes on from step" in out, out
+        assert launcher.returncode == 0 and "continues from step" in out, out
     result = json.loads((run / "result.json").read_text())
     assert (result["launcher"], result["np"], result["first_step"]) == ("mpirun", 4, reached)
     ends = json.loads((run / "logs" / "exits.json").read_text())

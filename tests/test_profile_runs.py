@@ -126,7 +126,7 @@ def test_a_rank_that_was_made_slow_is_named(hvdkit: Hvdkit, recipe: Path, tmp_pa
 def test_ranks_that_meet_now_and_then(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     done = hvdkit("profile", recipe, "--framework", "mxnet", *QUICK, "sync={every: 3, start: 1}")
     assert done.returncode == 0, done.stderr
-    assert "sync.start: profiled are steps behind epoch 1" in done.stderr
+    assert "sync.start: profiled are steps after epoch 1" in done.stderr
     assert "--steps 8: measured are whole rounds of sync.every 3, 9 steps" in done.stderr
     made = load(tmp_path / "run" / "profile.json")
     assert made.settings["sync"]["start"] == 1 and made.measured_steps == 9

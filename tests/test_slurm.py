@@ -232,7 +232,7 @@ def test_a_job_that_is_warned_goes_on_where_it_stopped(
     assert not (run / "result.json").exists()
     start_again(slurm, job, said)
     wait_for((run / "result.json").exists, said)
-    assert re.search(r"^\S+/run: goes on from step \d+, epoch \d+/10$", said(), re.MULTILINE), "appended to its log"
+    assert re.search(r"^\S+/run: continues from step \d+, epoch \d+/10$", said(), re.MULTILINE), "appended to its log"
     results = [json.loads((each / "result.json").read_text()) for each in (run, unbroken)]
     assert results[0]["first_step"] > 0
     assert len({result["final_weights_sha256"] for result in results}) == 1

@@ -43,8 +43,8 @@ def of_profile(path: Path, question: Question, of_recipes: Mapping[str, object])
     given = ", ".join(name for name, value in of_recipes.items() if value not in (None, False))
     if given:
         raise RequestError(f"{given}: expected a recipe with it, got the profile {path}, which is measured")
-    asked = question.of(predict.read(path))
-    return Request(asked.profile.recipe, asked.profile.settings, asked)
+    answered = question.of(predict.read(path))
+    return Request(answered.profile.recipe, answered.profile.settings, answered)
 
 
 def of_recipe(
@@ -87,29 +87,29 @@ def run(measuring: ProfilePlan, question: Question, folder: Path) -> Plan:
     """
     path = folder / profiling.FILE
     if path.exists():
-        found = predict.read(path)
-        _check_same(found, measuring, path)
+        profile = predict.read(path)
+        _check_same(profile, measuring, path)
         _print(f"{path} is there and taken")
     else:
-        asked = measuring.plan
+        plan = measuring.plan
         for line in measuring.left_out:
             _print(line)
-        _print(f"profiling {asked.recipe.name} under {asked.framework}, {asked.np} rank(s)")
-        found = profiling.run(measuring, folder)
-    made = question.of(found)
+        _print(f"profiling {plan.recipe.name} under {plan.framework}, {plan.np} rank(s)")
+        profile = profiling.run(measuring, folder)
+    answered = question.of(profile)
     if question.cluster is None:
-        clusters.save(made.cluster, folder / CLUSTER)
+        clusters.save(answered.cluster, folder / CLUSTER)
         _print(f"no --cluster: the links are those that the profile timed, kept in {folder / CLUSTER}")
-    return made
+    return answered
 
 
-def _check_same(found: Profile, wanted: ProfilePlan, path: Path) -> None:
+def _check_same(profile: Profile, wanted: ProfilePlan, path: Path) -> None:
     plan = wanted.plan
-    asked = {"framework": plan.framework, "ranks": plan.np, "hosts": len(plan.placement.hosts)}
-    there = {"framework": found.framework, "ranks": found.np, "hosts": found.hosts}
-    different = [f"{there[key]} instead of {asked[key]} as {key}" for key in asked if there[key] != asked[key]]
+    here = {"framework": plan.framework, "ranks": plan.np, "hosts": len(plan.placement.hosts)}
+    there = {"framework": profile.framework, "ranks": profile.np, "hosts": profile.hosts}
+    different = [f"{there[key]} instead of {here[key]} as {key}" for key in here if there[key] != here[key]]
     # A profile keeps no checkpoints, whatever its recipe says.
-    if found.settings | {"checkpoint": None} != wanted.asked.model_dump(mode="json") | {"checkpoint": None}:
+    if profile.settings | {"checkpoint": None} != wanted.asked.model_dump(mode="json") | {"checkpoint": None}:
         different.append("another recipe")
     if different:
         raise RequestError(

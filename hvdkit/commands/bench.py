@@ -54,10 +54,10 @@ class Plan:
         """The cluster file that a finished bench makes."""
         if self.known is None:
             return network(bench)
-        found = measured(bench)
-        key = (found.operation, found.ranks, found.ranks_per_host, found.algorithm)
+        row = measured(bench)
+        key = (row.operation, row.ranks, row.ranks_per_host, row.algorithm)
         others = [m for m in self.known.measured if (m.operation, m.ranks, m.ranks_per_host, m.algorithm) != key]
-        return self.known.model_copy(update={"measured": [*others, found]})
+        return self.known.model_copy(update={"measured": [*others, row]})
 
 
 def plan(
@@ -118,14 +118,14 @@ def plan(
 
 def sizes(min_bytes: int, max_bytes: int, factor: float, step: int) -> list[int]:
     """From the smallest to the largest, each `factor` times the one before, in whole multiples of `step`."""
-    found: list[int] = []
+    chosen: list[int] = []
     size = float(min_bytes)
-    while size <= max_bytes or not found:
+    while size <= max_bytes or not chosen:
         rounded = max(step, round(size / step) * step)
-        if rounded not in found:
-            found.append(rounded)
+        if rounded not in chosen:
+            chosen.append(rounded)
         size *= factor
-    return found
+    return chosen
 
 
 def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = None) -> Bench:
@@ -154,8 +154,8 @@ def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = Non
     rows: list[BenchRow] = []
 
     def look() -> None:
-        found = (folder / ROWS).read_bytes() if (folder / ROWS).exists() else b"[]"
-        for row in _ROWS.validate_json(found)[len(rows) :]:
+        content = (folder / ROWS).read_bytes() if (folder / ROWS).exists() else b"[]"
+        for row in _ROWS.validate_json(content)[len(rows) :]:
             if plan.link_mbit_per_s:
                 row = row.model_copy(update={"of_link": row.busbw_mbit_per_s / plan.link_mbit_per_s})
             rows.append(row)
@@ -211,7 +211,7 @@ def measured(bench: Bench) -> Measured:
 
 def network(bench: Bench) -> Cluster:
     """The links between the ranks, by this collective alone."""
-    found = measured(bench)
+    row = measured(bench)
     device = Device(name=bench.machine.processor[:100] or bench.device)
     if bench.memory_bytes_per_s:
         device = device.model_copy(update={"memory_bytes_per_s": bench.memory_bytes_per_s})
@@ -221,31 +221,31 @@ def network(bench: Bench) -> Cluster:
         description=f"{bench.np} ranks on {len(set(bench.hosts))} host(s), by `hvdkit bench`",
         source=f"{bench.framework} {bench.framework_version}, Horovod {bench.horovod_version}, "
         f"hvdkit {bench.hvdkit_version}; a hop is the whole time over the hops, Horovod's negotiation included",
-        ranks_per_host=found.ranks_per_host,
+        ranks_per_host=row.ranks_per_host,
         device=device,
-        levels=[Level(name="link", pieces=_hops(found))],
+        levels=[Level(name="link", pieces=_hops(row))],
         software=Software(
             negotiation_us=0,
             negotiation_us_per_doubling=0,
-            algorithms=[found.algorithm],
+            algorithms=[row.algorithm],
             synchronous=bench.device == "cpu",
         ),
-        measured=[found],
-        residual_percent=found.residual_percent,
+        measured=[row],
+        residual_percent=row.residual_percent,
     )
 
 
-def _hops(found: Measured) -> list[Piece]:
+def _hops(row: Measured) -> list[Piece]:
     """The time of one message, from that of the whole collective."""
-    if found.algorithm == "ring":
-        return hop_pieces(found)
+    if row.algorithm == "ring":
+        return hop_pieces(row)
     # 2 log2(p) messages, of n/2, n/4, … bytes.
-    hops, sent = 2 * math.ceil(math.log2(found.ranks)), 2 * (found.ranks - 1) / found.ranks
+    hops, sent = 2 * math.ceil(math.log2(row.ranks)), 2 * (row.ranks - 1) / row.ranks
     return [
         Piece(
             from_bytes=round(piece.from_bytes * sent / hops),
             latency_us=piece.latency_us / hops,
             mbit_per_s=piece.mbit_per_s * sent,
         )
-        for piece in found.pieces
+        for piece in row.pieces
     ]

@@ -33,40 +33,40 @@ def check(
     """
     if not placement.here:
         return None
-    faults, found, task = Faults(), None, tasks.choose(recipe)
+    faults, samples, task = Faults(), None, tasks.choose(recipe)
     with faults.collected():
         if recipe.device == "gpu":
             check_gpu(framework, placement.np)
     with faults.collected():
         if use != "none":
-            found = task.count()
-    if found is not None:
+            samples = task.count()
+    if samples is not None:
         with faults.collected():
-            check_classes(recipe.data.name, found.classes, int(recipe.model.classes))
-    if found is not None and use == "evaluate":
+            check_classes(recipe.data.name, samples.classes, int(recipe.model.classes))
+    if samples is not None and use == "evaluate":
         with faults.collected():
-            check_validation(found.val)
-    elif found is not None:
+            check_validation(samples.val)
+    elif samples is not None:
         with faults.collected():
-            StepPlan(recipe, found.train, world_size(placement.np, rival))
+            StepPlan(recipe, samples.train, world_size(placement.np, rival))
         with faults.collected():
-            task.check(found.shape)
+            task.check(samples.shape)
         if recipe.early_stopping and use == "train" and not task.own:
             from hvdkit.core.stopping import check_early_stopping  # NumPy comes with it
 
             with faults.collected():
-                check_early_stopping(recipe.early_stopping, task, found.val)
+                check_early_stopping(recipe.early_stopping, task, samples.val)
     with faults.collected():
         if recipe.model.weights and use == "train":
             from hvdkit.checkpoint.weights import read_fitting  # NumPy comes with it
 
             table = replace(
-                task.architecture(found.shape if found else None), dtype=PRECISIONS[recipe.precision].parameters
+                task.architecture(samples.shape if samples else None), dtype=PRECISIONS[recipe.precision].parameters
             )
             weights = read_fitting(Path(recipe.model.weights), state_shapes(table), recipe.model.new_head, table)
             notes += weights.notes
     faults.report()
-    return found
+    return samples
 
 
 def check_gpu(framework: str, np: int) -> None:

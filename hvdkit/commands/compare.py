@@ -95,8 +95,8 @@ def schedule(
         for np in nps:
             for rival in [None, *registry.fitting(named, framework, np)]:
                 with faults.collected():
-                    each = make_plan(recipe, framework, replace(placement, np=np), rival)
-                    plans.append(replace(each, pinned=True))
+                    plan = make_plan(recipe, framework, replace(placement, np=np), rival)
+                    plans.append(replace(plan, pinned=True))
     faults.report()
     return Schedule(plans, rounds or (ROUNDS if named else 1), recipe.seed)
 
@@ -134,21 +134,21 @@ def proof(
         # Batches of at most 16 images are enough for it, and affordable in float64.
         short = recipe.model_copy(update={"batch_size": min(recipe.batch_size, 16)})
         return parity.plan(short, frameworks, PARITY_STEPS, replace(placement, np=2), named)
-    found = read_parity(file)
-    parity.check(found, file, recipe, parity.names(frameworks, named, found.np))
-    return found
+    proved = read_parity(file)
+    parity.check(proved, file, recipe, parity.names(frameworks, named, proved.np))
+    return proved
 
 
 def prove(plan: ParityPlan, folder: Path, on_start: Callable[[str], None], resume: bool = False) -> Parity:
     """Check parity in the folder `parity` of `folder`, or with `resume` take its result. As `parity.run`."""
-    place = folder / "parity"
-    if resume and (place / "parity.json").exists():
-        found = read_parity(place / "parity.json")
-        parity.check(found, place / "parity.json", plan.recipe, plan.names)
-        return found
-    shutil.rmtree(place, ignore_errors=True)  # of a run that was interrupted
-    place.mkdir()
-    return parity.run(plan, place, on_start)
+    target = folder / "parity"
+    if resume and (target / "parity.json").exists():
+        proved = read_parity(target / "parity.json")
+        parity.check(proved, target / "parity.json", plan.recipe, plan.names)
+        return proved
+    shutil.rmtree(target, ignore_errors=True)  # of a run that was interrupted
+    target.mkdir()
+    return parity.run(plan, target, on_start)
 
 
 @dataclass(frozen=True)
@@ -163,18 +163,18 @@ class Baseline:
         old, rows = by_kind(map(Run, self.old.runs)), []
         for kind, group in by_kind(map(Run, runs)).items():
             if kind in old:
-                now, before = (each.values("images_per_second") for each in (group, old[kind]))
-                found = intervals.of_quotient(now, before)
+                now, before = (runs.values("images_per_second") for runs in (group, old[kind]))
+                quotient = intervals.of_quotient(now, before)
                 rows.append(
                     BaselineRow(
                         framework=group.framework,
                         np=group.np,
                         rival=group.rival,
-                        **asdict(found),
+                        **asdict(quotient),
                         rounds=len(now),
                         old_rounds=len(before),
                         margin=self.margin,
-                        verdict=intervals.change(found, self.margin),
+                        verdict=intervals.change(quotient, self.margin),
                     )
                 )
         return rows
@@ -196,7 +196,7 @@ def earlier(path: Path, margin: float, recipe: Recipe, plans: list[Plan]) -> Bas
             raise RequestError(
                 f"--baseline {path}: expected this machine; {key}: the baseline has {before}, here are {now}"
             )
-    wanted = {(each.framework, each.np, each.rival) for each in plans}
+    wanted = {(plan.framework, plan.np, plan.rival) for plan in plans}
     common = [run for run in old.runs if Run(run).kind in wanted]
     if not common:
         has = ", ".join(f"{group.label} at {group.np} rank(s)" for group in by_kind(map(Run, old.runs)).values())
@@ -242,21 +242,21 @@ def run(
     earlier runs stay.
     """
     results = _whole_rounds(schedule, folder) if resume else {}
-    for number, each in schedule:
-        title = schedule.name(number, each)
-        place = folder / "runs" / title
+    for number, plan in schedule:
+        title = schedule.name(number, plan)
+        run_folder = folder / "runs" / title
         if title not in results:
-            shutil.rmtree(place, ignore_errors=True)
-            place.mkdir(parents=True)
-            result = train.run(each, place, watch(number, each))
+            shutil.rmtree(run_folder, ignore_errors=True)
+            run_folder.mkdir(parents=True)
+            result = train.run(plan, run_folder, watch(number, plan))
             results[title] = result.model_copy(update={"round": number})
-            write_atomic(place / "result.json", results[title].model_dump_json(indent=2) + "\n")
-    runs = [results[schedule.name(number, each)] for number in schedule.numbers for each in schedule.plans]
+            write_atomic(run_folder / "result.json", results[title].model_dump_json(indent=2) + "\n")
+    runs = [results[schedule.name(number, plan)] for number in schedule.numbers for plan in schedule.plans]
     comparison = Comparison(
         runs=runs,
         rounds=schedule.rounds,
         order_seed=schedule.seed,
-        order=[schedule.name(number, each) for number, each in schedule],
+        order=[schedule.name(number, plan) for number, plan in schedule],
         ratios=ratios(runs),
         baseline=baseline.rows(runs) if baseline else None,
         parity=shown,
@@ -273,9 +273,9 @@ def log(schedule: Schedule, folder: Path, names: list[str], say: Callable[[str],
     for name in names:
         try:
             with Trackers([name], say) as trackers:
-                for number, each in schedule:
-                    place = folder / "runs" / schedule.name(number, each)
-                    trackers.begin(train.tracked(each, place, folder.name))
+                for number, plan in schedule:
+                    run_folder = folder / "runs" / schedule.name(number, plan)
+                    trackers.begin(train.tracked(plan, run_folder, folder.name))
                     trackers.end("finished")
                 if name in tracking.LIBRARIES:
                     say(f"{name}: {len(schedule.plans) * schedule.rounds} runs in the group {folder.name}")
@@ -287,11 +287,11 @@ def _whole_rounds(schedule: Schedule, folder: Path) -> dict[str, TrainResult]:
     """The results of complete earlier rounds: the runs of one round have to be close together in time."""
     kept: dict[str, TrainResult] = {}
     for number in schedule.numbers:
-        titles = {schedule.name(number, each): each for each in schedule.plans}
-        found = {title: train.finished(each, folder / "runs" / title) for title, each in titles.items()}
-        whole = {title: result for title, result in found.items() if result is not None and result.round == number}
-        if len(whole) == len(titles):
-            kept |= whole
+        titles = {schedule.name(number, plan): plan for plan in schedule.plans}
+        results = {title: train.finished(plan, folder / "runs" / title) for title, plan in titles.items()}
+        complete = {title: result for title, result in results.items() if result is not None and result.round == number}
+        if len(complete) == len(titles):
+            kept |= complete
     return kept
 
 
@@ -299,18 +299,18 @@ def ratios(runs: list[TrainResult]) -> list[Ratio]:
     """hvdkit's speed over each baseline's, then over one rank's, for each framework and number of ranks."""
     groups = by_kind(map(Run, runs))
     pairs: list[tuple[Group | None, Group | None, str]] = []
-    for each in groups.values():
-        if each.rival:
-            pairs.append((groups.get((each.framework, each.np, None)), each, each.rival))
-    for each in groups.values():
-        if each.rival is None and each.np > 1:
-            pairs.append((each, groups.get((each.framework, 1, None)), "np=1"))
-    found: list[Ratio] = []
+    for group in groups.values():
+        if group.rival:
+            pairs.append((groups.get((group.framework, group.np, None)), group, group.rival))
+    for group in groups.values():
+        if group.rival is None and group.np > 1:
+            pairs.append((group, groups.get((group.framework, 1, None)), "np=1"))
+    rows: list[Ratio] = []
     for above, below, against in pairs:
         values = [value / (above.np / below.np) for value in paired(above, below)] if above and below else []
         if above and values:
             interval = intervals.of_values(values)
-            found.append(
+            rows.append(
                 Ratio(
                     framework=above.framework,
                     np=above.np,
@@ -321,7 +321,7 @@ def ratios(runs: list[TrainResult]) -> list[Ratio]:
                     verdict=None if against == "np=1" else intervals.verdict(interval),
                 )
             )
-    return found
+    return rows
 
 
 def name(plan: Plan) -> str:

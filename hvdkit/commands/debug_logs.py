@@ -48,30 +48,30 @@ def collect(logs: Path, folder: Path, hosts: Mapping[int, str] | None = None) ->
     said = {log.stem: list(_lines(log)) for log in sorted([*logs.glob("rank-*.log"), *logs.glob("worker-*.log")])}
     for name, lines in said.items():
         write_atomic(folder / f"{name}.log", "".join(f"{line}\n" for line in lines))
-    found = summary(said, hosts or {})
-    write_atomic(folder / FILE, found.model_dump_json(indent=2) + "\n")
-    return found.at(folder)
+    summarized = summary(said, hosts or {})
+    write_atomic(folder / FILE, summarized.model_dump_json(indent=2) + "\n")
+    return summarized.at(folder)
 
 
 def summary(said: Mapping[str, list[str]], known: Mapping[int, str]) -> DebugLog:
     """What the lines come to, by the name of a rank's log; `known` are hosts by rank."""
     ranks = sorted(
-        (_rank(name, lines, known) for name, lines in said.items()), key=lambda each: (each.rank is None, each.rank)
+        (_rank(name, lines, known) for name, lines in said.items()), key=lambda rank: (rank.rank is None, rank.rank)
     )
     every = [line for lines in said.values() for line in lines]
     uses = {match["of"]: match["what"] for line in every if (match := _USES.search(line))}
     rings = _rings(every)
-    hosts = {each.rank: each.host for each in ranks if each.rank is not None and each.host}
+    hosts = {rank.rank: rank.host for rank in ranks if rank.rank is not None and rank.host}
     if not rings and uses.get("CPU") == "GLOO" and len(hosts) > 1:
         rings = [sorted(hosts)]
-    whole = bool(rings) and set(rings[0]) <= hosts.keys()
+    complete = bool(rings) and set(rings[0]) <= hosts.keys()
     return DebugLog(
         controller=uses.get("controller"),
         cpu_operations=uses.get("CPU"),
         nccl=next((match["version"] for line in every if (match := _VERSION.search(line))), None),
         network=next((match["name"] for line in every if (match := _NETWORK.search(line))), None),
         rings=rings,
-        between_hosts=_between_hosts([str(hosts[rank]) for rank in rings[0]]) if whole else None,
+        between_hosts=_between_hosts([str(hosts[rank]) for rank in rings[0]]) if complete else None,
         first_problem=_first_problem(said),
         ranks=ranks,
     )
@@ -87,26 +87,26 @@ def _lines(log: Path) -> Iterator[str]:
 
 
 def _rank(name: str, lines: Iterable[str], known: Mapping[int, str]) -> RankLog:
-    found = RankLog(name=name, lines=0)
+    log = RankLog(name=name, lines=0)
     ways: Counter[str] = Counter()
     for line in lines:
-        found.lines += 1
+        log.lines += 1
         if match := _STARTED.search(line):
             if match["host"] is None:
-                found.rank, found.device = int(match["rank"]), match["device"]
-                found.interface, found.addresses = match["interface"], match["addresses"]
-            elif found.host is None:
-                found.host = match["host"]
+                log.rank, log.device = int(match["rank"]), match["device"]
+                log.interface, log.addresses = match["interface"], match["addresses"]
+            elif log.host is None:
+                log.host = match["host"]
         elif match := _INTERFACE.search(line):
-            found.nccl_interface = match["interface"]
+            log.nccl_interface = match["interface"]
         elif match := _WAY.search(line):
             ways[match["way"]] += 1
-        if found.first_problem is None and _is_problem(line):
-            found.first_problem = line
-    found.ways = dict(ways)
-    if found.rank is not None and found.host is None:
-        found.host = known.get(found.rank)
-    return found
+        if log.first_problem is None and _is_problem(line):
+            log.first_problem = line
+    log.ways = dict(ways)
+    if log.rank is not None and log.host is None:
+        log.host = known.get(log.rank)
+    return log
 
 
 def _is_problem(line: str) -> bool:
@@ -119,14 +119,14 @@ def _is_problem(line: str) -> bool:
 
 
 def _first_problem(said: Mapping[str, list[str]]) -> Problem | None:
-    """The earliest one; lines without a time come behind those with one."""
-    found = [Problem(name=name, text=line) for name, lines in said.items() for line in lines if _is_problem(line)]
+    """The earliest one; lines without a time come after those with one."""
+    problems = [Problem(name=name, text=line) for name, lines in said.items() for line in lines if _is_problem(line)]
 
     def when(problem: Problem) -> str:
         match = _HOROVOD.match(problem.text)
-        return (match and match["time"]) or "~"  # behind all digits
+        return (match and match["time"]) or "~"  # after all digits
 
-    return min(found, key=when, default=None)
+    return min(problems, key=when, default=None)
 
 
 def _rings(lines: Iterable[str]) -> list[list[int]]:

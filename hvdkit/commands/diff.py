@@ -33,7 +33,7 @@ def run(first: Path, second: Path) -> Diff:
             what = "it has no config.yaml" if folder.is_dir() else "no such folder"
             faults.append(f"{folder}: {what}; expected the folder of an `hvdkit train`, such as runs/first")
     faults.report()
-    lines = [_losses(each / "metrics.jsonl") for each in (first, second)]
+    lines = [_losses(folder / "metrics.jsonl") for folder in (first, second)]
     shared = sorted(lines[0].keys() & lines[1].keys())
     steps = sorted(set(_checkpoints(first)) & set(_checkpoints(second)))
     return Diff(
@@ -69,7 +69,7 @@ def _circumstances(folder: Path) -> dict[str, Any]:
         known = ("framework", "framework_version", "hvdkit_version", "np")
         return {} if record is None else {key: getattr(record, key) for key in known}
     result = read_result(folder / "result.json").model_dump(mode="json")
-    tuning = {f"tuning.{name}": each.get("value") for name, each in (result.get("tuning") or {}).items()}
+    tuning = {f"tuning.{name}": setting.get("value") for name, setting in (result.get("tuning") or {}).items()}
     return {key: result.get(key) for key in _CIRCUMSTANCES} | tuning
 
 
@@ -102,8 +102,8 @@ def _loss(pairs: Iterable[tuple[int, Scores, Scores]]) -> LossDifference | None:
 
 def _checkpoints(folder: Path) -> dict[int, Path]:
     """A run's checkpoints by their step."""
-    found = (folder / "checkpoints").glob("step-*")
-    return {int(number): each for each in found if (number := each.name.removeprefix("step-")).isdecimal()}
+    paths = (folder / "checkpoints").glob("step-*")
+    return {int(number): path for path in paths if (number := path.name.removeprefix("step-")).isdecimal()}
 
 
 def _weights(step: int, first: Path, second: Path) -> CheckpointDifference:
@@ -128,9 +128,9 @@ def _error(one: np.ndarray | None, other: np.ndarray | None) -> dict[str, float 
     reference = one.astype(np.float64)
     apart = other.astype(np.float64) - reference
     norm = float(np.linalg.norm(reference))
-    found = {
+    errors = {
         "relative_error": float(np.linalg.norm(apart)) / norm if norm else None,
         "largest": float(np.abs(apart).max(initial=0.0)),
     }
-    finite = all(value is None or np.isfinite(value) for value in found.values())
-    return found if finite else unknown
+    finite = all(value is None or np.isfinite(value) for value in errors.values())
+    return errors if finite else unknown

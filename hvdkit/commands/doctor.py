@@ -51,9 +51,9 @@ def hosts_of(option: str | None, hostfile: Path | None) -> list[Host]:
         option = shown(read_hostfile(hostfile))
     if option is None:
         return slurm.allocation() if allocated else []
-    found = parse_hosts(option, 1)
-    namespaces.check(found, "direct")
-    return found
+    parsed = parse_hosts(option, 1)
+    namespaces.check(parsed, "direct")
+    return parsed
 
 
 def examine(hosts: Sequence[Host], interface: str | None, folder: Path) -> HostsReport:
@@ -70,33 +70,31 @@ def examine(hosts: Sequence[Host], interface: str | None, folder: Path) -> Hosts
     pythons = [str(runtime.python) for runtime in runtimes]
     with ExitStack() as stack, ThreadPoolExecutor(2 * len(hosts)) as pool:
         ways = _ways(hosts, allocated, pool)
-        reports = [
-            HostReport(name=host.name, slots=host.slots, way=each) for host, each in zip(hosts, ways, strict=True)
-        ]
+        reports = [HostReport(name=host.name, slots=host.slots, way=way) for host, way in zip(hosts, ways, strict=True)]
         probes = [
             stack.enter_context(Probe(host, report.way, pythons)) for host, report in zip(hosts, reports, strict=True)
         ]
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor.json.") as mark:
-            questions = [_question(hosts, place, runtimes, folder, Path(mark.name)) for place in range(len(hosts))]
+            questions = [_question(hosts, index, runtimes, folder, Path(mark.name)) for index in range(len(hosts))]
             ports = list(pool.map(_facts, probes, reports, questions, [faults] * len(hosts)))
-        found = [Member(*each) for each in zip(probes, reports, ports, strict=True) if each[1].reachable]
-        reach(found, fits, interface is not None, pool)
+        members = [Member(*member) for member in zip(probes, reports, ports, strict=True) if member[1].reachable]
+        reach(members, fits, interface is not None, pool)
     faults += host_faults.judge(reports, interface, folder)
-    order = {report.name: place for place, report in enumerate(reports)}
-    faults.sort(key=lambda each: (not each.fault, order[each.host]))
-    made = HostsReport(
+    order = {report.name: index for index, report in enumerate(reports)}
+    faults.sort(key=lambda fault: (not fault.fault, order[fault.host]))
+    result = HostsReport(
         hvdkit_version=hvdkit.__version__, runtimes=[runtime.name for runtime in runtimes], hosts=reports,
         faults=faults, seconds=round(time.monotonic() - began, 2),
     )  # fmt: skip
-    write_atomic(folder / FILE, made.model_dump_json(indent=2) + "\n")
-    return made.at(folder)
+    write_atomic(folder / FILE, result.model_dump_json(indent=2) + "\n")
+    return result.at(folder)
 
 
 def _ways(hosts: Sequence[Host], allocated: set[str], pool: ThreadPoolExecutor) -> list[str]:
     """How commands get to the hosts. Whether one is this machine, the name service says; it has not long."""
-    asked = [pool.submit(way, host, host.name in allocated) for host in hosts]
-    wait(asked, _NAME_S)
-    return [each.result() if each.done() else "ssh" for each in asked]
+    futures = [pool.submit(way, host, host.name in allocated) for host in hosts]
+    wait(futures, _NAME_S)
+    return [future.result() if future.done() else "ssh" for future in futures]
 
 
 def wanted(interface: str | None) -> Callable[[Interface], bool]:
@@ -105,26 +103,26 @@ def wanted(interface: str | None) -> Callable[[Interface], bool]:
     Raises RequestError for what can be neither.
     """
     if interface is None:
-        return lambda each: each.name != "lo"
+        return lambda it: it.name != "lo"
     if "/" not in interface:
-        return lambda each: each.name == interface
+        return lambda it: it.name == interface
     try:
         network = ipaddress.ip_network(interface, strict=False)
     except ValueError:
         raise RequestError(
             f"--interface {interface}: expected a name such as eth0, or a network such as 10.0.0.0/8"
         ) from None
-    return lambda each: ipaddress.ip_address(each.address) in network
+    return lambda it: ipaddress.ip_address(it.address) in network
 
 
 def _question(
-    hosts: Sequence[Host], place: int, runtimes: Sequence[Runtime], folder: Path, mark: Path
+    hosts: Sequence[Host], index: int, runtimes: Sequence[Runtime], folder: Path, mark: Path
 ) -> dict[str, Any]:
     """What a host is asked for."""
-    names = [each for runtime in runtimes for each in pins.ALL[runtime.name].distributions]
+    names = [distribution for runtime in runtimes for distribution in pins.ALL[runtime.name].distributions]
     return {
-        "host": hosts[place].name,
-        "neighbour": hosts[(place + 1) % len(hosts)].name,
+        "host": hosts[index].name,
+        "neighbour": hosts[(index + 1) % len(hosts)].name,
         "pythons": {runtime.name: str(runtime.python) for runtime in runtimes},
         "packages": [*names, *_PACKAGES],
         "package": str(PACKAGE),
@@ -138,20 +136,20 @@ def _facts(probe: Probe, report: HostReport, question: dict[str, Any], faults: l
     try:
         probe.start()
         token = probe.token if question["neighbour"] != question["host"] else ""  # nobody has to reach a single host
-        found = probe.ask("facts", START_S, token=token, **question)
+        facts = probe.ask("facts", START_S, token=token, **question)
         report.clock_offset_s, report.clock_error_s = min(
-            (_clock(probe) for _ in range(_PINGS)), key=lambda each: each[1]
+            (_clock(probe) for _ in range(_PINGS)), key=lambda reading: reading[1]
         )
     except Unreachable as error:
         faults.append(HostFault(host=report.name, what=str(error), remedy=error.remedy))
         return 0
     report.reachable = True
     for key in ("hostname", "cores", "memory_bytes", "gpus", "folders", "hvdkit", "resolves"):
-        setattr(report, key, found[key])
-    report.shares_files = found["sees_mark"]
-    report.runtimes = {name: RuntimeThere.model_validate(each) for name, each in found["runtimes"].items()}
-    report.interfaces = [Interface.model_validate(each) for each in found["interfaces"]]
-    return int(found["port"])
+        setattr(report, key, facts[key])
+    report.shares_files = facts["sees_mark"]
+    report.runtimes = {name: RuntimeThere.model_validate(runtime) for name, runtime in facts["runtimes"].items()}
+    report.interfaces = [Interface.model_validate(interface) for interface in facts["interfaces"]]
+    return int(facts["port"])
 
 
 def _clock(probe: Probe) -> tuple[float, float]:

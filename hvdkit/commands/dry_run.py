@@ -44,49 +44,49 @@ _MOST_FORMER = 500  # results that are looked at for one of the same recipe
 
 
 def of_train(plan: Plan, out: Path, resume: bool) -> DryRun:
-    """What `hvdkit train` would start. Raises RequestError if it could not go on from the checkpoints in `out`."""
-    found = _described("train", plan.recipe, out, [(plan, 1)], plan.unreached)
+    """What `hvdkit train` would start. Raises RequestError if it could not continue from the checkpoints in `out`."""
+    plan_ = _described("train", plan.recipe, out, [(plan, 1)], plan.unreached)
     if tune.searches(plan):
         short, updates = tune.ROUNDS * len(tune.SETTINGS), tune.WARMUP_STEPS + tune.STEPS
-        few = (found.runs[0].steps or math.inf) < short * updates
-        found.notes.append(
+        few = (plan_.runs[0].steps or math.inf) < short * updates
+        plan_.notes.append(
             f"tune: {short} short runs come first, to choose settings"
             + (f", of {updates} updates each: more than the run itself has" if few else "")
         )
     if not resume:
-        return found
+        return plan_
     if train.finished(plan, out):
-        found.notes.append(f"{out}: this run has finished, so --resume would only show its result")
-        return found
+        plan_.notes.append(f"{out}: this run has finished, so --resume would only show its result")
+        return plan_
     from hvdkit.checkpoint.resume import pick  # NumPy comes with it
 
     newest, complaints = pick(out / "checkpoints", plan.recipe)
-    run = found.runs[0]
+    run = plan_.runs[0]
     run.first_step = newest.record.progress.step if newest else 0
     if run.seconds is not None and run.steps:
         run.seconds *= max(0, run.steps - run.first_step) / run.steps
-    found.notes += [*complaints, f"{out}: goes on from step {run.first_step}"]
-    return found
+    plan_.notes += [*complaints, f"{out}: continues from step {run.first_step}"]
+    return plan_
 
 
 def of_comparison(recipe: Recipe, schedule: Schedule, proof: ParityPlan | Parity | None, out: Path) -> DryRun:
     """What `hvdkit compare` would start."""
     plans = [(plan, schedule.rounds) for plan in schedule.plans]
-    found = _described("compare", recipe, out, plans, max(schedule.plans, key=lambda plan: plan.np).unreached)
+    plan_ = _described("compare", recipe, out, plans, max(schedule.plans, key=lambda plan: plan.np).unreached)
     if isinstance(proof, ParityPlan):
-        found.notes.append(
+        plan_.notes.append(
             f"first a parity check of {proof.steps} steps: {', '.join(proof.names)} must compute the same"
         )
-    return found
+    return plan_
 
 
 def of_parity(parity: ParityPlan, out: Path) -> DryRun:
     """What `hvdkit parity` would start."""
     plans = [replace(plan, recipe=plan.recipe.model_copy(update={"steps": parity.steps})) for plan in parity.plans]
-    found = _described("parity", parity.recipe, out, [(plan, 1) for plan in plans])
-    for run in found.runs:  # ranks hold the model twice, in float64 and float32, and compute more than a training step
+    plan_ = _described("parity", parity.recipe, out, [(plan, 1) for plan in plans])
+    for run in plan_.runs:  # ranks hold the model twice, in float64 and float32, and compute more than a training step
         run.memory, run.seconds, run.seconds_from = None, None, "a step in float64 takes several times that of training"
-    return found
+    return plan_
 
 
 def of_profile(profile: ProfilePlan, out: Path) -> DryRun:
@@ -94,11 +94,11 @@ def of_profile(profile: ProfilePlan, out: Path) -> DryRun:
     recipe = profile.plan.recipe
     every = recipe.sync.every if recipe.sync else 1
     steps = sum(turn.steps for turn in turns(profile.steps, recipe.warmup_steps, every))
-    found = _described("profile", profile.asked, out, [(profile.plan, 1)], profile.left_out)
-    run = found.runs[0]
+    plan_ = _described("profile", profile.asked, out, [(profile.plan, 1)], profile.left_out)
+    run = plan_.runs[0]
     run.steps, run.epochs, run.seconds = steps, None, None
     run.seconds_from = "profiled steps take longer than others"
-    return found
+    return plan_
 
 
 def _described(
@@ -136,7 +136,7 @@ def _run(plan: Plan, times: int, former: list[tuple[Path, TrainResult]]) -> Plan
         times=times,
         launcher=placement.launcher,
         ranks=[
-            Rank(rank=each.rank, host=each.hostname, slot=each.local_rank) for each in place(placement.hosts, plan.np)
+            Rank(rank=rank.rank, host=rank.hostname, slot=rank.local_rank) for rank in place(placement.hosts, plan.np)
         ],
         interpreter=str(plan.runtime.python),
         versions=plan.runtime.versions,
@@ -161,8 +161,8 @@ def _memory(plan: Plan) -> Parts | None:
     """What a rank keeps; None where only the script knows the model."""
     recipe, shape = plan.recipe, plan.samples.shape if plan.samples else None
     ranks = world_size(plan.np, plan.rival)
-    found = memory.parts(recipe, shape, plan.framework, _on_gpus(plan), ranks, recipe.sharding)
-    return found if found.parameters else None
+    parts = memory.parts(recipe, shape, plan.framework, _on_gpus(plan), ranks, recipe.sharding)
+    return parts if parts.parameters else None
 
 
 def _on_gpus(plan: Plan) -> bool:
@@ -203,29 +203,31 @@ def _images(plan: Plan) -> list[str]:
         return []
     from hvdkit.data import imagefolder
 
-    found, looked_at, images = imagefolder.damaged(data, plan.recipe.seed, _DECODING_S)
-    shown = [f"{path}: {reason}" for path, reason in found.items()]
-    if found and data.corrupt == "refuse":
-        more = [f"{len(found) - _MOST_DAMAGED} more images cannot be read"] if len(found) > _MOST_DAMAGED else []
+    reasons, looked_at, images = imagefolder.damaged(data, plan.recipe.seed, _DECODING_S)
+    shown = [f"{path}: {reason}" for path, reason in reasons.items()]
+    if reasons and data.corrupt == "refuse":
+        more = [f"{len(reasons) - _MOST_DAMAGED} more images cannot be read"] if len(reasons) > _MOST_DAMAGED else []
         last = "mend or remove them, or give data.corrupt=replace"
         raise RequestError("\n".join([*(f"{line}; {last}" for line in shown[:_MOST_DAMAGED]), *more]))
     every = f"all {images}" if looked_at == images else f"{looked_at} of {images}"
     line = f"images: {every} have been decoded"
-    return [f"{line}; {len(found)} cannot be read, and others take their place, such as {shown[0]}" if found else line]
+    return [
+        f"{line}; {len(reasons)} cannot be read, and others take their place, such as {shown[0]}" if reasons else line
+    ]
 
 
-def _former_results(places: list[Path]) -> list[tuple[Path, TrainResult]]:
+def _former_results(folders: list[Path]) -> list[tuple[Path, TrainResult]]:
     """Results of `hvdkit train` and `compare` in folders below these, the newest first."""
     patterns = ("*/result.json", "*/runs/*/result.json")
-    paths = {path.resolve(): path for place in places for pattern in patterns for path in place.glob(pattern)}
+    paths = {path.resolve(): path for folder in folders for pattern in patterns for path in folder.glob(pattern)}
     newest = sorted(paths.values(), key=lambda path: path.stat().st_mtime, reverse=True)
-    found = []
+    results = []
     for path in newest[:_MOST_FORMER]:
         try:
-            found.append((path, read_result(path)))
+            results.append((path, read_result(path)))
         except RequestError:
             continue  # of another version, or damaged
-    return found
+    return results
 
 
 def _seconds(
@@ -235,8 +237,8 @@ def _seconds(
     wanted = {"framework": plan.framework, "rival": plan.rival, "np": plan.np, "launcher": plan.placement.launcher}
     wanted |= {"threads": threads} if threads else {}
     for path, result in former if steps else []:
-        made = result.steps - result.first_step
-        if made < 1 or any(getattr(result, key) != value for key, value in wanted.items()):
+        done = result.steps - result.first_step
+        if done < 1 or any(getattr(result, key) != value for key, value in wanted.items()):
             continue
         try:
             same = _of_speed(schema.load(path.parent / "config.yaml")) == _of_speed(plan.recipe)
@@ -244,8 +246,8 @@ def _seconds(
             continue
         if same and steps:
             start_s = result.startup_s or 0.0
-            took = f"{path.parent} took {result.train_s:.3g} s for {made} steps, and {start_s:.3g} s to start"
-            return start_s + result.train_s * steps.total_steps / made, took
+            took = f"{path.parent} took {result.train_s:.3g} s for {done} steps, and {start_s:.3g} s to start"
+            return start_s + result.train_s * steps.total_steps / done, took
     none = "found no earlier run of this recipe with this framework, launcher and number of ranks"
     return _by_arithmetic(plan, steps, threads, none) if steps else (None, none)
 

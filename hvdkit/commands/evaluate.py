@@ -22,15 +22,15 @@ def plan(
 
     Without a `framework` it is the one that has written the checkpoint.
     """
-    found = snapshots.read(folder)
-    record = found.record
+    checkpoint = snapshots.read(folder)
+    record = checkpoint.record
     recipe = schema.revise(
         record.recipe, f"{folder / snapshots.RECORD}: recipe", overrides, overrides_from=overrides_from
     )
     plan = of_checkpoint(recipe, record.framework, framework, placement, "evaluate")
     shapes = state_shapes(tasks.choose(recipe).architecture(plan.samples.shape if plan.samples else None))
     if shapes:  # a model of the user's own has no table
-        check_fits(shapes, model_state(found.state))
+        check_fits(shapes, model_state(checkpoint.state))
     return plan
 
 

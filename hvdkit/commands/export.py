@@ -67,25 +67,25 @@ def plan(folder: Path, out: Path, overwrite: bool, average: bool = True) -> Expo
         faults.append(f"--out {out}: it lies in the checkpoint, whose files stay as they are; choose another folder")
     elif out.exists() and not overwrite:
         faults.append(f"--out {out}: the file exists; add --overwrite or choose another one")
-    found, model = None, None
+    planned, model = None, None
     with faults.collected(HvdkitError):
         checkpoint = snapshots.read(folder)
         state, averaged = checkpoint.model(average)
         state = {name.replace(_COMPILED, ""): value for name, value in state.items()}
-        found = ExportPlan(out.absolute(), checkpoint.record, state, None, averaged)
+        planned = ExportPlan(out.absolute(), checkpoint.record, state, None, averaged)
         recipe = schema.revise(checkpoint.record.recipe, f"{folder / snapshots.RECORD}: recipe")
         model = recipe.model
         if isinstance(model, schema.Model):
-            found = _with_architecture(found, recipe, model, overwrite)
+            planned = _with_architecture(planned, recipe, model, overwrite)
         elif isinstance(model, schema.GPT):
-            found = _for_transformers(found, recipe, model, overwrite)
+            planned = _for_transformers(planned, recipe, model, overwrite)
         elif out.suffix != SAFETENSORS:
             raise RequestError(f"--out {out}: expected {SAFETENSORS}, the only file for a model of your own")
     if model is None or isinstance(model, schema.Model):  # others have one format, which is checked with them
         faults += _format_faults(out)
     faults.report()
-    assert found is not None
-    return found
+    assert planned is not None
+    return planned
 
 
 def _format_faults(out: Path) -> list[str]:
@@ -202,11 +202,11 @@ def _write_archive(plan: ExportPlan, about: Mapping[str, Any]) -> None:
     assert plan.plan and plan.table
     script = paths.recipes() / plan.plan.framework / "export.py"
     with tempfile.TemporaryDirectory() as scratch:
-        place = Path(scratch)
-        recipe, weights, making = place / "config.yaml", place / "weights.safetensors", place / plan.out.name
+        folder = Path(scratch)
+        recipe, weights, making = folder / "config.yaml", folder / "weights.safetensors", folder / plan.out.name
         write_atomic(recipe, schema.dump(plan.plan.recipe))
         save_weights(plan.state, weights, {"table": json.dumps(asdict(plan.table))})
-        launch(plan.plan.by(script), recipe, [str(weights), str(making)], place / "logs")
+        launch(plan.plan.by(script), recipe, [str(weights), str(making)], folder / "logs")
         with zipfile.ZipFile(making, "a", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(ABOUT, json.dumps({**about, "layout": "NHWC"}, indent=1))
         write_atomic(plan.out, making.read_bytes())

@@ -1,4 +1,4 @@
-"""`hvdkit generate`: a checkpoint's language model goes on with a text, under whichever framework is there."""
+"""`hvdkit generate`: a checkpoint's language model continues a text, under whichever framework is there."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def run(request: Request, folder: Path | None, average: bool = True) -> Generati
     assert isinstance(data, Text)
     used = encoding(data.tokens)
     prompt = used.encode(request.prompt)
-    asked = {
+    document = {
         "checkpoint": str(request.checkpoint),
         "tokens": prompt,
         "count": request.count,
         "average": average,
     }
-    found = ask(request.plan, "--generate", asked, FILE, read_generation, folder)
+    answer = ask(request.plan, "--generate", document, FILE, read_generation, folder)
     # a decoder may drop a space at a text's start, so the tokens are decoded after those of the prompt
-    start, whole = used.decode(prompt), used.decode(prompt + found.tokens)
-    text = whole[len(start) :] if whole.startswith(start) else used.decode(found.tokens)
-    return found.model_copy(update={"prompt": request.prompt, "text": text})
+    start, decoded = used.decode(prompt), used.decode(prompt + answer.tokens)
+    text = decoded[len(start) :] if decoded.startswith(start) else used.decode(answer.tokens)
+    return answer.model_copy(update={"prompt": request.prompt, "text": text})

@@ -40,16 +40,16 @@ def build(python: Path, gpu: bool | None, out: Path, console: Console) -> Path:
             f"--out: {error.filename or out}: {error.strerror}; name a folder that can be made"
         ) from error
     console.print(f"Horovod for {target.describe()} in {target.python}", markup=False, highlight=False, soft_wrap=True)
-    made = proved(target, console)
-    place = out / made.name
-    write_atomic(place, made.read_bytes())
-    return place
+    wheel = proved(target, console)
+    path = out / wheel.name
+    write_atomic(path, wheel.read_bytes())
+    return path
 
 
-def install_command(python: Path, made: Path) -> str:
+def install_command(python: Path, wheel: Path) -> str:
     """The command that installs the wheel `made` into the environment of `python`, which may have no pip."""
     has_pip = output([python, "-c", "import pip; print(pip)"]) is not None
-    return f"{pip_of(python, has_pip)} install {shlex.quote(str(made))}"
+    return f"{pip_of(python, has_pip)} install {shlex.quote(str(wheel))}"
 
 
 def install(python: Path, console: Console) -> None:
@@ -58,11 +58,11 @@ def install(python: Path, console: Console) -> None:
     Raises as `build` does.
     """
     target = find(python, None, OLDEST_PYTHON)
-    made = proved(target, console)
+    wheel = proved(target, console)
     with Log(store.root() / "logs" / "horovod-install.log", Cancellation()) as log:
-        command = foreign_pip(python, "install", "--progress-bar", "off", "--force-reinstall", "--no-deps", made)
+        command = foreign_pip(python, "install", "--progress-bar", "off", "--force-reinstall", "--no-deps", wheel)
         log.run("installing Horovod", command, environment=environment(python))
-        log.run("installing what Horovod needs", foreign_pip(python, "install", made), environment=environment(python))
+        log.run("installing what Horovod needs", foreign_pip(python, "install", wheel), environment=environment(python))
 
 
 def proved(target: Target, console: Console) -> Path:
@@ -75,13 +75,13 @@ def proved(target: Target, console: Console) -> Path:
             tempfile.TemporaryDirectory(prefix="hvdkit-horovod-") as folder,
         ):
             try:
-                made = obtain(name, target, Path(folder) / "build", log, progress)
+                wheel = obtain(name, target, Path(folder) / "build", log, progress)
                 progress.stage(name, PROVE, f"testing it on {RANKS} processes")
-                prove(target, made, Path(folder) / "proof", log)
+                prove(target, wheel, Path(folder) / "proof", log)
             except BaseException:
                 progress.end(name, "failed", good=False)
                 raise
-            progress.end(name, f"tested: {made.name}", good=True)
+            progress.end(name, f"tested: {wheel.name}", good=True)
     except BaseException as error:
         cancelled.set()
         if isinstance(error, OSError):
@@ -89,7 +89,7 @@ def proved(target: Target, console: Console) -> Path:
         raise
     finally:
         log.close()
-    return made
+    return wheel
 
 
 def obtain(name: str, target: Target, scratch: Path, log: Log, progress: BuildProgress) -> Path:
@@ -102,14 +102,14 @@ def obtain(name: str, target: Target, scratch: Path, log: Log, progress: BuildPr
     return wheel.obtain(target, scratch, log, lambda percent: progress.advance(name, percent / 100))
 
 
-def prove(target: Target, made: Path, folder: Path, log: Log) -> None:
+def prove(target: Target, wheel: Path, folder: Path, log: Log) -> None:
     """Run every collective of each framework with the wheel `made`, which is installed into `folder`, on two ranks.
 
     Raises RunError with the failing rank's output, or if a rank hangs.
     """
     python = target.python
     assert python is not None
-    options = ("--progress-bar", "off", "--target", folder / "installed", made)
+    options = ("--progress-bar", "off", "--target", folder / "installed", wheel)
     log.run(
         "installing Horovod for its test", foreign_pip(python, "install", *options), environment=environment(python)
     )

@@ -20,13 +20,13 @@ _SLOW = 4.0  # a link with this many times less than the median's rate holds all
 def judge(reports: Sequence[HostReport], interface: str | None, folder: Path) -> list[HostFault]:
     """All that is wrong with hosts that were reached."""
     there = [report for report in reports if report.reachable]
-    found = [each for report in there for each in (*_network(report, interface, len(there)), *_room(report, folder))]
-    return [*found, *_unequal(there), *_slow(there)]
+    faults = [fault for report in there for fault in (*_network(report, interface, len(there)), *_room(report, folder))]
+    return [*faults, *_unequal(there), *_slow(there)]
 
 
 def _network(host: HostReport, interface: str | None, hosts: int) -> Iterator[HostFault]:
     """Addresses that do not answer, and names that lead elsewhere."""
-    has = ", ".join(f"{each.name} {each.address}" for each in host.interfaces) or "none"
+    has = ", ".join(f"{interface.name} {interface.address}" for interface in host.interfaces) or "none"
     if interface is not None and host.interface is None and not host.ways:
         yield HostFault(
             host=host.name,
@@ -54,7 +54,7 @@ def _network(host: HostReport, interface: str | None, hosts: int) -> Iterator[Ho
             fault=False,
         )
     own = host.resolves.get(host.name, [])
-    if hosts > 1 and own and all(ipaddress.ip_address(each).is_loopback for each in own):
+    if hosts > 1 and own and all(ipaddress.ip_address(address).is_loopback for address in own):
         yield HostFault(
             host=host.name,
             what=f"on itself, its name means {own[0]}, which other hosts cannot reach",
@@ -74,15 +74,15 @@ def _network(host: HostReport, interface: str | None, hosts: int) -> Iterator[Ho
 
 def _room(host: HostReport, folder: Path) -> Iterator[HostFault]:
     """Too little memory, disk, cores or GPUs, and a wrong clock."""
-    for place, free in host.folders.items():
-        if free is None and place != str(folder):
+    for path, free in host.folders.items():
+        if free is None and path != str(folder):
             yield HostFault(
-                host=host.name, what=f"no folder {place}, where this command runs",
+                host=host.name, what=f"no folder {path}, where this command runs",
                 remedy="start from a folder that all hosts have", fault=False,
             )  # fmt: skip
         elif free is not None and free < _LEAST_FREE_BYTES:
             yield HostFault(
-                host=host.name, what=f"{free / 2**20:.0f} MiB free on the disk of {place}",
+                host=host.name, what=f"{free / 2**20:.0f} MiB free on the disk of {path}",
                 remedy="free space there", fault=False,
             )  # fmt: skip
     if host.memory_bytes is not None and host.memory_bytes < _LEAST_FREE_BYTES:
@@ -136,9 +136,9 @@ def _of_runtime(name: str, hosts: Sequence[HostReport]) -> Iterator[HostFault]:
             continue
         usual = dict(versions or ())
         differs = [
-            f"{each} {runtime.versions.get(each, 'missing')}, elsewhere {usual.get(each, 'missing')}"
-            for each in sorted({*usual, *runtime.versions})
-            if usual.get(each) != runtime.versions.get(each)
+            f"{name} {runtime.versions.get(name, 'missing')}, elsewhere {usual.get(name, 'missing')}"
+            for name in sorted({*usual, *runtime.versions})
+            if usual.get(name) != runtime.versions.get(name)
         ]
         if differs:
             yield HostFault(host=host.name, what=f"runtime '{name}': {'; '.join(differs)}", remedy=again)
@@ -161,5 +161,5 @@ def _slow(hosts: Sequence[HostReport]) -> Iterator[HostFault]:
 
 def _usual(hosts: Sequence[HostReport], what: Callable[[HostReport], T | None]) -> T | None:
     """What most hosts have; of several the first's. Hosts that have nothing do not count."""
-    counted = Counter(found for host in hosts if (found := what(host)) is not None)
+    counted = Counter(value for host in hosts if (value := what(host)) is not None)
     return counted.most_common(1)[0][0] if counted else None

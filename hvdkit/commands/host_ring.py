@@ -30,49 +30,50 @@ def reach(ring: list[Member], fits: Callable[[Interface], bool], chosen: bool, p
     """
     if len(ring) < 2:
         for member in ring:
-            _choose(member.report, [each for each in member.report.interfaces if fits(each)], [])
+            _choose(member.report, [card for card in member.report.interfaces if fits(card)], [])
         return
-    for step in (-1, 1):  # from the host before it and, where there is no answer, from the one behind it
-        lost = [place for place in range(len(ring)) if all(way.fault for way in ring[place].report.ways)]
-        others = [ring[(place + step) % len(ring)].probe for place in lost]
-        list(pool.map(_try, (ring[place] for place in lost), others, [fits] * len(lost)))
-    for place, member in enumerate(ring):
-        before, behind = ring[place - 1].report, ring[(place + 1) % len(ring)].report
-        preferred = [*before.resolves.get(member.report.name, []), *(way.source for way in behind.ways if way.source)]
+    for step in (-1, 1):  # from the host before it and, where there is no answer, from the one after it
+        lost = [index for index in range(len(ring)) if all(way.fault for way in ring[index].report.ways)]
+        others = [ring[(index + step) % len(ring)].probe for index in lost]
+        list(pool.map(_try, (ring[index] for index in lost), others, [fits] * len(lost)))
+    for position, member in enumerate(ring):
+        before, after = ring[position - 1].report, ring[(position + 1) % len(ring)].report
+        preferred = [*before.resolves.get(member.report.name, []), *(way.source for way in after.ways if way.source)]
         answered = {way.address for way in member.report.ways if way.fault is None}
-        usable = [each for each in member.report.interfaces if fits(each) and each.address in answered]
+        usable = [card for card in member.report.interfaces if fits(card) and card.address in answered]
         _choose(member.report, usable, [] if chosen else preferred)
     list(pool.map(_flood, [member for member in ring if member.report.address]))
 
 
 def _try(member: Member, other: Probe, fits: Callable[[Interface], bool]) -> None:
     """Let another host connect to each address that fits."""
-    addresses = [each.address for each in member.report.interfaces if fits(each)]
+    addresses = [card.address for card in member.report.interfaces if fits(card)]
     member.report.ways, member.seen_from = _ways(other, member, addresses, 0.0), other
 
 
 def _flood(member: Member) -> None:
     """Let the other host send over the chosen way."""
     assert member.seen_from is not None and member.report.address is not None
-    measured = {each.address: each for each in _ways(member.seen_from, member, [member.report.address], _FLOOD_S)}
-    member.report.ways = [measured.get(each.address, each) for each in member.report.ways]
+    measured = {way.address: way for way in _ways(member.seen_from, member, [member.report.address], _FLOOD_S)}
+    member.report.ways = [measured.get(way.address, way) for way in member.report.ways]
 
 
 def _choose(report: HostReport, usable: list[Interface], preferred: list[str]) -> None:
     """The interface of the first address that is preferred and usable, else of any that is usable."""
-    addresses = {each.address: each.name for each in usable}
-    best = next((each for each in (*preferred, *addresses) if each in addresses), None)
+    addresses = {card.address: card.name for card in usable}
+    best = next((address for address in (*preferred, *addresses) if address in addresses), None)
     if best is not None:
         report.interface, report.address = addresses[best], best
 
 
 def _ways(other: Probe, member: Member, addresses: list[str], seconds: float) -> list[Way]:
     """How another host reaches these addresses of a host."""
-    asked = [
-        {"address": each, "port": member.port, "token": member.probe.token, "seconds": seconds} for each in addresses
+    wanted = [
+        {"address": address, "port": member.port, "token": member.probe.token, "seconds": seconds}
+        for address in addresses
     ]
     try:
-        answers = other.ask("reach", 15.0 + 4.0 * len(addresses), ways=asked)["ways"]
+        answers = other.ask("reach", 15.0 + 4.0 * len(addresses), ways=wanted)["ways"]
     except Unreachable as error:
-        return [Way(address=each, fault=f"{other.host.name}: {error}") for each in addresses]
-    return [Way.model_validate(each) for each in answers]
+        return [Way(address=address, fault=f"{other.host.name}: {error}") for address in addresses]
+    return [Way.model_validate(answer) for answer in answers]

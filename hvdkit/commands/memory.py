@@ -25,8 +25,8 @@ _MOST_RANKS = 10**9
 
 def devices() -> dict[str, int]:
     """Bytes of memory of the devices in hvdkit's cluster files, by their names in small letters."""
-    found = (clusters.load(Path(name)).device for name in clusters.shipped())
-    return {each.name.lower(): round(each.memory_mib * 2**20) for each in found if each.memory_mib}
+    devices = (clusters.load(Path(name)).device for name in clusters.shipped())
+    return {device.name.lower(): round(device.memory_mib * 2**20) for device in devices if device.memory_mib}
 
 
 def run(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: str) -> MemoryNeed:
@@ -35,9 +35,9 @@ def run(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: str
     with faults.collected():
         room = _room(device)
     faults += [
-        f"-n {each}: expected at least 1 and at most {_MOST_RANKS} ranks"
-        for each in ranks
-        if not 1 <= each <= _MOST_RANKS
+        f"-n {number}: expected at least 1 and at most {_MOST_RANKS} ranks"
+        for number in ranks
+        if not 1 <= number <= _MOST_RANKS
     ]
     if framework not in FRAMEWORKS:
         faults.append(unknown("framework", framework, FRAMEWORKS))
@@ -54,7 +54,7 @@ def run(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: str
         for stage in (sharding.STAGES if number > 1 else sharding.STAGES[:1])
     ]
     notes = [] if shape else ["activations: unknown, as only the ranks know the shape of a sample"]
-    found = MemoryNeed(
+    need = MemoryNeed(
         recipe=recipe.name,
         model=recipe.model.name,
         parameters=count,
@@ -68,8 +68,8 @@ def run(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: str
         rows=rows,
         notes=notes,
     )
-    found.notes += [line for number in dict.fromkeys(ranks) if room and (line := _advice(found, recipe, number))]
-    return found
+    need.notes += [line for number in dict.fromkeys(ranks) if room and (line := _advice(need, recipe, number))]
+    return need
 
 
 def _row(
@@ -97,17 +97,17 @@ def _row(
     )
 
 
-def _advice(found: MemoryNeed, recipe: Recipe, ranks: int) -> str:
+def _advice(need: MemoryNeed, recipe: Recipe, ranks: int) -> str:
     """The first stage that fits, or what else makes the recipe smaller."""
     who = "1 rank" if ranks == 1 else f"{ranks} ranks"
-    stage = found.cheapest(ranks)
+    stage = need.cheapest(ranks)
     if stage is not None:
         return f"{who}: fits" + ("" if stage == "none" else f" from stage {stage} on")
-    batch = max((row.largest_batch or 0) for row in found.rows if row.ranks == ranks and row.supported)
+    batch = max((row.largest_batch or 0) for row in need.rows if row.ranks == ranks and row.supported)
     remedies = [f"batch_size={batch} or less, with accumulate= for the same global batch"] if batch else []
     remedies += [] if recipe.recompute else ["recompute=true"]
     remedies += [] if batch else ["more ranks", "a smaller model"]
-    return f"{who}: does not fit at any stage that {found.framework} has; give {', or '.join(remedies)}"
+    return f"{who}: does not fit at any stage that {need.framework} has; give {', or '.join(remedies)}"
 
 
 def _room(device: str | None) -> int | None:
@@ -115,8 +115,8 @@ def _room(device: str | None) -> int | None:
     if device is None:
         return None
     text = device.strip().lower()
-    if found := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*(mib|gib|mb|gb)", text):
-        size = round(float(found[1]) * _UNITS[found[2]])
+    if match := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*(mib|gib|mb|gb)", text):
+        size = round(float(match[1]) * _UNITS[match[2]])
         if 0 < size <= LARGEST:
             return size
     known = devices()

@@ -20,13 +20,13 @@ def located(recipe: Recipe, folder: Path | None, overrides: Iterable[str]) -> Re
     """
     if not isinstance(recipe.model, OwnModel):
         return recipe
-    places = [folder or Path(), Path()]
+    folders = [folder or Path(), Path()]
     if any(text.partition("=")[0].strip() in ("model", "model.script") for text in overrides):
-        places.reverse()
-    found = next((path for place in places if (path := place / location(recipe.model)).is_file()), None)
-    if found is None:
+        folders.reverse()
+    script = next((path for base in folders if (path := base / location(recipe.model)).is_file()), None)
+    if script is None:
         return recipe
-    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"script": str(found.resolve())})})
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"script": str(script.resolve())})})
 
 
 def location(model: OwnModel) -> Path:
@@ -36,7 +36,7 @@ def location(model: OwnModel) -> Path:
 
 def modules_of(script: Path) -> list[str]:
     """The files and folders beside a script that it, or one of them, imports; empty for a script that is not here."""
-    found: dict[str, None] = {}
+    modules: dict[str, None] = {}
     waiting = [script]
     while waiting:
         try:
@@ -46,13 +46,13 @@ def modules_of(script: Path) -> list[str]:
         for node in ast.walk(tree):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            for name in {each.partition(".")[0] for each in names} - {""}:
+            for name in {full.partition(".")[0] for full in names} - {""}:
                 file, folder = script.with_name(f"{name}.py"), script.with_name(name)
                 beside = file if file.is_file() else folder if any(folder.glob("*.py")) else None
-                if beside and beside != script and beside.name not in found:
-                    found[beside.name] = None
+                if beside and beside != script and beside.name not in modules:
+                    modules[beside.name] = None
                     waiting += [file] if beside is file else folder.rglob("*.py")
-    return list(found)
+    return list(modules)
 
 
 def framework_of(recipe: Recipe) -> str | None:
@@ -66,16 +66,16 @@ def framework_of(recipe: Recipe) -> str | None:
         tree = ast.parse(location(recipe.model).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None  # the rank says what is wrong with it
-    found: set[object] = set()
+    names: set[object] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == _ADAPTERS:
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom | ast.Import):
-            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
-            found |= {name.split(".")[2] for name in modules if name.startswith(f"{_ADAPTERS}.")}
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            names |= {name.split(".")[2] for name in modules if name.startswith(f"{_ADAPTERS}.")}
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("run_task", "hvdkit.run_task"):
-            found |= {argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)}
-    known = [name for name in FRAMEWORKS if name in found]
+            names |= {argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)}
+    known = [name for name in FRAMEWORKS if name in names]
     return known[0] if len(known) == 1 else None
 
 

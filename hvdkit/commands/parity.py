@@ -93,16 +93,16 @@ def plan(
             "data native: parity needs the same bytes under every framework, which only hvdkit's own data sets give; "
             "choose one of them, or compare with --no-parity"
         )
-    whole = recipe.model_copy(update={"elastic": None, "early_stopping": None, "average_weights": None})
-    wanted = [(*each, _precision(each[1])) for each in [LEADER, *_judged(frameworks, named, np)]]
+    base = recipe.model_copy(update={"elastic": None, "early_stopping": None, "average_weights": None})
+    wanted = [(*run, _precision(run[1])) for run in [LEADER, *_judged(frameworks, named, np)]]
     if any(precision == "fp32" for *_, precision in wanted):
         wanted.insert(1, (*LEADER, "fp32"))
     plans: list[Plan] = []
     for framework, rival, precision in dict.fromkeys(wanted):
         with faults.collected():
-            sharding = whole.sharding if rival is None else registry.sharding_in_parity(rival, whole.sharding)
-            asked = {"precision": precision, "sharding": sharding}
-            plans.append(make_plan(whole.model_copy(update=asked), framework, placement, rival))
+            sharding = base.sharding if rival is None else registry.sharding_in_parity(rival, base.sharding)
+            changes = {"precision": precision, "sharding": sharding}
+            plans.append(make_plan(base.model_copy(update=changes), framework, placement, rival))
     faults.report()
     return ParityPlan(recipe, plans, steps, names(frameworks, named, np))
 
@@ -137,20 +137,20 @@ def run(plan: ParityPlan, folder: Path, on_start: Callable[[str], None] = lambda
     trace = folder / "trace"
     trace.mkdir()
     try:
-        found: dict[tuple[str, str], dict[str, Any]] = {}
-        for each in plan.plans:
-            name, precision = registry.label(each.framework, each.rival), each.recipe.precision
+        content: dict[tuple[str, str], dict[str, Any]] = {}
+        for run in plan.plans:
+            name, precision = registry.label(run.framework, run.rival), run.recipe.precision
             title = name if precision == "fp64" else f"{name} in float32"
             on_start(title)
-            part = Part(trace, plan.steps, each is plan.plans[0], precision)
+            part = Part(trace, plan.steps, run is plan.plans[0], precision)
             leads = ["--leads"] if part.leads else []
             arguments = ["--parity", str(trace), "--steps", str(plan.steps), "--precision", precision, *leads]
-            launch(each, folder / "config.yaml", arguments, folder / "logs" / title.replace(" ", "-"))
-            found[name, precision] = json.loads(part.findings(name).read_text())
+            launch(run, folder / "config.yaml", arguments, folder / "logs" / title.replace(" ", "-"))
+            content[name, precision] = json.loads(part.findings(name).read_text())
     finally:
         shutil.rmtree(trace, ignore_errors=True)
-    findings = {name: found.get((name, "fp64")) or found[name, "fp32"] for name in plan.names}
-    parity = judge(plan, findings, found.get((registry.label(*LEADER), "fp32")))
+    findings = {name: content.get((name, "fp64")) or content[name, "fp32"] for name in plan.names}
+    parity = judge(plan, findings, content.get((registry.label(*LEADER), "fp32")))
     write_atomic(folder / "parity.json", parity.model_dump_json(indent=2) + "\n")
     csv_files.save(folder / "parity.csv", csv_files.parity(parity))
     write_atomic(folder / "parity.md", parity_markdown(parity))
@@ -164,16 +164,16 @@ def judge(
     plan: ParityPlan, findings: Mapping[str, Mapping[str, Any]], single: Mapping[str, Any] | None = None
 ) -> Parity:
     """Compare each framework's findings with the limits; `single` are those of the reference trained in float32."""
-    frameworks = {name: _framework(found, single) for name, found in findings.items()}
+    frameworks = {name: _framework(finding, single) for name, finding in findings.items()}
     return Parity(
-        passed=all(each.passed for each in frameworks.values()),
+        passed=all(row.passed for row in frameworks.values()),
         reference=REFERENCE,
         recipe=plan.recipe.name,
         model=plan.recipe.model.name,
         optimizer=plan.recipe.optimizer.name,
         batch_size=plan.recipe.batch_size,
         np=plan.plans[0].np,
-        steps=min(found["steps"] for found in findings.values()),
+        steps=min(finding["steps"] for finding in findings.values()),
         seed=plan.recipe.seed,
         recipe_keys=_proved(plan.recipe),
         marks=MARKS,
@@ -199,23 +199,23 @@ def _alike(own: list[dict[str, float]], reference: list[dict[str, float]]) -> tu
     return min(worst, best, key=lambda pair: size(pair[0]) / max(size(pair[1]), sys.float_info.min))
 
 
-def _excess(found: Any, single: Any) -> float:
+def _excess(error: Any, single: Any) -> float:
     """The largest error in float32 over its limit; errors are numbers, or lists or dictionaries of such."""
-    if isinstance(found, dict):
-        return max((_excess(each, single.get(key, 0.0)) for key, each in found.items()), default=0.0)
-    if isinstance(found, list):
-        return max((_excess(*pair) for pair in zip(found, single, strict=True)), default=0.0)
-    return float(found / max(F32_FLOOR, F32_FACTOR * single))
+    if isinstance(error, dict):
+        return max((_excess(inner, single.get(key, 0.0)) for key, inner in error.items()), default=0.0)
+    if isinstance(error, list):
+        return max((_excess(*pair) for pair in zip(error, single, strict=True)), default=0.0)
+    return float(error / max(F32_FLOOR, F32_FACTOR * single))
 
 
-def _excesses(found: Mapping[str, Any], single: Mapping[str, Any]) -> dict[str, float]:
+def _excesses(finding: Mapping[str, Any], single: Mapping[str, Any]) -> dict[str, float]:
     entries = {key: "step_tensors_f64" if key == "step_f64" else key for key in MARKS}
-    return {key: _excess(found[entry], single[entry]) for key, entry in entries.items()}
+    return {key: _excess(finding[entry], single[entry]) for key, entry in entries.items()}
 
 
-def _framework(found: Mapping[str, Any], single: Mapping[str, Any] | None) -> FrameworkParity:
-    worst = {key: _worst(found[key]) for key in ("gradients_f64", "applied_f64", "buffers_f64", "weights_f64")}
-    own_f32, reference_f32 = _alike(found["gradients_f32"], found["reference_gradients_f32"])
+def _framework(finding: Mapping[str, Any], single: Mapping[str, Any] | None) -> FrameworkParity:
+    worst = {key: _worst(finding[key]) for key in ("gradients_f64", "applied_f64", "buffers_f64", "weights_f64")}
+    own_f32, reference_f32 = _alike(finding["gradients_f32"], finding["reference_gradients_f32"])
     same = (
         *("batches_equal", "initial_weights_equal", "logits_f64", "evaluation_f64"),
         *("logits_f32", "reference_logits_f32", "first_deviation", "likely_cause"),
@@ -223,25 +223,25 @@ def _framework(found: Mapping[str, Any], single: Mapping[str, Any] | None) -> Fr
     judged = FrameworkParity(
         passed=True,
         missed=[],
-        f32_factor=F32_FACTOR if found["exact_sums"] or not found["buffers_f64"] else F32_FACTOR_PLAIN_SUMS,
-        version=found["versions"]["framework"],
-        **{key: found[key] for key in same},
+        f32_factor=F32_FACTOR if finding["exact_sums"] or not finding["buffers_f64"] else F32_FACTOR_PLAIN_SUMS,
+        version=finding["versions"]["framework"],
+        **{key: finding[key] for key in same},
         **{key: error for key, (_, error) in worst.items()},
-        losses_f64=max(found["losses_f64"]),
-        step_f64=max(found["step_f64"]),
+        losses_f64=max(finding["losses_f64"]),
+        step_f64=max(finding["step_f64"]),
         gradients_f32=_worst(own_f32)[1],
         reference_gradients_f32=_worst(reference_f32)[1],
         worst_gradient=worst["gradients_f64"][0],
         worst_buffer=worst["buffers_f64"][0],
         worst_weight=worst["weights_f64"][0],
-        worst_step=1 + found["step_f64"].index(max(found["step_f64"])),
-        gradient_errors_f64=found["gradients_f64"],
+        worst_step=1 + finding["step_f64"].index(max(finding["step_f64"])),
+        gradient_errors_f64=finding["gradients_f64"],
         gradient_errors_f32=own_f32,
         reference_gradient_errors_f32=reference_f32,
-        step_errors_f64=found["step_f64"],
-        evaluation_correct=found["correct"],
-        evaluation_total=found["total"],
-        f32_excess=_excesses(found, single) if single and found["precision"] == "fp32" else None,
+        step_errors_f64=finding["step_f64"],
+        evaluation_correct=finding["correct"],
+        evaluation_total=finding["total"],
+        f32_excess=_excesses(finding, single) if single and finding["precision"] == "fp32" else None,
     )
     missed = _missed(judged)
     return judged.model_copy(update={"passed": not missed, "missed": missed})
@@ -262,7 +262,7 @@ def _missed(parity: FrameworkParity) -> list[str]:
 
 def _worst(errors: Mapping[str, float]) -> tuple[str, float]:
     """The tensor with the largest error, and that error."""
-    name = max(errors, key=lambda each: errors[each], default="")
+    name = max(errors, key=lambda tensor: errors[tensor], default="")
     return name, errors.get(name, 0.0)
 
 
@@ -297,8 +297,8 @@ def check(parity: Parity, path: Path, recipe: Recipe, frameworks: list[str]) -> 
             f"--parity {path}: expected {', '.join(frameworks)}, got no {', '.join(missing)}; run `hvdkit parity` again"
         )
     judged = parity.frameworks.values()
-    sound = parity.marks == MARKS and parity.passed == all(each.passed for each in judged)
-    if not sound or any(each.passed == bool(each.missed) or _missed(each) != each.missed for each in judged):
+    sound = parity.marks == MARKS and parity.passed == all(row.passed for row in judged)
+    if not sound or any(row.passed == bool(row.missed) or _missed(row) != row.missed for row in judged):
         raise RequestError(
             f"--parity {path}: its verdict does not match its errors and limits; run `hvdkit parity` again"
         )

@@ -110,7 +110,7 @@ def make_plan(
             device = "cpu"
         devices = ("cpu", "gpu") if device == "auto" else (device,)  # only the ranks know which it is
         own = recipe if rival is None else recipe.model_copy(update={"sharding": "none"})  # the rival shards by itself
-        faults += sorted((unsupported(framework, CAPABILITIES[framework], own, each) for each in devices), key=len)[0]
+        faults += sorted((unsupported(framework, CAPABILITIES[framework], own, kind) for kind in devices), key=len)[0]
     faults += placement.faults(framework, elastic is not None)
     if elastic and not elastic.min_np <= np <= elastic.max_np:
         faults.append(f"-np {np}: expected {elastic.min_np} to {elastic.max_np}, as elastic says")
@@ -125,11 +125,11 @@ def make_plan(
         faults.append(own_script.wrong_framework(script, theirs, framework))
     notes: list[str] = []
     with faults.collected():
-        found = checks.check(recipe, framework, placement, use, rival if rival in registry.RIVALS else None, notes)
+        samples = checks.check(recipe, framework, placement, use, rival if rival in registry.RIVALS else None, notes)
     faults.report()
     if rival is not None:
         registry.check_recipe(rival, recipe, placement.here and not placement.separate_networks)
-    return Plan(recipe, framework, runtime, placement, rival=rival, samples=found, notes=tuple(notes))
+    return Plan(recipe, framework, runtime, placement, rival=rival, samples=samples, notes=tuple(notes))
 
 
 def of_checkpoint(recipe: Recipe, writer: str, given: str | None, placement: Placement, use: Use) -> Plan:
@@ -140,7 +140,7 @@ def of_checkpoint(recipe: Recipe, writer: str, given: str | None, placement: Pla
     """
     recipe = recipe.model_copy(update={"elastic": None, "sharding": "none"})
     others = () if isinstance(recipe.model, OwnModel) else FRAMEWORKS
-    built = (each for each in (writer, *others) if _has_runtime(each))
+    built = (name for name in (writer, *others) if _has_runtime(name))
     return make_plan(recipe, given or next(built, writer), placement, use=use)
 
 
@@ -198,8 +198,8 @@ def _collect_debug_logs(job: Job) -> None:
 
     with suppress(HvdkitError, OSError):
         hosts = {} if job.elastic else {slot.rank: slot.hostname for slot in job.slots()}
-        found = debug_logs.collect(job.log_dir, job.log_dir.parent / debug_logs.FOLDER, hosts)
-        print("\n".join(lines(found)), file=sys.stderr, flush=True)
+        log = debug_logs.collect(job.log_dir, job.log_dir.parent / debug_logs.FOLDER, hosts)
+        print("\n".join(lines(log)), file=sys.stderr, flush=True)
 
 
 def program(plan: Plan) -> list[str]:

@@ -81,13 +81,13 @@ def plan(profile: Path, cluster: Path | None, ranks: Sequence[int], texts: Seque
 
 def read(profile: Path) -> Profile:
     """A profile whose numbers are in range. Raises RequestError with file, key and what was expected."""
-    found = profiles.load(profile)
-    for key, value in _numbers(found.model_dump(exclude={"settings"})):
+    content = profiles.load(profile)
+    for key, value in _numbers(content.model_dump(exclude={"settings"})):
         # no run has such a value; sums and squares of it would be infinite
         most = 1e15 if isinstance(value, int) else 1e9
         if value > most:
             raise RequestError(f"{profile}: {key[1:]}: expected at most {most:g}, got {float(min(value, 10**300)):g}")
-    return found
+    return content
 
 
 def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
@@ -104,15 +104,15 @@ def predict(plan: Plan, folder: Path) -> Prediction:
 
     Raises RunError where it cannot be written.
     """
-    found = predicting.predict(plan.profile, plan.cluster, plan.ranks, plan.settings)
-    write_atomic(folder / "predict.json", found.model_dump_json(indent=2) + "\n")
-    csv_files.save(folder / "predict.csv", csv_files.prediction(found))
+    prediction = predicting.predict(plan.profile, plan.cluster, plan.ranks, plan.settings)
+    write_atomic(folder / "predict.json", prediction.model_dump_json(indent=2) + "\n")
+    csv_files.save(folder / "predict.csv", csv_files.prediction(prediction))
     most = max(plan.ranks)
     schedule = predicting.schedule(calibration.calibrate(plan.profile), plan.cluster, most, plan.settings)
     title = f"{plan.profile.model}, {most} ranks on {plan.cluster.name}: {1e3 * schedule.period:.1f} ms per step"
     gantt.picture(schedule, title, folder / "predict.png")
     gantt.trace(schedule, plan.profile, folder / "predict-trace.json")
-    return found
+    return prediction
 
 
 def sweep(
@@ -129,18 +129,18 @@ def sweep(
     """
     from hvdkit.simulator import sweep as sweeping
 
-    found, links = read(profile), clusters.load(cluster)
+    profiled, links = read(profile), clusters.load(cluster)
     whatifs = sweeping.checked(grid, ranks, texts, policy, links)
-    calibration.calibrate(found)
+    calibration.calibrate(profiled)
 
     def answer(folder: Path) -> Sweep:
         from hvdkit.report import sweep as report
 
-        made = sweeping.sweep(found, links, whatifs)
-        write_atomic(folder / "sweep.json", made.model_dump_json(indent=2) + "\n")
-        csv_files.save(folder / "sweep.csv", report.rows(made))
-        report.picture(made, folder / "sweep.png")
-        return made
+        swept = sweeping.sweep(profiled, links, whatifs)
+        write_atomic(folder / "sweep.json", swept.model_dump_json(indent=2) + "\n")
+        csv_files.save(folder / "sweep.csv", report.rows(swept))
+        report.picture(swept, folder / "sweep.png")
+        return swept
 
     return answer
 
@@ -171,8 +171,8 @@ def seconds_until(deadline: str | None, now: datetime) -> float | None:
     if deadline is None:
         return None
     text = deadline.strip().lower()
-    if found := re.fullmatch(r"(\d{1,6}(?:\.\d+)?)\s*(m|h|d)", text):
-        seconds = float(found[1]) * {"m": 60, "h": 3600, "d": 86400}[found[2]]
+    if match := re.fullmatch(r"(\d{1,6}(?:\.\d+)?)\s*(m|h|d)", text):
+        seconds = float(match[1]) * {"m": 60, "h": 3600, "d": 86400}[match[2]]
     else:
         days = [name for name in _WEEKDAYS if len(text) >= 3 and name.startswith(text)]
         try:
@@ -239,11 +239,11 @@ def advise(plan: Plan, money: Money, folder: Path) -> Advice:
     from hvdkit.report.predict import advice_markdown
     from hvdkit.simulator import advise as advising
 
-    found = advising.advise(plan.profile, plan.cluster, plan.ranks[0], plan.settings, money)
-    write_atomic(folder / "advise.json", found.model_dump_json(indent=2) + "\n")
-    csv_files.save(folder / "advise.csv", csv_files.advice(found))
-    write_atomic(folder / "advise.md", advice_markdown(found))
-    return found
+    advice = advising.advise(plan.profile, plan.cluster, plan.ranks[0], plan.settings, money)
+    write_atomic(folder / "advise.json", advice.model_dump_json(indent=2) + "\n")
+    csv_files.save(folder / "advise.csv", csv_files.advice(advice))
+    write_atomic(folder / "advise.md", advice_markdown(advice))
+    return advice
 
 
 def apply(advice: Advice, settings: dict[str, Any], path: Path) -> str:
@@ -255,16 +255,16 @@ def apply(advice: Advice, settings: dict[str, Any], path: Path) -> str:
     from hvdkit.recipe import registry, schema, yaml_files
 
     refused = ""
-    for each in advice.suggestions:
-        if each.recipe is None or not each.sure:
+    for suggestion in advice.suggestions:
+        if suggestion.recipe is None or not suggestion.sure:
             continue
         try:
-            recipe = schema.revise(copy.deepcopy(settings) | each.recipe, "the profile's recipe")
+            recipe = schema.revise(copy.deepcopy(settings) | suggestion.recipe, "the profile's recipe")
         except RequestError as error:
-            refused = refused or f" ({each.what}: {str(error).splitlines()[0]})"
+            refused = refused or f" ({suggestion.what}: {str(error).splitlines()[0]})"
             continue
         write_atomic(path, yaml_files.schema_line(paths.recipes() / registry.SCHEMA) + schema.dump(recipe))
-        return each.what
+        return suggestion.what
     raise RunError(f"--apply: nothing written, as no key of the recipe brings a sure gain{refused}")
 
 

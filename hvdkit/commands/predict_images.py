@@ -52,13 +52,13 @@ def run(request: Request, folder: Path | None, average: bool = True) -> ImagePre
 
     With `average` it is that of the averaged weights, where the checkpoint has any. Raises what the launcher raises.
     """
-    asked = {
+    document = {
         "checkpoint": str(request.checkpoint),
         "files": list(map(str, request.files)),  # the rank has the same working folder
         "top": request.top,
         "average": average,
     }
-    return ask(request.plan, "--predict-images", asked, FILE, read_predictions, folder)
+    return ask(request.plan, "--predict-images", document, FILE, read_predictions, folder)
 
 
 def _files(image: Path, faults: list[str], left_out: list[str]) -> list[Path]:

@@ -74,13 +74,13 @@ def plan(
         faults.append(f"sync.every: expected at most {_LONGEST_ROUND} to profile whole rounds, got {sync.every}")
     still, left_out = _steady(recipe)
     if sync is not None and steps % sync.every:
-        whole = sync.every * -(-steps // sync.every)
-        left_out.append(f"--steps {steps}: measured are whole rounds of sync.every {sync.every}, {whole} steps")
+        rounded = sync.every * -(-steps // sync.every)
+        left_out.append(f"--steps {steps}: measured are whole rounds of sync.every {sync.every}, {rounded} steps")
     with faults.collected():
         sizes = [recipe.batch_size, *(size for size in sorted(batch_sizes) if size != recipe.batch_size)]
         plans = [make_plan(still.model_copy(update={"batch_size": size}), framework, placement) for size in sizes]
     faults.report()
-    first, *others = (replace(each, settings={**each.settings, **_SETTINGS}) for each in plans)
+    first, *others = (replace(plan, settings={**plan.settings, **_SETTINGS}) for plan in plans)
     return ProfilePlan(recipe, left_out, first, steps, own_profile, tuple(others))
 
 
@@ -92,10 +92,10 @@ def _steady(recipe: Recipe) -> tuple[Recipe, list[str]]:
         left_out.append("elastic: what it costs is not profiled; the steps are those of a run whose ranks stay")
     if sync is not None and sync.start:
         changes["sync"] = sync.model_copy(update={"start": 0.0})
-        left_out.append(f"sync.start: profiled are steps behind epoch {sync.start:g}; for those before, leave out sync")
+        left_out.append(f"sync.start: profiled are steps after epoch {sync.start:g}; for those before, leave out sync")
     if getattr(recipe.compression, "warmup_epochs", 0):
         changes["compression"] = recipe.compression.model_copy(update={"warmup_epochs": 0})
-        left_out.append("compression.warmup_epochs: profiled are steps behind the warm-up, at the recipe's own ratio")
+        left_out.append("compression.warmup_epochs: profiled are steps after the warm-up, at the recipe's own ratio")
     return recipe.model_copy(update=changes), left_out
 
 
@@ -104,36 +104,36 @@ def run(plan: ProfilePlan, folder: Path) -> Profile:
 
     Raises what the launcher raises, RunError where a file cannot be written or nothing was measured.
     """
-    found = _measured(plan, plan.plan, folder)
-    profile = assemble.profile(found, plan.asked)
+    findings = _measured(plan, plan.plan, folder)
+    profile = assemble.profile(findings, plan.asked)
     if plan.others:
         profile = batch_curves.combined(profile, _others(plan, folder))
     write(profile, folder)
-    write_atomic(folder / TRACE, chrome_trace.dump(found))
+    write_atomic(folder / TRACE, chrome_trace.dump(findings))
     from hvdkit.report.profile import picture
 
-    picture(profile, found, folder / PICTURE)
+    picture(profile, findings, folder / PICTURE)
     return profile
 
 
-def _measured(plan: ProfilePlan, part: Plan, folder: Path) -> assemble.Findings:
+def _measured(plan: ProfilePlan, run: Plan, folder: Path) -> assemble.Findings:
     """One profiled run."""
     folder.mkdir(exist_ok=True)
-    write_atomic(folder / "config.yaml", schema.dump(part.recipe))
+    write_atomic(folder / "config.yaml", schema.dump(run.recipe))
     own = ["--own-profile"] if plan.own_profile else []
     arguments = ["--profile", str(folder), "--steps", str(plan.steps), *own]
-    launch(part, folder / "config.yaml", arguments, folder / "logs")
+    launch(run, folder / "config.yaml", arguments, folder / "logs")
     return assemble.read(folder, plan.asked)
 
 
 def _others(plan: ProfilePlan, folder: Path) -> list[Profile]:
     """Profiles of the other batch sizes, each from a run of its own in a folder below."""
-    found = []
+    profiles = []
     for other in plan.others:
         size = other.recipe.batch_size
         run = _measured(plan, other, folder / f"batch-{size}")
-        found.append(assemble.profile(run, plan.asked.model_copy(update={"batch_size": size})))
-    return found
+        profiles.append(assemble.profile(run, plan.asked.model_copy(update={"batch_size": size})))
+    return profiles
 
 
 def write(profile: Profile, folder: Path) -> Profile:

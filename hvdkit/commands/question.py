@@ -1,4 +1,4 @@
-"""A question to a checkpoint's model, which one rank answers: pictures to classify, a text to go on with."""
+"""A question to a checkpoint's model, which one rank answers: pictures to classify, a text to continue."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class Asked:
 
 
 def ask(
-    plan: Plan, option: str, asked: dict[str, Any], file: str, read: Callable[[Path], Answer], folder: Path | None
+    plan: Plan, option: str, query: dict[str, Any], file: str, read: Callable[[Path], Answer], folder: Path | None
 ) -> Answer:
     """The answer that the plan's rank, started with `option` and what is asked for, writes to `file`.
 
     All files are written into `folder` (absolute, there and empty) if there is one. Raises what the launcher raises.
     """
     with nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="hvdkit-") as scratch:
-        place = Path(scratch)
-        write_atomic(place / "request.json", json.dumps(asked))
-        write_atomic(place / "config.yaml", schema.dump(plan.recipe))
-        launch(plan, place / "config.yaml", [option, str(place / "request.json"), "--out", str(place)], place / "logs")
-        return read(place / file)
+        base = Path(scratch)
+        write_atomic(base / "request.json", json.dumps(query))
+        write_atomic(base / "config.yaml", schema.dump(plan.recipe))
+        launch(plan, base / "config.yaml", [option, str(base / "request.json"), "--out", str(base)], base / "logs")
+        return read(base / file)

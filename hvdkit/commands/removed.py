@@ -66,7 +66,7 @@ class Removals:
 def _number(path: Path) -> tuple[int, int] | None:
     """What identifies a folder; None if it is not there."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

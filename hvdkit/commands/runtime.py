@@ -160,10 +160,10 @@ class _Build:
         """Install Horovod and test it; then the runtime is complete. The lock and the log are released here."""
         try:
             with held:
-                made, log, text = compiled.result(), prepared.result(), "made by another build"
-                if made and log:
+                wheel, log, text = compiled.result(), prepared.result(), "made by another build"
+                if wheel and log:
                     self._progress.stage(name, PROVE, "installing Horovod and testing it on two processes")
-                    environment.install_horovod(name, made, log)
+                    environment.install_horovod(name, wheel, log)
                     key, gpu = current_key(name, self._gpu[name]), self._gpu[name]
                     runtime = _examined(name, store.python_of(name), key=key, gpu=gpu, added=False)
                     prove(runtime, pins.framework_of(name), self._stop_if_cancelled)

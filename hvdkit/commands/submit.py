@@ -74,12 +74,12 @@ def to_slurm(
     array = list(recipes) != [""]
     recipes = {name: _absolute(recipe) for name, recipe in recipes.items()}
     script, run = script.absolute(), run.absolute()
-    place, number = script.with_suffix(""), f"-{sbatch.TASK}" if array else ""
-    files = {Path(f"{place}{number.replace(sbatch.TASK, str(task))}.yaml"): each
-             for task, each in enumerate(recipes.values())}  # fmt: skip
+    base, number = script.with_suffix(""), f"-{sbatch.TASK}" if array else ""
+    files = {Path(f"{base}{number.replace(sbatch.TASK, str(task))}.yaml"): recipe
+             for task, recipe in enumerate(recipes.values())}  # fmt: skip
     faults = Faults()
     for recipe in recipes.values():
-        faults += [each for each in _faults(recipe, framework, resources.tasks, rival) if each not in faults]
+        faults += [fault for fault in _faults(recipe, framework, resources.tasks, rival) if fault not in faults]
     if any(recipe.elastic for recipe in recipes.values()):
         faults.append("elastic: expected a recipe without it; the number of a Slurm job's tasks does not change")
     faults += resources.faults()
@@ -92,10 +92,10 @@ def to_slurm(
     faults.report()
     folder = run / sbatch.TASK if array else run
     command = [
-        sys.executable, "-m", "hvdkit", "train", f"{place}{number}.yaml", *_common(framework, resources.tasks, rival),
+        sys.executable, "-m", "hvdkit", "train", f"{base}{number}.yaml", *_common(framework, resources.tasks, rival),
         "--launcher", "slurm", "--out", str(folder), "--resume",
     ]  # fmt: skip
-    log = script.with_name(f"{place.name}-{sbatch.NUMBERS}.log")
+    log = script.with_name(f"{base.name}-{sbatch.NUMBERS}.log")
     name = next(iter(recipes.values())).name
     text = sbatch.script(resources, name, command, folder, log, list(recipes) if array else ())
 
@@ -131,7 +131,7 @@ def to_kubernetes(
         faults.append(f"--out {str(out)!r}: expected no control characters, and UTF-8")
     faults += _existing([out], overwrite)
     faults.report()
-    needed = _needed([recipe], [each.partition(":")[2] for each in pods.volumes])
+    needed = _needed([recipe], [volume.partition(":")[2] for volume in pods.volumes])
     text = manifest(pods, schema.dump(recipe), _common(framework, pods.tasks, rival), elastic=bounds is not None)
 
     def described(job: str) -> list[str]:
@@ -159,7 +159,7 @@ def write(submission: Submission, apply: bool = False) -> Submitted:
     were.
     """
     before = {path: path.read_bytes() if path.exists() else None for path in submission.files}
-    made = [folder for folder in submission.main.parents if not folder.exists()]
+    new = [folder for folder in submission.main.parents if not folder.exists()]
     try:
         for path, text in submission.files.items():
             _write(path, text)
@@ -170,7 +170,7 @@ def write(submission: Submission, apply: bool = False) -> Submitted:
                 path.unlink(missing_ok=True)
             else:
                 write_atomic(path, content)
-        for folder in made:
+        for folder in new:
             with contextlib.suppress(OSError):  # not made, or not empty
                 folder.rmdir()
         raise
@@ -197,7 +197,7 @@ def _faults(recipe: Recipe, framework: str, tasks: int, rival: str | None) -> Fa
 def _paths(recipe: Recipe) -> dict[str, str]:
     """The paths in a recipe by key; of a script's options those that are on this machine."""
     sections = {"model": recipe.model, "data": recipe.data}
-    found = {
+    paths = {
         f"{section}.{key}": value
         for section, keys in sections.items()
         for key in ("script", "module", "path", "weights", "tokens")
@@ -205,12 +205,12 @@ def _paths(recipe: Recipe) -> dict[str, str]:
     }
     for section, keys in sections.items():
         options = getattr(keys, "options", {})
-        found |= {
+        paths |= {
             f"{section}.options.{key}": value
             for key, value in options.items()
             if isinstance(value, str) and value.startswith(("/", "~")) and os.path.lexists(os.path.expanduser(value))  # noqa: PTH111
         }
-    return found
+    return paths
 
 
 def _absolute(recipe: Recipe) -> Recipe:
@@ -221,21 +221,21 @@ def _absolute(recipe: Recipe) -> Recipe:
         if "." not in name:
             changes[section][name] = os.path.abspath(value)  # noqa: PTH100 - keeps links
     return recipe.model_copy(
-        update={section: getattr(recipe, section).model_copy(update=each) for section, each in changes.items()}
+        update={section: getattr(recipe, section).model_copy(update=update) for section, update in changes.items()}
     )
 
 
 def _needed(recipes: Iterable[Recipe], mounted: Sequence[str] = ()) -> str:
     """What jobs of these recipes read that is in none of the folders `mounted`, each with its key."""
-    found: dict[str, None] = {}
+    needed: dict[str, None] = {}
     for recipe in recipes:
         for key, value in _paths(recipe).items():
             path = Path(value)
-            if any(path.is_relative_to(each) for each in mounted):
+            if any(path.is_relative_to(folder) for folder in mounted):
                 continue
             beside = own_script.modules_of(path) if key in ("model.script", "data.module") else []
-            found[f"{key} {value}" + (f" with {', '.join(beside)} beside it" if beside else "")] = None
-    return ", ".join(found)
+            needed[f"{key} {value}" + (f" with {', '.join(beside)} beside it" if beside else "")] = None
+    return ", ".join(needed)
 
 
 def _existing(files: list[Path], overwrite: bool) -> list[str]:

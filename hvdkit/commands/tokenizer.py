@@ -44,16 +44,16 @@ def train(path: Path, out: Path, vocabulary: int, overwrite: bool) -> int:
         raise RequestError("\n".join(faults))
     if line := walk.line(path, others):
         print(line, file=sys.stderr, flush=True)
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
-    made.train_from_iterator(texts(path), trainer)
-    if made.get_vocab_size() < SMALLEST:
+    tokenizer.train_from_iterator(texts(path), trainer)
+    if tokenizer.get_vocab_size() < SMALLEST:
         raise RequestError(f"{path}: no pair of letters in it; expected a UTF-8 text, or a folder of them")
-    write_atomic(out, made.to_str(pretty=True) + "\n")
-    return int(made.get_vocab_size())
+    write_atomic(out, tokenizer.to_str(pretty=True) + "\n")
+    return int(tokenizer.get_vocab_size())
 
 
 def texts(path: Path) -> Iterator[str]:

@@ -36,7 +36,7 @@ def run(
     """Run to the end, writing into `folder` (absolute, existing, empty); `watch` gets each line of metrics.jsonl.
 
     `trackers` get the lines too. Their run is begun here, and ended by whoever has opened them.
-    With `resume` the folder may hold an earlier run of the recipe, which goes on from its newest checkpoint; if it had
+    With `resume` the folder may hold an earlier run of the recipe, which continues from its newest checkpoint; if it had
     finished, its result is returned.
     Raises what the launcher raises: a rank's failure, a fault that only a rank could find, an interrupt; and Stopped
     where SIGTERM or SIGHUP ended training after a checkpoint.
@@ -61,18 +61,18 @@ def run(
                 damaged = True
         from hvdkit.checkpoint.resume import pick, recounts  # NumPy comes with it
 
-        found, complaints = pick(folder / "checkpoints", plan.recipe)
+        checkpoint, complaints = pick(folder / "checkpoints", plan.recipe)
         step = "the beginning: there is no checkpoint"
-        if found:
-            progress = found.record.progress
+        if checkpoint:
+            progress = checkpoint.record.progress
             step = f"step {progress.step}, epoch {min(progress.epoch + 1, plan.recipe.epochs)}/{plan.recipe.epochs}"
-            recounted = recounts(found.record.recipe, found.record.np, plan.recipe, plan.np)
+            recounted = recounts(checkpoint.record.recipe, checkpoint.record.np, plan.recipe, plan.np)
             if plan.recipe.checkpoint and plan.recipe.checkpoint.accept_changed_data:
                 recounted = True  # maybe: only ranks know how many samples there are now
             earlier = partial(is_before, progress=progress, recounted=recounted)
             if progress.epoch >= plan.recipe.epochs:  # else rank 0 says so with its first line
                 complaints += damage(metrics)
-        _say([*complaints, f"{folder}: goes on from {step}"])
+        _say([*complaints, f"{folder}: continues from {step}"])
     plan = tune.measured(plan, folder)
     recipe = schema.dump(plan.recipe)
     write_atomic(config, recipe)

@@ -40,8 +40,8 @@ def searches(plan: Plan) -> bool:
     not on GPUs, where no core is short; and not where the environment has a cycle time.
     """
     recipe = plan.recipe
-    asked = recipe.tune == "measure" and not plan.rival and CYCLE not in os.environ
-    return asked and plan.np > 1 and not recipe.elastic and recipe.device != "gpu"
+    wanted = recipe.tune == "measure" and not plan.rival and CYCLE not in os.environ
+    return wanted and plan.np > 1 and not recipe.elastic and recipe.device != "gpu"
 
 
 def measured(plan: Plan, folder: Path) -> Plan:
@@ -52,15 +52,15 @@ def measured(plan: Plan, folder: Path) -> Plan:
     if not searches(plan):
         return plan
     speeds: dict[str, list[float]] = {name: [] for name in SETTINGS}
-    place, unit = folder / "tuning", tasks.choose(plan.recipe).unit
+    scratch, unit = folder / "tuning", tasks.choose(plan.recipe).unit
     try:
         for number in range(ROUNDS):
             for name in random.Random(number).sample(list(SETTINGS), len(SETTINGS)):
-                speeds[name].append(_speed(replace(plan, settings=SETTINGS[name]), place))
+                speeds[name].append(_speed(replace(plan, settings=SETTINGS[name]), scratch))
                 speed = f"{speeds[name][-1]:.0f} {unit}/s {name}"
                 print(f"tuning, round {number + 1} of {ROUNDS}: {speed}", file=sys.stderr, flush=True)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
     best, why = choose(speeds, unit)
     settings = SETTINGS[best] or tuning.environment(plan.recipe, os.environ)
     chosen = {name: {"value": int(value), "why": why} for name, value in settings.items() if name in (IDLE, CYCLE)}
@@ -71,7 +71,7 @@ def choose(speeds: Mapping[str, list[float]], unit: str) -> tuple[str, str]:
     """The SETTINGS with the highest median speed in `unit` per second, and why: the rule's unless others are GAIN
     times as fast.
     """
-    medians = {name: statistics.median(found) for name, found in speeds.items()}
+    medians = {name: statistics.median(measured) for name, measured in speeds.items()}
     fastest = max(medians, key=lambda name: medians[name])
     best = fastest if medians[fastest] > GAIN * medians[RULE] else RULE
     table = ", ".join(f"{medians[name]:.0f} {name}" for name in speeds)
@@ -80,13 +80,13 @@ def choose(speeds: Mapping[str, list[float]], unit: str) -> tuple[str, str]:
     return best, f"measured before the run, {unit}/s, medians of {rounds} short runs: {table}{rule}"
 
 
-def _speed(plan: Plan, place: Path) -> float:
+def _speed(plan: Plan, folder: Path) -> float:
     """Units per second of the updates between WARMUP_STEPS and STEPS, the median of their parts."""
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     changes = {"checkpoint": None, "early_stopping": None, "tensorboard": False, "tune": "rule"}
     short = plan.recipe.model_copy(update={**changes, "log_every": PART})
-    write_atomic(place / "config.yaml", schema.dump(short))
+    write_atomic(folder / "config.yaml", schema.dump(short))
     speeds: list[float] = []
 
     def watch(line: MetricLine) -> None:
@@ -95,8 +95,8 @@ def _speed(plan: Plan, place: Path) -> float:
         if len(speeds) >= (STEPS - WARMUP_STEPS) // PART:
             raise _Enough
 
-    tail = MetricsTail(place / "metrics.jsonl", watch)
+    tail = MetricsTail(folder / "metrics.jsonl", watch)
     with contextlib.suppress(_Enough):
-        launch(plan, place / "config.yaml", ["--out", str(place)], place / "logs", tail.poll)
+        launch(plan, folder / "config.yaml", ["--out", str(folder)], folder / "logs", tail.poll)
         tail.poll()
     return statistics.median(speeds) if speeds else 0.0
