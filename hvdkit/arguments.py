@@ -54,7 +54,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 def with_home(value: Any) -> Any:
     """A path, or each of several, with the home folder in place of `~`; anything else as it is. Raises RequestError."""
     if isinstance(value, list | tuple):
-        return [with_home(each) for each in value]
+        return [with_home(item) for item in value]
     return paths.expanded(value) if _is_path(value) and os.fspath(value).startswith("~") else value
 
 
@@ -84,7 +84,7 @@ def listed(names: Names) -> list[str]:
 def wholes(numbers: Wholes) -> list[int]:
     """The numbers, of which one may stand alone; NumPy's as Python's."""
     given = numbers if isinstance(numbers, Iterable) else () if numbers is None else (numbers,)
-    return [operator.index(each) for each in given]
+    return [operator.index(number) for number in given]
 
 
 def joined(hosts: Names) -> str | None:
@@ -99,7 +99,7 @@ def as_path(given: PathLike | None) -> Path | None:
 
 def as_paths(given: Paths) -> list[Path]:
     """The paths, of which one may stand alone."""
-    return [Path(given)] if isinstance(given, str | os.PathLike) else [Path(each) for each in given]
+    return [Path(given)] if isinstance(given, str | os.PathLike) else [Path(path) for path in given]
 
 
 def _plain(value: Any) -> Any:

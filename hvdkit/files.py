@@ -87,20 +87,20 @@ def read_bounded(path: Path, most: int = 2**28, patience_s: float = PATIENCE_S) 
             raise _no_file(kind, path)
         poller = select.poll()
         poller.register(file, select.POLLIN)
-        parts, left = [], most + 1
+        blocks, left = [], most + 1
         while left > 0:
             if not poller.poll(1000 * patience_s):
                 raise OSError(
                     errno.ETIMEDOUT, f"it is a pipe, and nothing came through it in {patience_s:g} s", str(path)
                 )
-            part = file.read(min(left, 2**20))
-            if not part:
+            block = file.read(min(left, 2**20))
+            if not block:
                 break
-            parts.append(part)
-            left -= len(part)
+            blocks.append(block)
+            left -= len(block)
     if left == 0:
         raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", str(path))
-    return b"".join(parts)
+    return b"".join(blocks)
 
 
 def open_lock(path: Path) -> io.BufferedRandom:

@@ -154,11 +154,11 @@ def _owner(path: Path) -> dict[str, Any] | None:
     """Who has written the lock; None for a file without it, such as an earlier version's."""
     try:
         with path.open("rb") as file:
-            found = json.loads(file.read(_MOST_BYTES))
-        texts = {key: str(found[key]) for key in ("host", "boot", "pids", "since")}
+            owner = json.loads(file.read(_MOST_BYTES))
+        texts = {key: str(owner[key]) for key in ("host", "boot", "pids", "since")}
         if not all(re.fullmatch(r"[\w.:+ \[\]-]{0,100}", text) for text in texts.values()):
             return None
-        return texts | {"pid": int(found["pid"]), "started": int(found["started"])}
+        return texts | {"pid": int(owner["pid"]), "started": int(owner["started"])}
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

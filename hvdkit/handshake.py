@@ -123,13 +123,13 @@ class Listener:
     def _knows(self, stranger: _Stranger) -> bool:
         """Read of its answer what is there; whether it is complete and right, and so it is no stranger any more."""
         try:
-            part = stranger.connection.recv(_CHALLENGE + _PROOF - len(stranger.answer))
+            received = stranger.connection.recv(_CHALLENGE + _PROOF - len(stranger.answer))
         except BlockingIOError:
             return False
         except OSError:
-            part = b""
-        stranger.answer += part
-        if part and len(stranger.answer) < _CHALLENGE + _PROOF:
+            received = b""
+        stranger.answer += received
+        if received and len(stranger.answer) < _CHALLENGE + _PROOF:
             return False
         theirs, proof = stranger.answer[:_CHALLENGE], stranger.answer[_CHALLENGE:]
         if hmac.compare_digest(proof, _proof(self.secret, "client", stranger.challenge, theirs)):
@@ -199,10 +199,10 @@ def _introduce(connection: socket.socket, secret: str) -> None:
 def _exactly(connection: socket.socket, count: int) -> bytes:
     data = b""
     while len(data) < count:
-        part = connection.recv(count - len(data))
-        if not part:
+        received = connection.recv(count - len(data))
+        if not received:
             raise ConnectionResetError(errno.ECONNRESET, "the port has closed the connection")
-        data += part
+        data += received
     return data
 
 

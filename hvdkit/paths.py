@@ -39,11 +39,11 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
     Raises RequestError for a user that this machine does not know, unless there is a file of that name.
     """
-    found = Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises for an unknown user
-    if str(found).startswith("~") and not os.path.lexists(found):
-        user = found.parts[0]
+    full = Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+    if str(full).startswith("~") and not os.path.lexists(full):
+        user = full.parts[0]
         raise RequestError(f"{path}: there is no user {user[1:]!r}; ./{path} is a path that begins with {user!r}")
-    return found
+    return full
 
 
 def recipes() -> Path:
@@ -66,7 +66,7 @@ def program(name: str) -> Path:
 def default_out(recipe: str, command: str) -> Path:
     """`runs/<recipe>-<command>-<time>`, with the characters of the recipe's name that are safe in a folder's name.
 
-    A further run in the same second gets a number behind it.
+    A further run in the same second gets a number after it.
     """
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", recipe)[:100].lstrip(".-") or "unnamed"
     first = Path("runs") / f"{name}-{command}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -90,7 +90,7 @@ def check_free(folder: Path, overwrite: bool, resume: bool = False, inputs: Iter
     if re.search(r"[\0-\x1f\x7f-\x9f]", str(folder)):
         raise RequestError(f"--out {str(folder)!r}: expected no line ends and other control characters in the name")
     try:
-        existing = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+        existing = next(ancestor for ancestor in (folder, *folder.absolute().parents) if os.path.lexists(ancestor))
         if not existing.is_dir():
             raise RequestError(f"--out {folder}: {existing} is a file; expected a folder or a new name")
         if not os.access(existing, os.W_OK | os.X_OK):
@@ -126,20 +126,20 @@ def claimed(
     Raises RequestError like `check_free`, and if another run is writing there.
     """
     check_free(folder, overwrite, resume, inputs)
-    made = [place for place in (folder.absolute(), *folder.absolute().parents) if not place.exists()]
+    created = [ancestor for ancestor in (folder.absolute(), *folder.absolute().parents) if not ancestor.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RequestError(f"--out {folder}: cannot be written ({error.strerror}); choose another folder") from error
-    place, done = folder.absolute(), False
+    absolute, done = folder.absolute(), False
     try:
-        with FolderLock(folder), _undone_if_nothing_comes(folder, place, resume):
-            yield place
+        with FolderLock(folder), _undone_if_nothing_comes(folder, absolute, resume):
+            yield absolute
         done = True
     finally:
-        for each in [] if done else made:
+        for new in [] if done else created:
             with suppress(OSError):  # not empty
-                each.rmdir()
+                new.rmdir()
 
 
 @contextmanager

@@ -52,5 +52,5 @@ def answer(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise
-    said, complained = (each.decode("utf-8", "replace") for each in printed.values())
+    said, complained = (stream.decode("utf-8", "replace") for stream in printed.values())
     return subprocess.CompletedProcess(command, process.returncode, said, complained)

@@ -41,6 +41,6 @@ def ask(address: str, port: int, method: str, path: str, body: bytes = b"", time
     return said
 
 
-def _hmac(*parts: object) -> str:
+def _hmac(*fields: object) -> str:
     key = bytes.fromhex(os.environ.get(SECRET, ""))
-    return hmac.new(key, "\n".join(map(str, parts)).encode(), "sha256").hexdigest()
+    return hmac.new(key, "\n".join(map(str, fields)).encode(), "sha256").hexdigest()

@@ -54,14 +54,14 @@ def settle(folder: Path, ours: Ours) -> bool:
 
 def set_aside(named: Path, folder: Path, paths: Iterable[Path]) -> bool:
     """Move what an earlier run left out of the way; whether there was something. Raises RequestError if it cannot."""
-    part, paths = folder / _PART, list(paths)
+    aside, paths = folder / _PART, list(paths)
     if not paths:
         return False
     try:
-        part.mkdir()
+        aside.mkdir()
         for path in paths:
-            path.rename(part / path.name)
-        part.rename(folder / _WHOLE)
+            path.rename(aside / path.name)
+        aside.rename(folder / _WHOLE)
     except OSError as error:
         with suppress(OSError):
             _move_back(folder)
@@ -73,10 +73,10 @@ def set_aside(named: Path, folder: Path, paths: Iterable[Path]) -> bool:
 
 def trained(folder: Path) -> bool:
     """Whether the run that writes into the folder has a checkpoint or a result."""
-    for place, folders, names in os.walk(folder):
+    for path, folders, names in os.walk(folder):
         if not _DOCUMENTS.isdisjoint(names):
             return True
-        if os.path.basename(place) == "checkpoints":  # noqa: PTH119 - a walk of many folders, twice a second
+        if os.path.basename(path) == "checkpoints":  # noqa: PTH119 - a walk of many folders, twice a second
             if any(name.startswith("step-") for name in folders):
                 return True
             folders.clear()
@@ -142,7 +142,7 @@ def _give_back(folder: Path, ours: Ours) -> None:
 
 
 def _move_back(folder: Path) -> None:
-    part = folder / _PART
-    for path in list(part.iterdir()):
+    aside = folder / _PART
+    for path in list(aside.iterdir()):
         path.rename(folder / path.name)
-    part.rmdir()
+    aside.rmdir()

@@ -87,5 +87,5 @@ def about(seconds: float | None) -> str:
 
 def minutes(seconds: float) -> str:
     """A time such as ` 4:07`."""
-    whole = int(seconds)
-    return f"{whole // 60:2d}:{whole % 60:02d}"
+    whole_s = int(seconds)
+    return f"{whole_s // 60:2d}:{whole_s % 60:02d}"

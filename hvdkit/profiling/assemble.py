@@ -39,10 +39,10 @@ class Findings:
     @property
     def negotiation(self) -> float:
         """The fraction of negotiation in negotiation and communication together, from Horovod's timeline."""
-        found = sum(
+        times = sum(
             (breakdown.durations(one, row) for row in self.traced if row[0].operations for one in row), Counter[str]()
         )
-        return found[NEGOTIATION] / max(1, found[NEGOTIATION] + found[COMMUNICATION])
+        return times[NEGOTIATION] / max(1, times[NEGOTIATION] + times[COMMUNICATION])
 
     @property
     def durations(self) -> list[list[Counter[str]]]:
@@ -83,20 +83,20 @@ def gather(record: RunRecord, operations: Sequence[timeline.Operation], recipe: 
     return Findings(record, own, of("marked"), traced, of("detailed"), compresses)
 
 
-def profile(found: Findings, recipe: Recipe) -> Profile:
+def profile(findings: Findings, recipe: Recipe) -> Profile:
     """The profile. Raises RunError if a step has no trace events."""
-    record, rows = found.record, found.durations
-    if not rows or not all(step.phases for row in found.marked for step in row):
+    record, rows = findings.record, findings.durations
+    if not rows or not all(step.phases for row in findings.marked for step in row):
         raise RunError("profile: no step recorded trace events; is the recipe's script one of hvdkit's?")
     count = len(record.ranks)
-    traced = [[breakdown.durations(one, row)[OVERLAPPED] for one in row] for row in found.traced]
+    traced = [[breakdown.durations(one, row)[OVERLAPPED] for one in row] for row in findings.traced]
     hidden = [float(np.mean([row[rank] for row in traced])) if traced else 0.0 for rank in range(count)]
-    whole = breakdown.split(rows, found.compresses, float(np.mean(hidden)))
-    assert whole.forward_ms is not None and whole.backward_ms is not None
-    details = [step for row in found.detailed[1:] for step in row]  # the first one includes setting the hooks
-    tensors = layers.tensors(record.tensors, details, whole.backward_ms.median)
-    communications = communication_time.of_step([row[0] for row in found.traced], count)
-    latencies = communication_time.alone(record.ranks, found.clocks)
+    measured = breakdown.split(rows, findings.compresses, float(np.mean(hidden)))
+    assert measured.forward_ms is not None and measured.backward_ms is not None
+    details = [step for row in findings.detailed[1:] for step in row]  # the first one includes setting the hooks
+    tensors = layers.tensors(record.tensors, details, measured.backward_ms.median)
+    communications = communication_time.of_step([row[0] for row in findings.traced], count)
+    latencies = communication_time.alone(record.ranks, findings.clocks)
     return Profile(
         schema_version=1,
         hvdkit_version=hvdkit.__version__,
@@ -121,20 +121,20 @@ def profile(found: Findings, recipe: Recipe) -> Profile:
         compression=recipe.compression.method,
         measured_steps=len(rows),
         tensors=tensors,
-        layers=layers.layers(tensors, details, whole.forward_ms.median, record.tells_layers),
-        step=whole,
+        layers=layers.layers(tensors, details, measured.forward_ms.median, record.tells_layers),
+        step=measured,
         ranks=[
             Rank(
                 rank=rank.rank,
                 host=rank.host,
                 clock_offset_ms=clock.offsets[0] / 1e6,
                 clock_error_ms=clock.error / 1e6,
-                split=breakdown.split([[row[rank.rank]] for row in rows], found.compresses, hidden[rank.rank]),
+                split=breakdown.split([[row[rank.rank]] for row in rows], findings.compresses, hidden[rank.rank]),
             )
-            for rank, clock in zip(record.ranks, found.clocks, strict=True)
+            for rank, clock in zip(record.ranks, findings.clocks, strict=True)
         ],
-        slowest=slowest(found.marked, record.ranks),
-        bound=bound(whole),
+        slowest=slowest(findings.marked, record.ranks),
+        bound=bound(measured),
         communications=communications,
         bytes_per_step=round(record.bytes_per_step),
         latencies=latencies,
@@ -172,19 +172,19 @@ def slowest(steps: Sequence[Sequence[Step]], ranks: Sequence[RankRecord]) -> Slo
 
 def bound(split: Split) -> Bound:
     """The largest part of a step."""
-    parts = split.parts()
-    return max(parts, key=lambda name: parts[name].mean)
+    spreads = split.parts()
+    return max(spreads, key=lambda name: spreads[name].mean)
 
 
 def cost(record: RunRecord) -> Cost | None:
     """Steps with trace events against plain ones, each on its slowest rank, by pairs of turns."""
 
     def medians(kind: Kind) -> dict[int, float]:
-        found: dict[int, list[float]] = {}
+        times_of: dict[int, list[float]] = {}
         for row in zip(*(rank.steps for rank in record.ranks), strict=True):
             if row[0].kind == kind and row[0].turn >= 0:
-                found.setdefault(row[0].turn, []).append(max(step.ns for step in row) / 1e6)
-        return {turn: float(np.median(times)) for turn, times in found.items()}
+                times_of.setdefault(row[0].turn, []).append(max(step.ns for step in row) / 1e6)
+        return {turn: float(np.median(times)) for turn, times in times_of.items()}
 
     plain, marked = medians("plain"), medians("marked")
     both = sorted(plain.keys() & marked.keys())

@@ -15,17 +15,17 @@ Floats = NDArray[np.float64]
 
 def combined(own: Profile, others: Sequence[Profile]) -> Profile:
     """The profile `own` with times of `others`, of the same recipe at other batch sizes, and fits over all of them."""
-    batches = [_times(own, each) for each in sorted([own, *others], key=lambda each: each.batch_size)]
-    if not all(each.layer_forward_ms for each in batches):
-        batches = [each.model_copy(update={"layer_forward_ms": []}) for each in batches]
-    sizes = [each.batch_size for each in batches]
-    forward = np.array([each.layer_forward_ms or [np.nan] * len(own.layers) for each in batches])
-    backward = [_by_layer(own, each.tensor_ready_ms) for each in batches]
+    batches = [_times(own, profile) for profile in sorted([own, *others], key=lambda profile: profile.batch_size)]
+    if not all(batch.layer_forward_ms for batch in batches):
+        batches = [batch.model_copy(update={"layer_forward_ms": []}) for batch in batches]
+    sizes = [batch.batch_size for batch in batches]
+    forward = np.array([batch.layer_forward_ms or [np.nan] * len(own.layers) for batch in batches])
+    backward = [_by_layer(own, batch.tensor_ready_ms) for batch in batches]
     layers = [
         layer.model_copy(
             update={
                 "forward_fit": None if np.isnan(times).any() else fit(sizes, times),
-                "backward_fit": fit(sizes, [each.get(layer.name, 0.0) for each in backward]),
+                "backward_fit": fit(sizes, [times.get(layer.name, 0.0) for times in backward]),
             }
         )
         for layer, times in zip(own.layers, forward.T, strict=True)
@@ -49,7 +49,7 @@ def affine(sizes: ArrayLike, times: ArrayLike) -> tuple[Floats, Floats]:
 def fit(sizes: Sequence[int], times_ms: ArrayLike) -> BatchFit:
     """The affine fit of one curve, and the root mean square of what it leaves."""
     times = np.asarray(times_ms, np.float64)
-    fixed, slope = (float(each[0]) for each in affine(sizes, times[:, None]))
+    fixed, slope = (float(column[0]) for column in affine(sizes, times[:, None]))
     left, mean = fixed + slope * np.array(sizes) - times, float(times.mean())
     residual = 100 * float(np.sqrt(np.mean(left**2))) / mean if mean else 0.0
     return BatchFit(fixed_ms=fixed, per_sample_ms=slope, residual_percent=residual)
@@ -74,7 +74,7 @@ def _times(own: Profile, other: Profile) -> BatchTime:
 
 def _by_layer(own: Profile, ready_ms: Sequence[float]) -> Mapping[str, float]:
     """Milliseconds of backward by layer: the sums of the times between a gradient and the one before it."""
-    found: dict[str, float] = {}
+    times: dict[str, float] = {}
     for tensor, ms in zip(own.tensors, np.diff(ready_ms, prepend=0.0), strict=True):
-        found[tensor.layer] = found.get(tensor.layer, 0.0) + float(ms)
-    return found
+        times[tensor.layer] = times.get(tensor.layer, 0.0) + float(ms)
+    return times

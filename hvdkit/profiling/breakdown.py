@@ -96,37 +96,37 @@ def phases(step: Step, all_ranks: Sequence[Step], share: float | None = None) ->
     communication. The timeline says when negotiation ends; without one, it takes the fraction `share` of the remaining
     time, as in steps that have one.
     """
-    moving = union((each.start, each.end) for each in step.operations)
+    moving = union((operation.start, operation.end) for operation in step.operations)
     # for each reduction, when the last rank submitted its gradients, as far as all ranks have as many reductions
     submitted = map(max, zip(*(one.starts(REDUCTION) for one in all_ranks), strict=False))
-    found: list[Phase] = []
+    split: list[Phase] = []
     for phase in step.phases:
         if phase.kind != REDUCTION:
-            found.append(phase)
+            split.append(phase)
             continue
         at = min(max(phase.start, next(submitted, phase.start)), phase.end)
-        found.append(Phase(WAITING, phase.start, at))
+        split.append(Phase(WAITING, phase.start, at))
         if share is not None:
             begin = at + round(share * (phase.end - at))
-            found += [Phase(NEGOTIATION, at, begin), Phase(COMMUNICATION, begin, phase.end)]
+            split += [Phase(NEGOTIATION, at, begin), Phase(COMMUNICATION, begin, phase.end)]
             continue
         for start, end in clipped(moving, (at, phase.end)):
-            found += [Phase(NEGOTIATION, at, start), Phase(COMMUNICATION, start, end)]
+            split += [Phase(NEGOTIATION, at, start), Phase(COMMUNICATION, start, end)]
             at = end
-        found.append(Phase(COMMUNICATION, at, phase.end))  # the result's way back to the framework
-    return found
+        split.append(Phase(COMMUNICATION, at, phase.end))  # the result's way back to the framework
+    return split
 
 
 def durations(step: Step, all_ranks: Sequence[Step], share: float | None = None) -> Counter[str]:
     """The time of each kind of phase, of the step, and of communication that overlaps with compute."""
-    found = Counter({STEP: step.ns})
+    times = Counter({STEP: step.ns})
     for phase in phases(step, all_ranks, share):
-        found[phase.kind] += phase.end - phase.start
-    moving = union((each.start, each.end) for each in step.operations)
+        times[phase.kind] += phase.end - phase.start
+    moving = union((operation.start, operation.end) for operation in step.operations)
     for phase in step.phases:
         if phase.kind in (FORWARD, BACKWARD, COMPRESSION):
-            found[OVERLAPPED] += sum(end - start for start, end in clipped(moving, (phase.start, phase.end)))
-    return found
+            times[OVERLAPPED] += sum(end - start for start, end in clipped(moving, (phase.start, phase.end)))
+    return times
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -148,9 +148,9 @@ def clipped(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
 
 def spread(values: Sequence[float]) -> Spread:
     """The spread of nanoseconds, in milliseconds."""
-    found = np.asarray(values, np.float64) / 1e6
-    low, median, high = (float(each) for each in np.percentile(found, (10, 50, 90)))
-    return Spread(mean=float(found.mean()), median=median, low=min(low, median), high=max(high, median))
+    times = np.asarray(values, np.float64) / 1e6
+    low, median, high = (float(value) for value in np.percentile(times, (10, 50, 90)))
+    return Spread(mean=float(times.mean()), median=median, low=min(low, median), high=max(high, median))
 
 
 def split(rows: Sequence[Sequence[Counter[str]]], compresses: bool, overlapped: float) -> Split:

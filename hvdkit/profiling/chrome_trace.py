@@ -22,18 +22,22 @@ _FIRST = 100  # rank 0's process; Perfetto shows a lane with its process's numbe
 _HOROVOD = 1_000_000  # the process of Horovod's lanes, after all ranks
 
 
-def dump(found: Findings) -> str:
+def dump(findings: Findings) -> str:
     """The steps with trace events, with details and with the timeline, as JSON; the first one begins at 0."""
-    rows = [("with trace events", found.marked), ("detailed", found.detailed), ("with the timeline", found.traced)]
+    rows = [
+        ("with trace events", findings.marked),
+        ("detailed", findings.detailed),
+        ("with the timeline", findings.traced),
+    ]
     zero = min((step.open for _, steps in rows for row in steps for step in row), default=0)
-    operations = [each for row in found.traced for each in row[0].operations]
+    operations = [op for row in findings.traced for op in row[0].operations]
     processes: list[tuple[int, str, Iterable[str]]] = [
-        (_FIRST + rank.rank, f"rank {rank.rank} on {rank.host}", _LANES) for rank in found.record.ranks
+        (_FIRST + rank.rank, f"rank {rank.rank} on {rank.host}", _LANES) for rank in findings.record.ranks
     ]
     if operations:
         processes.append((_HOROVOD, "Horovod, as rank 0 saw it", ("negotiation", "collectives")))
     events = [event for process in processes for event in _named(*process)]
-    share = found.negotiation
+    share = findings.negotiation
     for title, steps in rows:
         for number, row in enumerate(steps):
             for rank, step in enumerate(row):
@@ -86,14 +90,14 @@ def _details(
 def _operations(operations: Sequence[Operation], zero: int) -> Iterator[dict[str, Any]]:
     """Collectives and their negotiation, in the order in which they began; the spans of a lane do not overlap."""
     negotiated = ended = zero
-    for each in operations:
-        arguments = {"tensors": len(each.names), "bytes": each.bytes, "first": each.names[0] if each.names else ""}
-        asked = each.start if each.asked is None else max(each.asked, negotiated)
-        if asked < each.start:
-            yield _span("negotiation", "horovod", _HOROVOD, 1, asked, each.start, zero)
-        start = max(each.start, ended)
-        yield _span(each.operation, "horovod", _HOROVOD, 2, start, max(start, each.end), zero) | {"args": arguments}
-        negotiated, ended = max(negotiated, each.start), max(ended, each.end)
+    for op in operations:
+        arguments = {"tensors": len(op.names), "bytes": op.bytes, "first": op.names[0] if op.names else ""}
+        requested = op.start if op.asked is None else max(op.asked, negotiated)
+        if requested < op.start:
+            yield _span("negotiation", "horovod", _HOROVOD, 1, requested, op.start, zero)
+        start = max(op.start, ended)
+        yield _span(op.operation, "horovod", _HOROVOD, 2, start, max(start, op.end), zero) | {"args": arguments}
+        negotiated, ended = max(negotiated, op.start), max(ended, op.end)
 
 
 def _span(name: str, category: str, process: int, lane: int, start: int, end: int, zero: int) -> dict[str, Any]:

@@ -32,12 +32,12 @@ def of_rank(rank: RankRecord, root: RankRecord) -> Clock:
     """The clock of a rank. Ranks on rank 0's machine share its clock; others are compared by small collectives."""
     if rank.rank == root.rank or (rank.boot and rank.boot == root.boot):
         return Clock()
-    found = [
+    samples = [
         (theirs[len(theirs) // 2][0], *between(ours, theirs))
         for ours, theirs in zip(root.meetings, rank.meetings, strict=True)
         if theirs
     ]
-    times, offsets, errors = zip(*found, strict=True)
+    times, offsets, errors = zip(*samples, strict=True)
     return Clock(times, offsets, max(errors))
 
 

@@ -30,49 +30,49 @@ def of_step(steps: Sequence[Step], ranks: int) -> list[Communication]:
         return []
     usual = max(counts, key=lambda count: (counts[count], count))
     rows = [(step, step.operations) for step in steps if len(step.operations) == usual]
-    found = []
+    communications = []
     for number in range(usual):
         mine = [operations[number] for _, operations in rows]
         carried = mine[0].link_bytes
         starts = [operations[number].start - step.last(FORWARD).end for step, operations in rows]
-        found.append(
+        communications.append(
             Communication(
                 operation=mine[0].operation,
                 tensors=len(mine[0].names),
                 bytes=mine[0].bytes,
                 start_ms=float(np.median(starts)) / 1e6,
-                ms=float(np.median([each.end - each.start for each in mine])) / 1e6,
+                ms=float(np.median([op.end - op.start for op in mine])) / 1e6,
                 link_bytes=sent_bytes(mine[0].operation, mine[0].bytes, ranks) if carried is None else carried,
             )
         )
-    return found
+    return communications
 
 
 def alone(ranks: Sequence[RankRecord], clocks: Sequence[Clock]) -> list[Latency]:
     """Each collective that was timed by itself, from when the last rank begins to when the last rank ends."""
-    found = []
+    latencies = []
     for probes in zip(*(rank.collectives for rank in ranks), strict=True):
         lengths = []
         for times in zip(*(probe.times for probe in probes), strict=True):
             begun = max(clock(begin) for clock, (begin, _) in zip(clocks, times, strict=True))
             ended = max(clock(end) for clock, (_, end) in zip(clocks, times, strict=True))
             lengths.append(max(0, ended - begun))
-        found.append(
+        latencies.append(
             Latency(
                 operation=probes[0].operation, bytes=probes[0].bytes, ms=spread(lengths), samples=len(probes[0].times)
             )
         )
-    return found
+    return latencies
 
 
 def link(ranks: Sequence[RankRecord], communications: Sequence[Communication], latencies: Sequence[Latency]) -> Link:
     """The slowest interface, and the bandwidth of a step and of the best collective by itself."""
     count = len(ranks)
     rates = [rank.rated_mbit_per_s for rank in ranks if rank.rated_mbit_per_s]
-    busy = sum(each.ms for each in communications if each.link_bytes)
-    carried = sum(each.link_bytes or 0.0 for each in communications)
+    busy = sum(op.ms for op in communications if op.link_bytes)
+    carried = sum(op.link_bytes or 0.0 for op in communications)
     best = max(
-        (sent_bytes(each.operation, each.bytes, count) / each.ms.median for each in latencies if each.ms.median),
+        (sent_bytes(row.operation, row.bytes, count) / row.ms.median for row in latencies if row.ms.median),
         default=0.0,
     )
     return Link(
@@ -90,10 +90,10 @@ def within(operations: Sequence[Operation], step: Step) -> list[Operation]:
         if name.startswith(trace_events.PUT):
             kind, *sizes = name.removeprefix(trace_events.PUT).split(":")
             put.setdefault(kind, []).append((int(sizes[0]), int(sizes[1])))
-    mine = [each for each in operations if step.open <= each.start and each.end <= step.end]
+    mine = [op for op in operations if step.open <= op.start and op.end <= step.end]
     for kind, requested in put.items():
-        places = [place for place, each in enumerate(mine) if each.operation == kind]
-        if len(places) == len(requested):
-            for place, (given, carried) in zip(places, requested, strict=True):
+        indices = [index for index, op in enumerate(mine) if op.operation == kind]
+        if len(indices) == len(requested):
+            for place, (given, carried) in zip(indices, requested, strict=True):
                 mine[place] = replace(mine[place], bytes=given, link_bytes=float(carried))
     return mine

@@ -28,10 +28,10 @@ def tensors(records: Sequence[TensorRecord], steps: Sequence[Step], backward_ms:
             if name.startswith(trace_events.READY) and bare in times:
                 share = (at - phase.start) / max(1, phase.end - phase.start)
                 times[bare].append(min(1.0, max(0.0, share)))  # events of one instant may be in another order
-    unseen = [name for name, found in times.items() if not found]
+    unseen = [name for name, measured in times.items() if not measured]
     if unseen:
         raise RunError(f"profile: no gradient was seen for {', '.join(unseen[:3])}; is the parameter trained?")
-    found = [
+    rows = [
         Tensor(
             name=record.name,
             shape=record.shape,
@@ -42,10 +42,10 @@ def tensors(records: Sequence[TensorRecord], steps: Sequence[Step], backward_ms:
         )
         for record in records
     ]
-    return sorted(found, key=lambda tensor: tensor.ready_ms)
+    return sorted(rows, key=lambda tensor: tensor.ready_ms)
 
 
-def layers(found: Sequence[Tensor], steps: Sequence[Step], forward_ms: float, forward_known: bool) -> list[Layer]:
+def layers(tensors: Sequence[Tensor], steps: Sequence[Step], forward_ms: float, forward_known: bool) -> list[Layer]:
     """Layers in the order of forward; `found` is what `tensors` returns.
 
     A layer's time begins when the layer before it ends. So an operation without weights, such as a ReLU or an addition,
@@ -53,13 +53,13 @@ def layers(found: Sequence[Tensor], steps: Sequence[Step], forward_ms: float, fo
     """
     backward: dict[str, float] = {}
     before = 0.0
-    for tensor in found:
+    for tensor in tensors:
         backward[tensor.layer] = backward.get(tensor.layer, 0.0) + tensor.ready_ms - before
         before = tensor.ready_ms
     forward = _forward(steps, forward_ms) if forward_known else {}
     ordered = [name for name in forward if name in backward] or list(reversed(backward))
     ordered += [name for name in reversed(backward) if name not in ordered]
-    kinds = {name: _kind([tensor for tensor in found if tensor.layer == name]) for name in backward}
+    kinds = {name: _kind([tensor for tensor in tensors if tensor.layer == name]) for name in backward}
     return [
         Layer(name=name, kind=kinds[name], forward_ms=forward.get(name), backward_ms=backward[name]) for name in ordered
     ]
@@ -79,7 +79,7 @@ def _forward(steps: Sequence[Step], forward_ms: float) -> dict[str, float]:
                 before = at
         for bare, ns in mine.items():
             shares.setdefault(bare, []).append(ns / max(1, phase.end - phase.start))
-    return {name: forward_ms * float(np.median(found)) for name, found in shares.items()}
+    return {name: forward_ms * float(np.median(measured)) for name, measured in shares.items()}
 
 
 def _kind(mine: Sequence[Tensor]) -> str:

@@ -53,7 +53,7 @@ def profile(
     speed = speeds[unit] if speeds[other] is None else None
     if model in names and speed is None:
         faults.append(f"--{other}-per-second: expected --{unit}-per-second, and only that, for {model}")
-    speed = next((each for each in speeds.values() if each is not None), 1.0) if speed is None else speed
+    speed = next((known for known in speeds.values() if known is not None), 1.0) if speed is None else speed
     if not 0.1 <= speed <= 1e9:
         faults.append(f"--{unit}-per-second {speed:g}: expected those of one device, from 0.1 to 1e9")
     if not 1 <= batch_size <= 2**24:
@@ -65,10 +65,10 @@ def profile(
     return _made(model, _known(model), float(speed), batch_size, device.strip())
 
 
-def lines(found: Profile) -> list[str]:
+def lines(profile: Profile) -> list[str]:
     """What was assumed, for the terminal."""
     return [
-        f"{found.model}: {found.published}, {found.step.step_ms.mean:.1f} ms a step",
+        f"{profile.model}: {profile.published}, {profile.step.step_ms.mean:.1f} ms a step",
         "not measured: the times of layers (by their multiply-adds, backward twice forward), input, update, jitter; "
         "predictions have wider intervals",
     ]
@@ -86,21 +86,21 @@ def _known(model: str) -> _Model:
 def _made(model: str, known: _Model, speed: float, batch_size: int, device: str) -> Profile:
     shapes, work, unit = known.shapes, known.work, known.unit
     step_ms = 1e3 * batch_size * known.units_per_sample / speed
-    forward_ms, whole = step_ms * _FORWARD, sum(work.values())
+    forward_ms, all_work = step_ms * _FORWARD, sum(work.values())
     backward_ms = step_ms - forward_ms
     tensors, done, last = [], 0, ""
     for name, shape in reversed(shapes.items()):
         layer = name.rpartition(".")[0]
         if layer != last:
             done, last = done + work.get(layer, 0), layer
-        size, ready = 4 * math.prod(shape), backward_ms * (done / whole)
+        size, ready = 4 * math.prod(shape), backward_ms * (done / all_work)
         tensors.append(Tensor(name=name, shape=list(shape), dtype="float32", bytes=size, ready_ms=ready, layer=layer))
     layers = [
         Layer(
             name=name,
             kind=_KINDS[len(shapes[f"{name}.weight"])],
-            forward_ms=forward_ms * work.get(name, 0) / whole,
-            backward_ms=backward_ms * work.get(name, 0) / whole,
+            forward_ms=forward_ms * work.get(name, 0) / all_work,
+            backward_ms=backward_ms * work.get(name, 0) / all_work,
         )
         for name in dict.fromkeys(name.rpartition(".")[0] for name in shapes)
     ]

@@ -75,7 +75,7 @@ def read(path: Path, ahead: int = 0) -> list[Operation]:
     if not isinstance(begin, int):
         raise RequestError(f"{path}: not a timeline of Horovod's: expected start_time_since_epoch_in_micros at first")
     parts = _parts([event for event in events if event.ph in "BE"], names, path)
-    return sorted(_fused(parts, 1000 * begin - ahead), key=lambda each: each.start)
+    return sorted(_fused(parts, 1000 * begin - ahead), key=lambda operation: operation.start)
 
 
 def _events(path: Path) -> list[_Event]:
@@ -144,12 +144,12 @@ def _fused(parts: Iterable[_Part], zero: int) -> Iterator[Operation]:
     for part in parts:
         groups.setdefault(part.group, []).append(part)
     for members in groups.values():
-        asked = [each.asked for each in members if each.asked is not None]
+        asked = [member.asked for member in members if member.asked is not None]
         yield Operation(
             operation=members[0].operation.lower(),
-            names=tuple(each.name for each in members),
-            bytes=sum(each.bytes for each in members),
+            names=tuple(member.name for member in members),
+            bytes=sum(member.bytes for member in members),
             asked=zero + 1000 * min(asked) if asked else None,
-            start=zero + 1000 * min(each.start for each in members),
-            end=zero + 1000 * max(each.end for each in members),
+            start=zero + 1000 * min(member.start for member in members),
+            end=zero + 1000 * max(member.end for member in members),
         )

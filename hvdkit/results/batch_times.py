@@ -45,22 +45,22 @@ class BatchTime(_Strict):
 
 def faults(batches: Sequence[BatchTime], own: int, layers: int, tensors: int) -> str | None:
     """What is wrong with the batch sizes of a profile of batch size `own`; None if nothing is."""
-    sizes, times = [each.batch_size for each in batches], [each.compute_ms for each in batches]
+    sizes, times = [batch.batch_size for batch in batches], [batch.compute_ms for batch in batches]
     if sizes != sorted(set(sizes)) or (sizes and own not in sizes):
         return f"batches: expected batch sizes that rise, {own} among them, got {sizes}"
     if any(after < before * _FALL for before, after in itertools.pairwise(times)):
         return f"batches: expected compute_ms that rise with the batch size, got {times}: measure again"
     for each in batches:
         where = f"batches: batch size {each.batch_size}"
-        for key, found, count in (
+        for key, known, count in (
             ("layer_forward_ms", each.layer_forward_ms, layers),
             ("tensor_ready_ms", each.tensor_ready_ms, tensors),
         ):
-            if len(found) not in (0, count):
-                return f"{where}: {key}: expected {count} times, got {len(found)}"
+            if len(known) not in (0, count):
+                return f"{where}: {key}: expected {count} times, got {len(known)}"
         if any(after < before for before, after in itertools.pairwise(each.tensor_ready_ms)):
             return f"{where}: tensor_ready_ms: expected times that do not fall"
     for key in ("layer_forward_ms", "tensor_ready_ms"):
-        if len({bool(getattr(each, key)) for each in batches}) > 1:
+        if len({bool(getattr(batch, key)) for batch in batches}) > 1:
             return f"batches: {key}: expected it at each batch size or at none"
     return None

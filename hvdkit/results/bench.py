@@ -78,8 +78,8 @@ class Bench(Record, Result):
 
 def bus_factor(collective: str, np: int) -> float:
     """Bus bandwidth over algorithm bandwidth, as derived in nccl-tests' PERFORMANCE.md; 1 for other collectives."""
-    part = (np - 1) / np
-    return {"allreduce": 2 * part, "allgather": part, "reducescatter": part, "alltoall": part}.get(collective, 1.0)
+    share = (np - 1) / np
+    return {"allreduce": 2 * share, "allgather": share, "reducescatter": share, "alltoall": share}.get(collective, 1.0)
 
 
 def step_bytes(collective: Collective, dtype: str, np: int) -> int:

@@ -82,7 +82,7 @@ class Comparison(Figures, Result):
 
 def read_comparison(path: Path) -> Comparison:
     """Read a `compare.json`. Raises RequestError if it is missing, damaged or without runs."""
-    found = read(Comparison, path, "the compare.json of `hvdkit compare`")
-    if not found.runs:
+    comparison = read(Comparison, path, "the compare.json of `hvdkit compare`")
+    if not comparison.runs:
         raise RequestError(f"{path}: not the compare.json of `hvdkit compare`: it has no runs")
-    return found
+    return comparison

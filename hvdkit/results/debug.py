@@ -59,7 +59,7 @@ class DebugLog(Record, Result):
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each rank."""
-        return [each.model_dump(exclude={"ways"}) for each in self.ranks]
+        return [rank.model_dump(exclude={"ways"}) for rank in self.ranks]
 
 
 def read_debug(path: Path) -> DebugLog:

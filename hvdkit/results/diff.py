@@ -71,12 +71,12 @@ class Diff(Record, Result):
     @property
     def same(self) -> bool:
         """Whether everything that was compared of the training is the same, to the last bit."""
-        weights = self.final_weights is not False and not any(each.differing for each in self.checkpoints)
+        weights = self.final_weights is not False and not any(pair.differing for pair in self.checkpoints)
         return weights and self.loss is None
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each tensor that differs in a checkpoint."""
-        return [{"step": each.step, **tensor.model_dump()} for each in self.checkpoints for tensor in each.differing]
+        return [{"step": pair.step, **tensor.model_dump()} for pair in self.checkpoints for tensor in pair.differing]
 
 
 def read_diff(path: Path) -> Diff:

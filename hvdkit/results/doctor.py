@@ -95,7 +95,7 @@ class HostsReport(Record, Result):
     @property
     def exit_status(self) -> int:
         """1 if ranks cannot run on these hosts, else 0."""
-        return 1 if any(each.fault for each in self.faults) else 0
+        return 1 if any(fault.fault for fault in self.faults) else 0
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each host."""

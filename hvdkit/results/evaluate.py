@@ -42,9 +42,9 @@ class EvaluationResult(Figures, Result):
         if self.accuracy is not None and self.loss is not None:
             parts = [f"correct {self.correct} of {self.total} ({100 * self.accuracy:.2f} %)", f"loss {self.loss:.6f}"]
             shown = {name: value for name, value in shown.items() if name not in ("accuracy", "loss")}
-        found = ", ".join([*parts, *(f"{readable(name)} {value:.6g}" for name, value in shown.items())])
+        values = ", ".join([*parts, *(f"{readable(name)} {value:.6g}" for name, value in shown.items())])
         of = ", averaged weights" if self.averaged else ""
-        return f"{self.framework} {self.framework_version}, step {self.step} by {self.trained_by}{of}: {found}"
+        return f"{self.framework} {self.framework_version}, step {self.step} by {self.trained_by}{of}: {values}"
 
 
 def read_evaluation(path: Path) -> EvaluationResult:

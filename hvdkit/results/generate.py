@@ -10,7 +10,7 @@ from hvdkit.results.json_files import Record, Result, read
 
 class Generation(Record, Result):
     """`generate.json`: the `tokens` with which a checkpoint's model, `trained_by` one framework and run by
-    `framework`, goes on, each the most probable one. `averaged` says whether its
+    `framework`, continues, each the most probable one. `averaged` says whether its
     weights are averaged ones. `prompt` and `text` are what was given and what the tokens say;
     the file has only the tokens."""
 

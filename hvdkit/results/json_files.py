@@ -34,9 +34,9 @@ class Figures(Record):
         for name, value in self.__dict__.items():
             if value is None or type(value) in (str, bool) or (type(value) is float and abs(value) <= LARGEST):
                 continue  # most are, and a metrics.jsonl may have millions of lines
-            for each in value if isinstance(value, list) else value.values() if isinstance(value, dict) else (value,):
-                most = LARGEST if isinstance(each, int) else _LARGEST_FLOAT
-                if isinstance(each, int | float) and abs(each) > most:
+            for number in value if isinstance(value, list) else value.values() if isinstance(value, dict) else (value,):
+                most = LARGEST if isinstance(number, int) else _LARGEST_FLOAT
+                if isinstance(number, int | float) and abs(number) > most:
                     raise ValueError(f"{name}: expected a number of at most {most:g}")
         return self
 
@@ -91,11 +91,11 @@ def version(expected: int, remedy: str) -> BeforeValidator:
 def read(kind: type[R], path: Path, expected: str) -> R:
     """Read a JSON file. Raises RequestError, one line with the file and what was `expected`, if it is damaged."""
     try:
-        found = kind.model_validate_json(read_bounded(path))
+        result = kind.model_validate_json(read_bounded(path))
     except OSError as error:
         raise RequestError(f"{path}: cannot be read ({error.strerror}); expected {expected}") from None
     except ValidationError as error:
         raise RequestError(f"{path}: not {expected}: {first_fault(error)}") from None
-    if isinstance(found, Result):
-        found.at(path.parent)
-    return found
+    if isinstance(result, Result):
+        result.at(path.parent)
+    return result

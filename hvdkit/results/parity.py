@@ -88,20 +88,20 @@ class Parity(Figures, Result):
     @property
     def in_float64(self) -> dict[str, FrameworkParity]:
         """The frameworks that trained in float64."""
-        return {name: each for name, each in self.frameworks.items() if each.f32_excess is None}
+        return {name: framework for name, framework in self.frameworks.items() if framework.f32_excess is None}
 
     @property
     def checks(self) -> list[str]:
         """The keys of `marks`, without that of running statistics for a model that has none."""
-        has_buffers = any(each.worst_buffer for each in self.frameworks.values())
+        has_buffers = any(framework.worst_buffer for framework in self.frameworks.values())
         return [key for key in self.marks if has_buffers or key != "buffers_f64"]
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each framework, with its verdict and its largest errors."""
         figures = ["passed", "version", *MARKED, "logits_f32", "gradients_f32"]
         return [
-            {"framework": name} | {key: getattr(found, key) for key in figures}
-            for name, found in self.frameworks.items()
+            {"framework": name} | {key: getattr(framework, key) for key in figures}
+            for name, framework in self.frameworks.items()
         ]
 
     @field_validator("marks")

@@ -274,8 +274,8 @@ class Profile(_Strict, Result):
     def records(self) -> list[dict[str, Any]]:
         """A row for each part of a step, with its mean time and its share of the step, and for the whole step."""
         parts = [*self.step.parts().items(), ("step", self.step.step_ms)]
-        whole = self.step.step_ms.mean or None
-        return [{"part": name, **spread.model_dump(), "share": whole and spread.mean / whole} for name, spread in parts]
+        total = self.step.step_ms.mean or None
+        return [{"part": name, **spread.model_dump(), "share": total and spread.mean / total} for name, spread in parts]
 
     @model_validator(mode="after")
     def _check_batches(self) -> Profile:
@@ -297,7 +297,7 @@ class Profile(_Strict, Result):
             if tensor.ready_ms < before:
                 raise ValueError(f"tensors: {tensor.name}: expected ready_ms >= {before}, got {tensor.ready_ms}")
             before = tensor.ready_ms
-        if len(self.ranks) != self.np or any(rank.rank != place for place, rank in enumerate(self.ranks)):
+        if len(self.ranks) != self.np or any(rank.rank != index for index, rank in enumerate(self.ranks)):
             raise ValueError(f"ranks: expected 0 to {self.np - 1} in order")
         return self
 

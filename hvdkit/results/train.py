@@ -22,8 +22,8 @@ from hvdkit.results.json_files import Count, Figures, Result, read
 def scores(validation: dict[str, float], average: dict[str, float]) -> dict[str, Any]:
     """The fields for a task's validation metrics, and those of the `average` of the weights; both may be empty."""
     accuracy, loss = validation.get("accuracy"), validation.get("loss")
-    found = {"validation": validation or None, "val_accuracy": accuracy, "val_loss": loss}
-    return found | {"average_validation": average or None}
+    values = {"validation": validation or None, "val_accuracy": accuracy, "val_loss": loss}
+    return values | {"average_validation": average or None}
 
 
 def readable(metric: str) -> str:
@@ -200,8 +200,8 @@ class TrainResult(Figures, Result):
     @property
     def batch(self) -> str:
         """A rank's batch, such as `32 images`, or `8 × 64 tokens` of eight windows."""
-        each = f" × {self.units_per_sample}" if self.units_per_sample > 1 else ""
-        return f"{self.batch_size}{each} {self.unit}"
+        times = f" × {self.units_per_sample}" if self.units_per_sample > 1 else ""
+        return f"{self.batch_size}{times} {self.unit}"
 
     @property
     def cpu_of(self) -> tuple[str, float]:
@@ -211,17 +211,17 @@ class TrainResult(Figures, Result):
 
     def lines(self) -> list[MetricLine]:
         """The lines of the run's metrics.jsonl. Raises RequestError if it is missing or damaged."""
-        path, found = self.folder / "metrics.jsonl", []
+        path, lines = self.folder / "metrics.jsonl", []
         try:
             for number, (text, line) in enumerate(scan_metrics(path), start=1):
                 if line:
-                    found.append(line)
+                    lines.append(line)
                 elif text.endswith(b"\n"):  # else a killed run left it incomplete
                     raise RequestError(f"{path}: line {number} is damaged; `hvdkit train … --resume` drops such lines")
         except OSError as error:
             expected = "expected the metrics.jsonl of `hvdkit train`"
             raise RequestError(f"{path}: cannot be read ({error.strerror}); {expected}") from None
-        return found
+        return lines
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each of `lines`, with a column `validation.NAME` for each metric of the validation, and of the
@@ -289,10 +289,10 @@ def doubts(result: TrainResult) -> list[str]:
 
 def kept_lines(result: TrainResult, folder: Path) -> list[str]:
     """Where the weights of the run in `folder` are, and the command that evaluates them; empty if none were kept."""
-    place = folder / "checkpoints"
-    lines = [f"weights: {place / name} ({Path(kept).name})" for name, kept in result.checkpoints.items()]
+    checkpoints = folder / "checkpoints"
+    lines = [f"weights: {checkpoints / name} ({Path(kept).name})" for name, kept in result.checkpoints.items()]
     if "best" in result.checkpoints:  # without it there are no validation images
-        words = ["hvdkit", "evaluate", str(place / "best"), "--framework", result.framework]
+        words = ["hvdkit", "evaluate", str(checkpoints / "best"), "--framework", result.framework]
         lines.append(f"evaluate them: {shlex.join(words)}")
     return lines
 
