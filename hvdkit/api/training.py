@@ -80,7 +80,8 @@ def train(
     target = as_path(out) or paths.default_out(loaded.name, "train")
     with claimed(target, overwrite, resume, [loaded.model.weights], dry=("of_train", plan, target, resume)) as folder:
         if loaded.checkpoint and out is None:
-            say([f"no --out: checkpoints go to {target}; --out {shlex.quote(str(target))} --resume continues from them"])
+            again = f"--out {shlex.quote(str(target))} --resume"
+            say([f"no --out: checkpoints go to {target}; {again} continues from them"])
         say([*plan.warnings, *plan.unreached])
         with RunProgress([plan.title]) as progress, tracking.Trackers(names, show_line) as trackers:
             result = train_.run(plan, folder, progress.watch(plan.title), resume, trackers)

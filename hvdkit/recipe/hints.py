@@ -157,7 +157,8 @@ def as_overrides(words: Sequence[str], options: Collection[str], root: type[Base
         if not re.fullmatch(r"--?[A-Za-z][\w.-]*", name) or name in options:
             continue
         following = words[number + 1] if number + 1 < len(words) and not equals else value
-        override = typed(name.lstrip("-"), None if following[:1] == "-" or "=" in following else following or None, root)
+        following = "" if following[:1] == "-" or "=" in following else following
+        override = typed(name.lstrip("-"), following or None, root)
         if override is None:
             unknown.append(f"{name}: no such option")
         elif override[1]:
