@@ -16,7 +16,7 @@ _DOTS = ("...", "…")
 
 
 def read(texts: Sequence[str], option: str, root: Any = None) -> dict[str, list[Any]]:
-    """The grid in texts such as `n=8,16,...,1024`, by key. Dots continue as the two values before them lead to the last.
+    """The grid in texts such as `n=8,16,...,1024`, by key. Dots lead to the last as the two values before them do.
 
     `root` is the pydantic class that has the keys: where it expects a text, a value is the word as it is written.
     Raises RequestError with a line for each fault, which begins with the `option`.

@@ -27,8 +27,8 @@ class Money:
     """Samples per epoch, epochs, and the price of a GPU for an hour in `currency`; None if unknown.
 
     `source` says whose price it is. `budget` is in the same currency, `deadline_s` in seconds from the start.
-    `interruptions` is how often a host is taken away in an hour; training then continues from the checkpoint of the last
-    epoch. Costs and faults count the `unit`, such as tokens, of which a sample has `units_per_sample`.
+    `interruptions` is how often a host is taken away in an hour; training continues from the last epoch's
+    checkpoint. Costs and faults count the `unit`, such as tokens, of which a sample has `units_per_sample`.
     """
 
     samples: int | None = None
