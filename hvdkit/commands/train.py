@@ -36,8 +36,8 @@ def run(
     """Run to the end, writing into `folder` (absolute, existing, empty); `watch` gets each line of metrics.jsonl.
 
     `trackers` get the lines too. Their run is begun here, and ended by whoever has opened them.
-    With `resume` the folder may hold an earlier run of the recipe, which continues from its newest checkpoint; the result
-    of a finished one is returned.
+    With `resume` the folder may hold an earlier run of the recipe, which continues from its newest checkpoint; the
+    result of a finished one is returned.
     Raises what the launcher raises: a rank's failure, a fault that only a rank could find, an interrupt; and Stopped
     where SIGTERM or SIGHUP ended training after a checkpoint.
     """
