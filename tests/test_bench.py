@@ -231,7 +231,7 @@ def test_the_command_writes_what_it_says(hvdkit: Hvdkit, tmp_path: Path) -> None
     assert told.settings["HOROVOD_IDLE_CYCLE_TIME"] == "100"
     assert all(row.of_link == pytest.approx(row.busbw_mbit_per_s / 1000) for row in told.rows)
     written = {path.name for path in (tmp_path / "one").iterdir()}
-    assert written == {"bench.csv", "bench.json", "bench.png", "cluster.yaml", "logs", "request.json"}
+    assert written == {"bench.csv", "bench.json", "bench.png", "cluster.yaml", "logs"}
     assert (tmp_path / "one" / "bench.png").read_bytes().startswith(b"\x89PNG")
     assert told.memory_bytes_per_s == cluster.load(tmp_path / "one" / "cluster.yaml").device.memory_bytes_per_s
     assert 1e8 < told.memory_bytes_per_s < 1e12

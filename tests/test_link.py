@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +17,7 @@ import starving
 from launching import wait_until
 
 from hvdkit.launch.agent.interfaces import address_of
-from hvdkit.launch.agent.link_monitor import DOWN_S, LinkMonitor
+from hvdkit.launch.agent.link_monitor import DOWN_S, LOST_S, LauncherWatch, LinkMonitor
 from hvdkit.launch.diagnosis.exits import RankEnd, Record
 from hvdkit.launch.diagnosis.partition import unreachable
 from hvdkit.launch.hosts import Host
@@ -146,3 +149,57 @@ def test_the_flags_are_the_interfaces_own() -> None:
     flags, kept = link._flags(), int(Path("/sys/class/net/lo/flags").read_text(), 16)
     assert flags is not None and flags & UP == kept & UP == UP
     assert address_of("lo") == "127.0.0.1"
+
+
+def of_the_rendezvous(port: int) -> dict[str, str]:
+    return {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
+
+
+def test_a_launcher_that_has_answered_and_then_not_for_a_minute_is_lost() -> None:
+    port = socket.create_server(("127.0.0.1", 0))
+    watch = LauncherWatch(of_the_rendezvous(port.getsockname()[1]))
+    assert watch.interval_s > 0 and watch.look() is None
+    port.close()
+    watch._ask_at = 0.0
+    assert watch.look() is None, "it may come back"
+    assert watch._heard_at is not None
+    watch._ask_at, watch._heard_at = 0.0, watch._heard_at - LOST_S
+    assert watch.look() == ("launcher lost", {})
+
+
+def test_a_launcher_that_has_never_answered_is_not_lost() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        number = port.getsockname()[1]
+    watch = LauncherWatch(of_the_rendezvous(number))
+    for _ in range(2):
+        watch._ask_at = 0.0
+        assert watch.look() is None
+    assert LauncherWatch({}).interval_s == 0 and LauncherWatch({}).look() is None
+
+
+SOON = """
+import sys
+from hvdkit.launch.agent import link_monitor, rank_agent
+link_monitor.ASK_S, link_monitor.LOST_S = 0.1, 0.5
+sys.exit(rank_agent.main())
+"""
+
+
+@pytest.mark.parametrize("command", [["sleep", "1000"], ["false"]])
+def test_an_agent_that_ssh_has_started_ends_with_its_rank_where_the_launcher_is_lost(
+    command: list[str], tmp_path: Path
+) -> None:
+    """A rank that runs, and one that has failed, whose agent waits for the launcher to end all."""
+    with hygiene.marking() as mark, socket.create_server(("127.0.0.1", 0)) as port:
+        there = {**of_the_rendezvous(port.getsockname()[1]), "HOROVOD_RANK": "1", hygiene.MARK: mark}
+        words = [sys.executable, "-c", SOON, "shell-rank", str(tmp_path), "1", "0", *command]
+        process = subprocess.Popen(words, env={**os.environ, **there}, stdout=subprocess.PIPE, start_new_session=True)
+        try:
+            assert process.stdout and b'"started"' in process.stdout.readline()
+            assert not wait_until(lambda: process.poll() is not None, 1), "as long as the launcher answers"
+            port.close()
+            process.wait(hygiene.patience(30))
+        finally:
+            hygiene.kill_started_by(mark)
+            process.communicate()
+    assert process.returncode == (1 if command == ["false"] else 128 + signal.SIGTERM)

@@ -133,8 +133,6 @@ def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = Non
 
     Writes bench.json and cluster.yaml. Raises what the launcher raises.
     """
-    request = folder / "request.json"
-    write_atomic(request, plan.request.model_dump_json(indent=2) + "\n")
     placement, environment = plan.placement, dict(plan.runtime.environment)
     if placement.here:
         environment["OMP_NUM_THREADS"] = str(threads_per_rank(None, placement.np))
@@ -142,7 +140,7 @@ def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = Non
         environment[tuning.IDLE] = os.environ.get(tuning.IDLE, str(tuning.IDLE_MS))  # as in training on CPUs
     job = Job(
         python=plan.runtime.python,
-        arguments=["-P", "-m", "hvdkit.worker.bench", plan.framework, str(request), str(folder)],
+        arguments=["-P", "-m", "hvdkit.worker.bench", plan.framework, plan.request.model_dump_json(), str(folder)],
         np=placement.np,
         hosts=placement.hosts,
         environment=environment,

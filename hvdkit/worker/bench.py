@@ -1,6 +1,6 @@
 """One rank of `hvdkit bench`: time a collective for each size, and check every element of its results.
 
-usage: python -P -m hvdkit.worker.bench FRAMEWORK REQUEST.json OUT
+usage: python -P -m hvdkit.worker.bench FRAMEWORK REQUEST OUT      (REQUEST is JSON)
 
 Rank 0 writes `rows.json` into OUT after each size, and `ranks.json` at the end.
 
@@ -187,7 +187,7 @@ def _faults(got: np.ndarray, expected: np.ndarray) -> int:
 
 def main(argv: list[str]) -> None:
     """Run one rank as the command line says, and end the process."""
-    framework, request, out = argv[0], BenchRequest.model_validate_json(Path(argv[1]).read_bytes()), Path(argv[2])
+    framework, request, out = argv[0], BenchRequest.model_validate_json(argv[1]), Path(argv[2])
     end_as_rank(lambda heartbeat: _run(framework, request, out, heartbeat))
 
 

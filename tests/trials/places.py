@@ -180,10 +180,11 @@ class OnHosts(Running):
         expect(found, f"hvdkit does not run\n{self.text()}")
         return found[-1]
 
-    def nothing_left(self, seconds: float = 30, host: str | None = None) -> None:
-        """Wait until no process of the job is there. Raises `Unexpected`, with their command lines."""
+    def nothing_left(self, seconds: float = 30, host: str | None = None, sessions: bool = True) -> None:
+        """Wait until no process of the job is there, and of sshd no `sessions` of it. Raises `Unexpected`, with their
+        command lines."""
         until = time.monotonic() + seconds
-        while left := sorted(self.place.alive(host) - self._before):
+        while left := set(self.named("" if sessions else r"^(?!sshd: )", host=host)):
             if time.monotonic() > until:
                 words = [
                     Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")[:200]

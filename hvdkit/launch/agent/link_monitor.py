@@ -1,8 +1,8 @@
-"""Whether a host still reaches the others.
+"""Whether a host still reaches the others, and the launcher's machine.
 
-Two signs are used: the interface of the ranks is down or has lost its carrier; or another host has not acknowledged
-several retransmissions, as where packets are lost on the way or the machine is dead. A process that is dead or frozen
-gives neither sign: its kernel still acknowledges.
+Two signs of the others are used: the interface of the ranks is down or has lost its carrier; or another host has not
+acknowledged several retransmissions, as where packets are lost on the way or the machine is dead. A process that is
+dead or frozen gives neither sign: its kernel still acknowledges.
 
 Standard library only, and no syntax newer than Python 3.8: see rank_agent.py.
 """
@@ -13,6 +13,7 @@ import contextlib
 import socket
 import struct
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ LOOK_S = 1.0
 DOWN_S = 5.0  # a link that comes back sooner is no fault: TCP sends again
 RETRANSMISSIONS = 4  # without an answer; Linux takes 3 s for so many on a near network
 RECENT_S = 5.0  # the connections of a rank that gives up on a host are closed with it
+ASK_S, ANSWER_S, LOST_S = 10.0, 2.0, 60.0  # of the launcher
 _IFF_UP, _IFF_RUNNING = 0x1, 0x40
 _ESTABLISHED, _RETRANSMITS = 1, 1  # of /proc/net/tcp: state, kind of timer
 
@@ -77,3 +79,37 @@ class LinkMonitor:
     def _flags(self) -> int | None:
         answer = ask(self._interface, SIOCGIFFLAGS) if self._interface else None
         return None if answer is None else int(struct.unpack_from("=H", answer, 16)[0])
+
+
+class LauncherWatch:
+    """Whether the launcher's machine still answers, for the agent of a rank that horovodrun has started.
+
+    Such an agent has no connection to it, but a pipe to sshd, which may take hours to notice that the machine is lost.
+    The port of Horovod's rendezvous is there as long as horovodrun. Its address is in the `environment`, which is empty
+    for agents of other roles: those watch nothing.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._address = environment.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+        self._port = environment.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
+        self._ask_at = 0.0
+        self._heard_at: float | None = None
+
+    @property
+    def interval_s(self) -> float:
+        """How often to look; 0 for never."""
+        return ASK_S if self._address and self._port else 0.0
+
+    def look(self) -> tuple[str, dict[str, Any]] | None:
+        """Ask if it is time to. Returns "launcher lost" once it has answered, and then not for LOST_S seconds."""
+        now = time.monotonic()
+        if now < self._ask_at or not (self._address and self._port):
+            return None
+        self._ask_at = now + ASK_S
+        try:
+            socket.create_connection((self._address, int(self._port)), ANSWER_S).close()
+            self._heard_at = now
+        except OSError:
+            if self._heard_at is not None and now > self._heard_at + LOST_S:
+                return "launcher lost", {}
+        return None

@@ -9,8 +9,9 @@ Every rank has an agent as its parent, on the host where the rank runs. The agen
 - reports too when the rank has made no progress for HANG_S seconds (watchdog.py; 0: never) and when it goes on, that
   its host's network interface is down (link_monitor.py), or which ranks did not join a collective (stalls.py);
 - reports a rank that ends with status 0 before it has said that its work is done, and ends with status 1 itself;
-- ends the rank on SIGTERM, and as soon as nobody reads its standard output any more (the launcher was killed, the ssh
-  connection broke): SIGTERM to its process group, SIGKILL after GRACE_S seconds, at once when asked again;
+- ends the rank on SIGTERM, as soon as nobody reads its standard output any more (the launcher was killed, the ssh
+  connection broke), and where the launcher's machine is lost (link_monitor.py): SIGTERM to its process group, SIGKILL
+  after GRACE_S seconds, at once when asked again;
 - gives the rank a folder of its own for temporary files and removes it: a rank that is killed leaves its files behind,
   TensorFlow's alone are dozens for each rank;
 - kills whatever the rank leaves behind. An agent is a "subreaper": descendants whose parent died become its children
@@ -22,7 +23,7 @@ it for one case, its own death by SIGKILL.
 ROLE is
 - `rank`;
 - `shell-rank` for a rank that horovodrun starts. horovodrun ends all ranks as soon as one has failed, which may be one
-  that only lost another: so the agent of a failed rank stays until the launcher ends all ranks;
+  that only lost another: so the agent of a failed rank stays until the launcher ends all ranks, or is lost;
 - `task` for a rank that a program of the cluster starts, such as srun or mpirun (task.py). It reports over a
   connection, which the launcher half-closes to end the rank. The agent of a failed rank stays for the same reason;
 - any other: the name of a program that starts ranks, such as horovodrun. Its output may carry the reports of the ranks'
@@ -48,7 +49,7 @@ if not __package__:
     # -I leaves hvdkit out of sys.path; at the end of it no module of the standard library is hidden.
     sys.path.append(str(Path(__file__).resolve().parents[3]))
 
-from hvdkit.launch.agent.link_monitor import LinkMonitor
+from hvdkit.launch.agent.link_monitor import LauncherWatch, LinkMonitor
 from hvdkit.launch.agent.process_tree import descendants, kill, trackers
 from hvdkit.launch.agent.reports import HOME, MARK, REPORTS_DONE, Reports, read_failure, write_line
 from hvdkit.launch.agent.scratch import Scratch, remove_segments
@@ -80,7 +81,7 @@ def main() -> int:
         if status is not None:
             return status
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    agent = RankAgent(reports, Path(folder), float(grace_s), float(hang_s))
+    agent = RankAgent(role, reports, Path(folder), float(grace_s), float(hang_s))
     status = agent.run(command)
     if role != "rank" and reports.rank is not None and status != 0 and os.environ.get("HOROVOD_ELASTIC") != "1":
         agent.wait_for_stop()
@@ -90,7 +91,7 @@ def main() -> int:
 class RankAgent:
     """One command from its start to its end: a rank, or a program that starts ranks."""
 
-    def __init__(self, reports: Reports, folder: Path, grace_s: float, hang_s: float) -> None:
+    def __init__(self, role: str, reports: Reports, folder: Path, grace_s: float, hang_s: float) -> None:
         self.reports = reports
         self.grace_s = grace_s
         self.hang_s = hang_s
@@ -110,6 +111,7 @@ class RankAgent:
         self.kill_at: float | None = None
         self.look_at = 0.0
         self.link = LinkMonitor(None if reports.rank is None else os.environ.get("HOROVOD_GLOO_IFACE"))
+        self.launcher = LauncherWatch(os.environ if role == "shell-rank" else {})
         self.stalls = StallReader()
         self.frozen = False
         self.mirror: Mirror | None = None
@@ -134,7 +136,7 @@ class RankAgent:
         self.child = process.pid
         hang_s = 0.0 if self.reports.rank is None else self.hang_s
         self.watchdog = Watchdog(self.folder, self.reports.name, self.child, hang_s)
-        self.watchers = [watcher for watcher in (self.watchdog, self.link) if watcher.interval_s]
+        self.watchers = [watcher for watcher in (self.watchdog, self.link, self.launcher) if watcher.interval_s]
         self.reports.send("started", pid=self.child)
         if self.mirror is not None:
             self.mirror.start()
@@ -177,8 +179,9 @@ class RankAgent:
         poller = select.poll()
         poller.register(self.wakeups, select.POLLIN)
         poller.register(1, select.POLLRDHUP)
+        look_ms = 1000 * self.launcher.interval_s or None
         while self.stopped_at is None and not self.stop_requests:
-            if any(descriptor == 1 for descriptor, _ in poller.poll()):
+            if any(descriptor == 1 for descriptor, _ in poller.poll(look_ms)) or self.launcher.look():
                 return
             with contextlib.suppress(BlockingIOError):
                 os.read(self.wakeups, 4096)
@@ -250,7 +253,10 @@ class RankAgent:
             if self.watchers and self.stopped_at is None and now >= self.look_at:
                 self.look_at = now + min(watcher.interval_s for watcher in self.watchers)
                 for event, facts in filter(None, [watcher.look() for watcher in self.watchers]):
-                    self.reports.send(event, **facts)
+                    if event == "launcher lost":
+                        self.stop_requests += 1
+                    else:
+                        self.reports.send(event, **facts)
 
     def _ask_to_stop(self) -> None:
         """Make the file that asks ranks to write a checkpoint and end: the launcher has sent its name."""

@@ -22,6 +22,12 @@ _HYDRA = (
     "HYDRA",
     "Intel(R) MPI",
 )  # what the launcher of MPICH and Intel MPI says of itself; Open MPI's follows its name
+# Open MPI's daemon on another host notices within a minute that mpirun's machine is lost; by default in eight.
+_KEEPALIVE = {
+    "OMPI_MCA_oob_tcp_keepalive_time": "20",  # s
+    "OMPI_MCA_oob_tcp_keepalive_intvl": "10",  # s
+    "OMPI_MCA_oob_tcp_keepalive_probes": "4",
+}
 
 
 def hosts(option: str | None, np: int) -> list[Host]:
@@ -51,7 +57,8 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
     said = version()
     options = _hydra if any(mark in said for mark in _HYDRA) else _open_mpi
     prepare(job)
-    tasks.run(job, lambda environment: ["mpirun", *options(job, environment)], "mpirun", _others(job), {}, on_tick)
+    added = {name: os.environ.get(name, value) for name, value in _KEEPALIVE.items()}
+    tasks.run(job, lambda environment: ["mpirun", *options(job, environment)], "mpirun", _others(job), added, on_tick)
 
 
 def version() -> str:
