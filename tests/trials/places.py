@@ -181,10 +181,10 @@ class OnHosts(Running):
         return found[-1]
 
     def nothing_left(self, seconds: float = 30, host: str | None = None, sessions: bool = True) -> None:
-        """Wait until no process of the job is there, and of sshd no `sessions` of it. Raises `Unexpected`, with their
-        command lines."""
+        """Wait until no process of the job is there, and no session of sshd's or Slurm's. Raises `Unexpected`,
+        with their command lines."""
         until = time.monotonic() + seconds
-        while left := set(self.named("" if sessions else r"^(?!sshd: )", host=host)):
+        while left := set(self.named("" if sessions else r"^(?!sshd: |slurmstepd: )", host=host)):
             if time.monotonic() > until:
                 words = [
                     Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")[:200]

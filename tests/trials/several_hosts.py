@@ -173,7 +173,7 @@ def rank_stopped(where: Place, out: Path) -> str:
 @on_two_hosts(
     "h2's link goes down at update 12, --stall-timeout 30; mended after the end; --resume",
     "status 1 within 150 s, h2 or rank 1 is named; nothing is left on h1 then, and on h2 90 s later but "
-    "sshd's sessions; the same bits",
+    "sshd's or Slurm's sessions; the same bits",
 )
 def link_cut(where: Place, out: Path) -> str:
     return _lost_link(where, out, where.network.cut)
@@ -182,7 +182,7 @@ def link_cut(where: Place, out: Path) -> str:
 @on_two_hosts(
     "h2's packets vanish in the switch from update 12 on, --stall-timeout 30; mended after the end; --resume",
     "status 1 within 150 s, h2 or rank 1 is named; nothing is left on h1 then, and on h2 90 s later but "
-    "sshd's sessions; the same bits",
+    "sshd's or Slurm's sessions; the same bits",
 )
 def packets_lost(where: Place, out: Path) -> str:
     return _lost_link(where, out, where.network.swallow)
@@ -201,7 +201,7 @@ def _lost_link(where: Place, out: Path, lose: Callable[[str], None]) -> str:
         seen = job.line("rank 1|h2|10.77.0.2")
         if where.kind != "direct":
             job.nothing_left(10, "h1")
-        job.nothing_left(90, "h2", sessions=False)  # sshd itself asks after hours, as its TCP does
+        job.nothing_left(90, "h2", sessions=False)  # those end by timeouts of their own
         where.mend()
     if where.kind == "slurm":
         time.sleep(5)  # until slurmctld hears of h2 again

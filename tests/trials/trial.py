@@ -89,7 +89,7 @@ class Running:
     def trains(self, update: int = 1) -> None:
         """Wait until this update is done."""
         ended = self.process.poll
-        self.until(lambda: self.updates() >= update or ended() is not None, name=f"update {update}")
+        self.until(lambda: self.updates() >= update or ended() is not None, 300, f"update {update}")
 
     def pids(self) -> list[int]:
         """All processes that the command has started, itself too."""
@@ -117,7 +117,7 @@ class Running:
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         os.kill(self.ranks()[rank], number)
 
-    def ended(self, seconds: float = 180) -> int:
+    def ended(self, seconds: float = 300) -> int:
         """The exit status, once the command has ended by itself. Raises `Unexpected` after `seconds`."""
         try:
             return self.process.wait(seconds)
