@@ -102,68 +102,68 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """A file's content; of the folder itself a list of [path, kind]."""
-        with self._answered() as place:
-            if place == self.folder:
-                self._send(json.dumps(_listed(place)).encode())
+        with self._answered() as path:
+            if path == self.folder:
+                self._send(json.dumps(_listed(path)).encode())
                 return
-            if place.is_symlink():
+            if path.is_symlink():
                 raise OSError(errno.ELOOP, "expected a file, not a link")
-            with open_regular(place) as file:
+            with open_regular(path) as file:
                 size = os.fstat(file.fileno()).st_size
                 self._head(200, size)
-                while size > 0 and (part := file.read(min(size, _PART_BYTES))):
-                    self.wfile.write(part)
-                    size -= len(part)
+                while size > 0 and (block := file.read(min(size, _PART_BYTES))):
+                    self.wfile.write(block)
+                    size -= len(block)
 
     def do_PUT(self) -> None:
         """Write a file: atomically, or where an offset is given from there on."""
-        with self._answered() as place:
+        with self._answered() as path:
             left = int(self.headers["Content-Length"])
             if not 0 <= left <= MOST_BYTES:
                 raise OSError(errno.EFBIG, f"expected at most {MOST_BYTES >> 30} GiB")
-            place.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             offset = self.headers.get(OFFSET)
             if offset is not None:
-                with os.fdopen(os.open(place, os.O_WRONLY | os.O_NOFOLLOW), "wb") as file:
+                with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOFOLLOW), "wb") as file:
                     file.seek(int(offset))
                     self._receive(left, file)
                     file.truncate()
             else:
-                making = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+                making = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
                 try:
                     with making.open("wb") as file:
                         self._receive(left, file)
                         os.fsync(file.fileno())
-                    making.replace(place)
+                    making.replace(path)
                 finally:
                     making.unlink(missing_ok=True)
             self._send()
 
     def do_DELETE(self) -> None:
         """Remove a file, a link or a folder, if it is there."""
-        with self._answered() as place:
-            if place.is_dir() and not place.is_symlink():
-                shutil.rmtree(place)
+        with self._answered() as path:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
             else:
-                place.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             self._send()
 
     def do_MOVE(self) -> None:
         """Rename a folder, in place of an older one."""
-        with self._answered() as place:
+        with self._answered() as path:
             destination = self._inside(unquote(self.headers[DESTINATION]))
             shutil.rmtree(destination, ignore_errors=True)
-            place.rename(destination)
+            path.rename(destination)
             self._send()
 
     def do_LINK(self) -> None:
         """Make a link to a name beside it."""
-        with self._answered() as place:
+        with self._answered() as path:
             target = unquote(self.headers[TARGET])
-            self._inside(str(place.parent.relative_to(self.folder) / target))
-            making = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+            self._inside(str(path.parent.relative_to(self.folder) / target))
+            making = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
             making.symlink_to(target)
-            making.replace(place)
+            making.replace(path)
             self._send()
 
     @contextlib.contextmanager
@@ -179,19 +179,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _inside(self, name: str) -> Path:
         """The path of this name in the folder. Raises OSError for one that leaves it, links followed."""
-        place = self.folder / name
-        outside = not place.parent.resolve().is_relative_to(self.folder) if name else self.command != "GET"
-        if ".." in place.parts or outside:
+        path = self.folder / name
+        outside = not path.parent.resolve().is_relative_to(self.folder) if name else self.command != "GET"
+        if ".." in path.parts or outside:
             raise OSError(errno.EACCES, "expected a path inside the folder")
-        return place
+        return path
 
     def _receive(self, left: int, file: Any) -> None:
         while left > 0:
-            part = self.rfile.read(min(left, _PART_BYTES))
-            if not part:
+            block = self.rfile.read(min(left, _PART_BYTES))
+            if not block:
                 raise OSError(errno.ECONNRESET, "the connection ended")
-            file.write(part)
-            left -= len(part)
+            file.write(block)
+            left -= len(block)
 
     def _head(self, status: int, size: int) -> None:
         self.send_response(status)
@@ -205,14 +205,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _listed(folder: Path) -> list[tuple[str, str]]:
     """What is in the folder, with a kind: `file`, `folder`, or `link TARGET`; without names that begin with '.'."""
-    found = []
-    for place, folders, names in os.walk(folder):
-        here = Path(place)
+    entries = []
+    for at, folders, names in os.walk(folder):
+        here = Path(at)
         for name in sorted([*folders, *names]):
             path = here / name
             if name.startswith("."):
                 continue
             kind = f"link {path.readlink()}" if path.is_symlink() else "folder" if path.is_dir() else "file"
-            found.append((str(path.relative_to(folder)), kind))
+            entries.append((str(path.relative_to(folder)), kind))
         folders[:] = [name for name in folders if not name.startswith(".")]
-    return found
+    return entries

@@ -86,7 +86,7 @@ def read_hostfile(path: Path) -> list[Host]:
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte
         reason = getattr(error, "strerror", None) or error
         raise RequestError(f"{path}: cannot be read ({reason}); expected a file of hosts") from None
-    found: dict[str, Host] = {}
+    hosts: dict[str, Host] = {}
     for number, line in enumerate(lines, 1):
         words = " ".join(line.partition("#")[0].split())
         if not words:
@@ -97,12 +97,12 @@ def read_hostfile(path: Path) -> list[Host]:
         name, slots = match["name"], int(match["a"] or match["b"] or 1)
         if slots < 1:
             raise RequestError(f"{path}: line {number}: expected 1 slot or more, got {slots}")
-        if name in found:
+        if name in hosts:
             raise RequestError(f"{path}: line {number}: host {name} is named twice; name it once, with all its slots")
-        found[name] = Host(name, slots)
-    if not found:
+        hosts[name] = Host(name, slots)
+    if not hosts:
         raise RequestError(f"{path}: expected a host on each line, such as `node1 slots=4`; there is none")
-    return list(found.values())
+    return list(hosts.values())
 
 
 def check_here(hosts: list[Host], np: int) -> None:
@@ -139,14 +139,14 @@ def discovered(script: Path, here: bool) -> list[Host]:
     if done.returncode != 0:
         said = done.stderr.strip().rpartition("\n")[2][:200]
         raise RequestError(f"{where} failed with status {done.returncode}: {said or 'it said nothing'}")
-    found: dict[str, Host] = {}
+    by_name: dict[str, Host] = {}
     for line in filter(None, map(str.strip, done.stdout.splitlines())):
         try:
             host = _parse_entry(line)
-            found[host.name] = host
+            by_name[host.name] = host
         except RequestError:
             raise RequestError(f"{where} expected host:slots a line, got {line[:80]!r}") from None
-    hosts = list(found.values())
+    hosts = list(by_name.values())
     others = [host.name for host in hosts if here and not is_this_machine(host.name)]
     if others:
         raise RequestError(f"{where} {', '.join(others)}: not this machine; use --launcher horovodrun")

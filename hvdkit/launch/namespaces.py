@@ -44,13 +44,13 @@ def places(hosts: Iterable[Host]) -> dict[str, Place]:
     Raises RequestError, naming each, where there is no such namespace, it cannot be entered, or none of its interfaces
     has an address and is up.
     """
-    found: dict[str, Place] = {}
+    by_host: dict[str, Place] = {}
     faults = Faults()
     for host in hosts:
         with faults.collected():
-            found[host.name] = _place(host.name)
+            by_host[host.name] = _place(host.name)
     faults.report()
-    return found
+    return by_host
 
 
 def _place(name: str) -> Place:

@@ -74,7 +74,7 @@ class Placement:
         if self.launcher not in LAUNCHERS:
             faults.append(f"--launcher {self.launcher}: expected one of {', '.join((AUTO, *LAUNCHERS))}")
         elif elastic and not LAUNCHERS[self.launcher].elastic:
-            able = [each.name for each in LAUNCHERS.values() if each.elastic]
+            able = [launcher.name for launcher in LAUNCHERS.values() if launcher.elastic]
             faults.append(f"--launcher {self.launcher}: no elastic runs; expected {' or '.join(able)}")
         elif elastic and LAUNCHERS[self.launcher].discovers:
             why = f"leave it out: an elastic run by --launcher {self.launcher} follows the cluster's own list of hosts"
@@ -96,8 +96,8 @@ class Placement:
 
 def environment_faults(framework: str, environment: Mapping[str, str]) -> list[str]:
     """What is wrong with variables that would end the framework's ranks before they can report why."""
-    found = tuning.faults(environment)
+    lines = tuning.faults(environment)
     for name, (expected, pattern) in ENVIRONMENT.get(framework, {}).items():
         if name in environment and not re.fullmatch(pattern, environment[name].strip()):
-            found.append(f"{name}: expected {expected}, got {environment[name]!r}; set it anew, or unset it")
-    return found
+            lines.append(f"{name}: expected {expected}, got {environment[name]!r}; set it anew, or unset it")
+    return lines

@@ -27,7 +27,7 @@ _PACKAGE = "hvdkit.launch.agent"
 _ROOT = Path(__file__).parents[2]
 _MODULES = ("hvdkit.handshake", f"{_PACKAGE}.interfaces", f"{_PACKAGE}.host_probe")
 _SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8")
-# The first line of standard input is a Python statement, which loads the modules and answers the lines behind it.
+# The first line of standard input is a Python statement, which loads the modules and answers the lines after it.
 _LOADER = """\
 import sys, types
 for name, text in {modules!r}:
@@ -166,7 +166,7 @@ class Probe:
 def _answer(line: bytes) -> dict[str, Any] | None:
     """The answer in a line; None for anything else, such as a login's greeting."""
     try:
-        found = json.loads(line)
+        answer = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return answer if isinstance(answer, dict) else None

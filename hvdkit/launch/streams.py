@@ -109,8 +109,8 @@ class Streams:
 
     def _connections(self, name: str | None = None) -> list[socket.socket]:
         """The connections of all agents, or of the one whose rank has this name."""
-        asked = (stream for stream in self._open if name in (None, stream.name))
-        return [stream.connection for stream in asked if stream.connection is not None]
+        wanted = (stream for stream in self._open if name in (None, stream.name))
+        return [stream.connection for stream in wanted if stream.connection is not None]
 
 
 def _report(line: bytes) -> dict[str, Any] | None:

@@ -46,7 +46,7 @@ def main() -> None:
             token = question.pop("token")
             answer = {**facts(**question), "port": _listen(token) if token else 0}
         elif ask == "reach":
-            answer = {"ways": [_way(**each) for each in question["ways"]]}
+            answer = {"ways": [_way(**way) for way in question["ways"]]}
         else:
             answer = {"time": time.time()}
         sys.stdout.write("\n" + json.dumps(answer) + "\n")
@@ -61,7 +61,7 @@ def facts(
 
     `resolves` lacks the names that the name service gives no answer to.
     """
-    found: dict[str, Any] = {
+    answers: dict[str, Any] = {
         "hostname": socket.gethostname(),
         "python": sys.executable,
         "interfaces": interfaces(),
@@ -77,7 +77,7 @@ def facts(
         resolves[name] = _resolved(name)
 
     def fill(key: str, ask: Callable[[], Any]) -> None:
-        found[key] = ask()
+        answers[key] = ask()
 
     began = time.monotonic()
     work: list[tuple[float, Callable[[], None]]] = [
@@ -85,23 +85,23 @@ def facts(
         (_PROGRAM_S, partial(fill, "gpus", _gpus)),
         (_PROGRAM_S, partial(fill, "runtimes", lambda: {name: runtime(pythons[name], packages) for name in pythons})),
     ]
-    threads = [(limit_s, threading.Thread(target=each, daemon=True)) for limit_s, each in work]
+    threads = [(limit_s, threading.Thread(target=job, daemon=True)) for limit_s, job in work]
     for _, thread in threads:
         thread.start()
     for limit_s, thread in threads:
         thread.join(max(0.0, began + limit_s - time.monotonic()))
-    return {"gpus": [], "runtimes": {}, **found, "resolves": dict(resolves)}
+    return {"gpus": [], "runtimes": {}, **answers, "resolves": dict(resolves)}
 
 
 def interfaces() -> list[dict[str, Any]]:
     """The addresses of all interfaces, IPv4 first: name, address, the bits of its network."""
-    found = []
+    rows = []
     for name in names():
         address, mask = address_of(name), mask_of(name)
         if address is not None:
             bits = bin(struct.unpack("!I", socket.inet_aton(mask or "255.255.255.255"))[0]).count("1")
-            found.append({"name": name, "address": address, "bits": bits})
-    return found + _of_ipv6()
+            rows.append({"name": name, "address": address, "bits": bits})
+    return rows + _of_ipv6()
 
 
 def _of_ipv6() -> list[dict[str, Any]]:
@@ -110,12 +110,12 @@ def _of_ipv6() -> list[dict[str, Any]]:
         lines = Path("/proc/net/if_inet6").read_text().splitlines()
     except OSError:
         return []
-    found = []
+    rows = []
     for text, _, bits, scope, _, name in (line.split() for line in lines):
         if int(scope, 16) != 0x20:  # of a link alone
             address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(text))
-            found.append({"name": name, "address": address, "bits": int(bits, 16)})
-    return found
+            rows.append({"name": name, "address": address, "bits": int(bits, 16)})
+    return rows
 
 
 def runtime(python: str, packages: list[str]) -> dict[str, Any]:
@@ -132,14 +132,14 @@ def runtime(python: str, packages: list[str]) -> dict[str, Any]:
     if done.returncode != 0:
         return {"fault": (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]}
     version, *path = done.stdout.splitlines()
-    places = [Path(folder) for folder in path if Path(folder).is_dir()]
+    folders = [Path(folder) for folder in path if Path(folder).is_dir()]
     versions = {"python": version}
-    for place in reversed(places):
-        for entry in place.iterdir():
+    for site in reversed(folders):
+        for entry in site.iterdir():
             match = re.fullmatch(r"(.+?)-([^-]+)(-.*)?\.(dist|egg)-info", entry.name)
             if match and match[1].lower().replace("_", "-") in packages:
                 versions[match[1].lower().replace("_", "-")] = match[2]
-    libraries = [each for place in places for each in sorted((place / "horovod").glob("*/*.so"))]
+    libraries = [library for folder in folders for library in sorted((folder / "horovod").glob("*/*.so"))]
     return {"versions": versions, "horovod": _digest(libraries)}
 
 
@@ -157,17 +157,17 @@ def _digest(files: list[Path]) -> str | None:
 def _resolved(name: str) -> list[str]:
     """The addresses of a name, as this host knows them."""
     try:
-        return list(dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)))
+        return list(dict.fromkeys(str(answer[4][0]) for answer in socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)))
     except (OSError, UnicodeError):
         return []
 
 
 def _free_memory() -> int | None:
     try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) * 1024 if found else None
+    return int(match[1]) * 1024 if match else None
 
 
 def _free_bytes(folder: str) -> int | None:
@@ -264,8 +264,8 @@ def _exactly(line: socket.socket, count: int) -> bytes:
     """That many bytes. Raises EOFError where the line ends before."""
     data = b""
     while len(data) < count:
-        part = line.recv(count - len(data))
-        if not part:
+        block = line.recv(count - len(data))
+        if not block:
             raise EOFError("the connection was closed")
-        data += part
+        data += block
     return data

@@ -48,14 +48,14 @@ def interface_in(network: str) -> str | None:
         wanted = ipaddress.ip_network(network, strict=False)
     except ValueError:
         return None
-    found = ((name, address_of(name)) for name in names())
-    return next((name for name, address in found if address and ipaddress.ip_address(address) in wanted), None)
+    pairs = ((name, address_of(name)) for name in names())
+    return next((name for name, address in pairs if address and ipaddress.ip_address(address) in wanted), None)
 
 
 def addresses() -> list[str]:
     """This machine's IPv4 addresses, without the loopback's."""
-    found = [address_of(name) for name in names() if name != "lo"]
-    return [address for address in found if address is not None]
+    own = [address_of(name) for name in names() if name != "lo"]
+    return [address for address in own if address is not None]
 
 
 def source_address(other: str) -> str | None:
@@ -68,8 +68,8 @@ def source_address(other: str) -> str | None:
 
 def ways_from(others: Iterable[str]) -> list[str]:
     """This machine's addresses, that first from which it reaches the others, by name or address."""
-    found = [source_address(other) for other in others]
-    return list(dict.fromkeys([*(each for each in found if each and not each.startswith("127.")), *addresses()]))
+    ways = [source_address(other) for other in others]
+    return list(dict.fromkeys([*(way for way in ways if way and not way.startswith("127.")), *addresses()]))
 
 
 def listening(others: Sequence[str]) -> tuple[str, list[str]]:
@@ -78,11 +78,11 @@ def listening(others: Sequence[str]) -> tuple[str, list[str]]:
     It is one address where one will do: that of the interface of HOROVOD_GLOO_IFACE, a name or a network, or the one
     from which this machine reaches all others. Else "", which is all addresses.
     """
-    asked = os.environ.get("HOROVOD_GLOO_IFACE", "")
-    interface = interface_in(asked) if "/" in asked else asked
+    wanted = os.environ.get("HOROVOD_GLOO_IFACE", "")
+    interface = interface_in(wanted) if "/" in wanted else wanted
     own = address_of(interface) if interface else None
-    found = [own] if own else [source_address(other) for other in others]
-    usable = list({address for address in found if address and not address.startswith("127.")})
+    sources = [own] if own else [source_address(other) for other in others]
+    usable = list({address for address in sources if address and not address.startswith("127.")})
     return (usable[0], usable) if len(usable) == 1 else ("", ways_from(others))
 
 

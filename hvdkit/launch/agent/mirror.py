@@ -55,9 +55,9 @@ def mirrored(name: str) -> Mirror | None:
     if os.environ.get("HOROVOD_ELASTIC") == "1":
         where = f"{facts['folder']} on {socket.gethostname()}"
         raise Astray(f"{where}: not the launcher's folder; an elastic run needs an --out that all hosts share")
-    found = Mirror(facts, name)
-    found.prepare()
-    return found
+    mirror = Mirror(facts, name)
+    mirror.prepare()
+    return mirror
 
 
 class Mirror:
@@ -122,7 +122,7 @@ class Mirror:
                 tries = tries - 1 if self._fault else 0
 
     def _take_stop(self) -> None:
-        """Pass on that the launcher asks ranks to end behind a checkpoint."""
+        """Pass on that the launcher asks ranks to end after a checkpoint."""
         stop = self._mark.with_name(STOP)
         if self._first and not stop.exists():
             with contextlib.suppress(FileNotFoundError):
@@ -151,11 +151,11 @@ class Mirror:
         files: list[str] = []
         links: dict[str, str] = {}
         checkpoints: dict[str, int] = {}
-        for place, folders, names in os.walk(self._folder):
-            here = Path(place).relative_to(self._folder)
-            keep = [name for name in folders if not name.startswith(".") and not Path(place, name).is_symlink()]
+        for at, folders, names in os.walk(self._folder):
+            here = Path(at).relative_to(self._folder)
+            keep = [name for name in folders if not name.startswith(".") and not Path(at, name).is_symlink()]
             for name in [*names, *(set(folders) - set(keep))]:
-                path = Path(place, name)
+                path = Path(at, name)
                 if not self._sends(here, name):
                     continue
                 if path.is_symlink():
@@ -166,7 +166,7 @@ class Mirror:
             if here.name == _CHECKPOINTS:
                 for name in sorted(keep) if self._first else ():
                     with contextlib.suppress(OSError):
-                        checkpoints[str(here / name)] = Path(place, name).stat().st_ino
+                        checkpoints[str(here / name)] = Path(at, name).stat().st_ino
                 keep = []
             folders[:] = keep
         return files, links, checkpoints
@@ -208,24 +208,24 @@ class Mirror:
     # What comes from there.
 
     def _fetch(self, away: Path, where: str) -> None:
-        """Make the copy: rank 0's host gets the whole folder, to go on from its checkpoints."""
+        """Make the copy: rank 0's host gets the whole folder, to continue from its checkpoints."""
         if self._folder.is_dir() and any(self._folder.iterdir()) and not away.exists():
             raise Astray(f"{where}: not the launcher's folder, and not empty; remove it there, or choose another --out")
         shutil.rmtree(self._folder, ignore_errors=True)
         (self._folder / _LOGS).mkdir(parents=True)
         away.touch()
         for path, kind in json.loads(self._ask("GET", "").read()):
-            parts = path.split("/")
-            if (parts[0] == _LOGS and kind != "folder") or (parts[0] in _RESULTS and not self._of_results):
+            steps = path.split("/")
+            if (steps[0] == _LOGS and kind != "folder") or (steps[0] in _RESULTS and not self._of_results):
                 continue
-            place = self._folder / path
+            local = self._folder / path
             if kind == "folder":
-                place.mkdir(parents=True, exist_ok=True)
+                local.mkdir(parents=True, exist_ok=True)
             elif kind != "file":
-                place.symlink_to(kind.partition(" ")[2])
+                local.symlink_to(kind.partition(" ")[2])
                 self._sent[path] = kind.partition(" ")[2]
             else:
-                with place.open("wb") as file:
+                with local.open("wb") as file:
                     shutil.copyfileobj(self._ask("GET", path), file, _PART_BYTES)
                     file.flush()
                     self._sent[path] = _stamp(file.fileno())
@@ -287,11 +287,11 @@ class _Part:
 
     def read(self, most: int) -> bytes:
         """The next bytes; empty at the end. Raises OSError where the file has become shorter."""
-        part: bytes = self._file.read(min(self._left, most))
-        if self._left and not part:
+        block: bytes = self._file.read(min(self._left, most))
+        if self._left and not block:
             raise OSError(None, "a file has become shorter while it was sent")
-        self._left -= len(part)
-        return part
+        self._left -= len(block)
+        return block
 
 
 def _stamp(descriptor: int) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind pid and name: state, parent … Raises OSError or ValueError."""
+    """The fields of /proc/PID/stat after pid and name: state, parent … Raises OSError or ValueError."""
     text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     return text[text.rindex(")") + 1 :].split()  # the name may hold anything
 
@@ -23,13 +23,13 @@ def descendants(pid: int) -> list[int]:
                 state, parent, *_ = stat(int(entry.name))
                 if state not in "ZX":  # an ended process has no children any more
                     children.setdefault(int(parent), []).append(int(entry.name))
-    found: list[int] = []
+    pids: list[int] = []
     todo = [pid]
     while todo:
         below = children.get(todo.pop(), [])
         todo += below
-        found += below
-    return found
+        pids += below
+    return pids
 
 
 def trackers(pids: list[int]) -> set[int]:
@@ -38,12 +38,12 @@ def trackers(pids: list[int]) -> set[int]:
     One ends by itself once the processes that it serves are gone, and removes their semaphores and shared memory, which
     would stay in /dev/shm for ever.
     """
-    found = set()
+    resource_trackers = set()
     for pid in pids:
         with contextlib.suppress(OSError):
             if b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.add(pid)
-    return found
+                resource_trackers.add(pid)
+    return resource_trackers
 
 
 def kill(pids: list[int]) -> None:

@@ -6,7 +6,7 @@ Every rank has an agent as its parent, on the host where the rank runs. The agen
 - writes the command's output to FOLDER/rank-<r>.log (worker-<place>.log under an elastic launcher);
 - reports on its standard output, which leads to the launcher (`MARK` + JSON, one line each), that the rank has started,
   how it ended, with the record that it may have left in FOLDER/rank-<r>.failure.json, and that no process is left;
-- reports too when the rank has made no progress for HANG_S seconds (watchdog.py; 0: never) and when it goes on, that
+- reports too when the rank has made no progress for HANG_S seconds (watchdog.py; 0: never) and when it continues, that
   its host's network interface is down (link_monitor.py), or which ranks did not join a collective (stalls.py);
 - reports a rank that ends with status 0 before it has said that its work is done, and ends with status 1 itself;
 - ends the rank on SIGTERM, as soon as nobody reads its standard output any more (the launcher was killed, the ssh
@@ -295,15 +295,15 @@ class RankAgent:
 
     def _reap(self) -> int | None:
         """Collect ended children, adopted ones too; the command's waitpid status once it is among them."""
-        found = None
+        ended = None
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     break
                 if pid == self.child:
-                    found = status
-        return found
+                    ended = status
+        return ended
 
     def _end_descendants(self) -> None:
         """Give what the command left behind a moment to end by itself, then kill it, until nothing is left."""

@@ -17,7 +17,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def step_aside(reports: Reports) -> int | None:
-    """Fork; the child goes on (None), the parent gets the child's exit status. Where the child, and so the rank, is
+    """Fork; the child continues (None), the parent gets the child's exit status. Where the child, and so the rank, is
     killed, the parent reports it.
 
     To end a rank, horovodrun sends SIGTERM to the children of the process it started, then freezes that process. It
@@ -28,10 +28,10 @@ def step_aside(reports: Reports) -> int | None:
     if child == 0:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         return None
-    asked = []
+    signals = []
 
     def pass_on(number: int, _: object) -> None:
-        asked.append(number)
+        signals.append(number)
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
@@ -39,7 +39,7 @@ def step_aside(reports: Reports) -> int | None:
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         write_line(b"")  # the child's last line may have no end
-        facts = {"exit_code": None, "signal": os.WTERMSIG(status), "stopped": bool(asked)}
+        facts = {"exit_code": None, "signal": os.WTERMSIG(status), "stopped": bool(signals)}
         reports.send("ended", failed_at=time.monotonic(), **facts)
         reports.send("left")
     return exit_status(status)

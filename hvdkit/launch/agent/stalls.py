@@ -54,7 +54,7 @@ class StallReader:
         self._said = []
         *lines, self._unfinished = (self._unfinished + output.decode("utf-8", "replace")).split("\n")
         self._unfinished = self._unfinished[-_LONGEST_LINE:]
-        found = None
+        latest = None
         for line in lines:
             if line.startswith(SAID) and self._count < _MOST_SAID:
                 self._count += 1
@@ -68,8 +68,8 @@ class StallReader:
                 else:
                     names = match["names"].replace(" ...", "").split(", ")
                     self._missing[int(match["rank"])] = names
-                    found = dict(self._missing)
-        return found
+                    latest = dict(self._missing)
+        return latest
 
 
 def without(text: str) -> str:

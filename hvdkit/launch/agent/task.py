@@ -46,14 +46,14 @@ def become_rank() -> None:
 
 def _interface(own: str, other: str) -> str:
     """The interface of HOROVOD_GLOO_IFACE, a name or a network; without it, the one by which `own` reaches `other`."""
-    asked = os.environ.get("HOROVOD_GLOO_IFACE")
-    if asked and "/" not in asked:
-        return asked
-    found = interface_in(asked) if asked else interface_of(own)
-    if found is None:
-        what = f"an address in {asked} (HOROVOD_GLOO_IFACE)" if asked else f"{own}, from which {other} is reached"
+    wanted = os.environ.get("HOROVOD_GLOO_IFACE")
+    if wanted and "/" not in wanted:
+        return wanted
+    interface = interface_in(wanted) if wanted else interface_of(own)
+    if interface is None:
+        what = f"an address in {wanted} (HOROVOD_GLOO_IFACE)" if wanted else f"{own}, from which {other} is reached"
         raise NotARank(f"{socket.gethostname()}: no interface has {what}")
-    return found
+    return interface
 
 
 def _slot(launch: dict[str, Any]) -> Slot:

@@ -123,12 +123,12 @@ class Watchdog:
             os.kill(self._pid, signal.SIGUSR2)
             text = self._printed(start)
             main_thread = re.split(r"^(?:Current t|T)hread ", text, flags=re.MULTILINE)[-1]
-            found = [f"{m['name']} ({m['file']}:{m['line']})" for m in _FRAME.finditer(main_thread)]
-            return found[:FRAMES]
+            frames = [f"{m['name']} ({m['file']}:{m['line']})" for m in _FRAME.finditer(main_thread)]
+            return frames[:FRAMES]
         return []
 
     def _printed(self, start: int) -> str:
-        """What comes into the file of stacks behind `start`, until no more does."""
+        """What comes into the file of stacks after `start`, until no more does."""
         text, enough = "", time.monotonic() + STACK_WAIT_S
         while time.monotonic() < enough:
             time.sleep(STACK_LOOK_S)

@@ -78,10 +78,10 @@ def failure(job: Job, verdict: Verdict) -> HvdkitError:
     end = verdict.end
     if end.record is not None and end.record.kind == "request" and not end.after_stop:
         return RequestError(end.record.message + _remedy(end.record))
-    parts = [f"{_who(end)} {_lost(verdict) if verdict.lost_by else _how(end)}"]
+    clauses = [f"{_who(end)} {_lost(verdict) if verdict.lost_by else _how(end)}"]
     if verdict.others:
-        parts.append(", ".join(f"{_who(other)} {_meanwhile(other)}" for other in verdict.others[:8]))
-    return rank_failure(job, "; ".join(parts), end)
+        clauses.append(", ".join(f"{_who(other)} {_meanwhile(other)}" for other in verdict.others[:8]))
+    return rank_failure(job, "; ".join(clauses), end)
 
 
 def _who(end: RankEnd) -> str:

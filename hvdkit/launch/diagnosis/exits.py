@@ -164,7 +164,7 @@ def shown_tail(log: str, tail: str) -> str:
     """
     said = stalls.without(tail).rstrip()
     lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in said.split("\n")]
-    crash = next((place for place, line in enumerate(lines) if line.startswith(_CRASH)), len(lines) - _TAIL_LINES)
+    crash = next((index for index, line in enumerate(lines) if line.startswith(_CRASH)), len(lines) - _TAIL_LINES)
     lines = lines[max(0, crash) :][:_TAIL_LINES]
     if not any(lines):
         return f"{log}, {'has only warnings of this wait' if tail.strip() else 'is empty'}"

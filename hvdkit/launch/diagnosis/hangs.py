@@ -97,9 +97,9 @@ def hang_failure(job: Job, hangs: Collection[Hang], ends: list[RankEnd], stalls:
     """
     began = min(hang.since for hang in hangs)
     waits = open_collectives(stall for stall in stalls if stall.received >= began)
-    missing = {rank for each in waits for rank in each.missing}
+    missing = {rank for wait in waits for rank in wait.missing}
     hung = {hang.rank for hang in hangs}
-    others_wait_for = [found for end in ends if end.rank in missing - hung and (found := Hang.of_end(end))]
+    others_wait_for = [other for end in ends if end.rank in missing - hung and (other := Hang.of_end(end))]
 
     def order(hang: Hang) -> tuple[Any, ...]:
         frozen, *rest = hang.order
@@ -109,25 +109,25 @@ def hang_failure(job: Job, hangs: Collection[Hang], ends: list[RankEnd], stalls:
     first = known[0]
     alike = [hang for hang in known if order(hang) == order(first)]
     others = sorted(known[len(alike) :], key=lambda hang: hang.rank)
-    waiting = hung | {each.rank for each in others_wait_for if each.waiting}  # a slow rank reports its hang too late
-    parts = [each.text(waiting, {end.rank: end.host for end in ends}) for each in waits]
+    waiting = hung | {hang.rank for hang in others_wait_for if hang.waiting}  # a slow rank reports its hang too late
+    clauses = [wait.text(waiting, {end.rank: end.host for end in ends}) for wait in waits]
     who = ", ".join(f"rank {hang.rank} on {hang.host}" for hang in alike)
     verb = "" if first.seconds is None else "hangs " if len(alike) == 1 else "hang "
-    parts.append(f"{who} {verb}{first.state}")
+    clauses.append(f"{who} {verb}{first.state}")
     blamed = ends[first.rank]
     if first.waiting and not waits:
-        parts.append("it waits for another rank")
+        clauses.append("it waits for another rank")
         lost = [end for end in ends if not end.known and end.rank not in hung]
-        parts += [f"nothing is heard of rank {end.rank} on {end.host}: is its host there?" for end in lost[:8]]
+        clauses += [f"nothing is heard of rank {end.rank} on {end.host}: is its host there?" for end in lost[:8]]
     if all(hang.phase == STARTING for hang in hangs):  # a rank without a heartbeat has not come as far
         silent = [end for end in ends if end.stopped and end.activity is None and end.rank not in hung]
-        parts += [f"rank {end.rank} on {end.host} has not come so far" for end in silent[:8]]
+        clauses += [f"rank {end.rank} on {end.host} has not come so far" for end in silent[:8]]
         blamed = silent[0] if silent else blamed
-    parts += [f"rank {hang.rank} on {hang.host} waits {hang.doing}" for hang in others[:8]]
+    clauses += [f"rank {hang.rank} on {hang.host} waits {hang.doing}" for hang in others[:8]]
     with suppress(RunError):  # a full disk, say
         write_atomic(job.log_dir / STACKS, "\n".join(map(_stack, sorted(known, key=lambda hang: hang.rank))))
-        parts.append(f"their stacks: {job.log_dir / STACKS}")
-    return rank_failure(job, "; ".join(parts), blamed)
+        clauses.append(f"their stacks: {job.log_dir / STACKS}")
+    return rank_failure(job, "; ".join(clauses), blamed)
 
 
 def _stack(hang: Hang) -> str:

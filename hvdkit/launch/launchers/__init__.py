@@ -32,8 +32,8 @@ class Launcher:
 
     def hosts(self, option: str | None, np: int) -> list[Host]:
         """The hosts for `np` ranks, of -H where it is given. Raises RequestError where there are not enough slots."""
-        found: list[Host] = import_module(f"{__name__}.{self.name}").hosts(option, np)
-        return found
+        chosen: list[Host] = import_module(f"{__name__}.{self.name}").hosts(option, np)
+        return chosen
 
     def run(self, job: Job, on_tick: Tick | None = None) -> None:
         """Run the job to its end, calling `on_tick` every 0.1 s.
@@ -53,7 +53,7 @@ _ALL = (
     Launcher("slurm"),
     Launcher("ray", elastic=True, discovers=True),
 )
-LAUNCHERS = {each.name: each for each in _ALL}
+LAUNCHERS = {launcher.name: launcher for launcher in _ALL}
 
 
 def choose(hosts: str | None) -> str:

@@ -18,9 +18,9 @@ _HERE = Place("lo", "127.0.0.1")
 
 def hosts(option: str | None, np: int) -> list[Host]:
     """The hosts, which are this machine or its network namespaces. Raises RequestError for others."""
-    found = parse_hosts(option, np)
-    check_here(found, np)
-    return found
+    listed = parse_hosts(option, np)
+    check_here(listed, np)
+    return listed
 
 
 def run(job: Job, on_tick: Tick | None = None) -> None:

@@ -165,8 +165,8 @@ class _Workers(Agents):
             name = min(self.hangs, key=lambda name: self.hangs[name].order)
             hang = self.hangs[name]
             waits = open_collectives(stall for stall in self.stalls.values() if stall.received >= hang.since)
-            hung, hosts = {each.rank for each in self.hangs.values()}, dict(self._ranks.values())
-            named = [each.text(hung, hosts) for each in waits]
+            hung, hosts = {hang.rank for hang in self.hangs.values()}, dict(self._ranks.values())
+            named = [wait.text(hung, hosts) for wait in waits]
             what = "; ".join([*named, f"{name} hangs: no progress for {hang.seconds:.0f} s, {hang.doing}"])
             self.hangs.clear()
             if self._listener is not None or self._job.here or is_this_machine(hang.host):

@@ -99,7 +99,7 @@ class Driver:
         self._rounds.np, self._start = np, start
 
     def get_results(self) -> Any:
-        """Return when training is done. Ends the process where it cannot go on."""
+        """Return when training is done. Ends the process where it cannot continue."""
         done_at = None
         with self._changed:
             while done_at is None or (self._rounds.workers and time.monotonic() < done_at + _LEAVE_S):
@@ -144,9 +144,9 @@ class Driver:
         """Ask for the places again and again; where that fails they stay as they are."""
         while True:
             try:
-                found = self._discovery.find_available_hosts_and_slots()
+                hosts = self._discovery.find_available_hosts_and_slots()
                 with self._changed:
-                    self._rounds.offer((host, slot) for host, slots in found.items() for slot in range(slots))
+                    self._rounds.offer((host, slot) for host, slots in hosts.items() for slot in range(slots))
                     self._changed.notify_all()
             except Exception as error:
                 print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)

@@ -62,11 +62,11 @@ class Local(Places):
     def run(self, name: str, environment: dict[str, str], events: Sequence[threading.Event]) -> int:
         """As in the base class."""
         process = subprocess.Popen(self.command, env={**os.environ, **environment, **self.gpu(name)})
-        asked = False
+        told = False
         while process.poll() is None:
-            if not asked and any(event.is_set() for event in events):
+            if not told and any(event.is_set() for event in events):
                 process.terminate()
-                asked = True
+                told = True
             time.sleep(_LOOK_S)
         with self.lock:
             self.gpus.pop(name, None)
@@ -117,19 +117,19 @@ class Cluster(Places):
         """As in the base class."""
         ended = self._ends[name] = queue.SimpleQueue()
         self._say(start=name, environment=environment)
-        asked = False
+        told = False
         while True:
             try:
                 status = ended.get(timeout=_LOOK_S)
             except queue.Empty:
-                if not asked and any(event.is_set() for event in events):
+                if not told and any(event.is_set() for event in events):
                     self._say(end=name)
-                    asked = True
+                    told = True
                 continue
             return status
 
     def _listen(self) -> None:
-        """Take in what the program says. Without it nothing can go on."""
+        """Take in what the program says. Without it nothing can continue."""
         assert self._program.stdout is not None
         for line in self._program.stdout:
             said = json.loads(line)

@@ -67,10 +67,10 @@ def _places(job: Job) -> list[str]:
         return ["-H", shown(job.hosts)]
     bounds = ["--min-np", str(job.elastic.min_np), "--max-np", str(job.elastic.max_np)]
     # A command of the shell, as horovodrun refuses -H with a single host.
-    asked, here = "printf '%s\\n' " + " ".join(f"{host.name}:{host.slots}" for host in job.hosts), job.here
+    question, here = "printf '%s\\n' " + " ".join(f"{host.name}:{host.slots}" for host in job.hosts), job.here
     if (script := job.elastic.discovery) is not None:
-        asked = str(script.absolute())
+        question = str(script.absolute())
         here = all(host.here for host in discovered(script, here=False))
     if here:
         bounds += ["--network-interfaces", "lo"]  # else it waits for a second host, to find one that both have
-    return ["--host-discovery-script", asked, *bounds]
+    return ["--host-discovery-script", question, *bounds]

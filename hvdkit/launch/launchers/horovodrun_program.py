@@ -37,8 +37,8 @@ def main() -> None:
 def _hosts(script: HostDiscoveryScript) -> dict[str, int]:
     """The hosts that the script prints now. Where it fails, Horovod keeps those that it has."""
     if not Path(script._discovery_script).is_file():  # the command that prints the hosts of -H (horovodrun.py)
-        found: dict[str, int] = _print_hosts(script)
-        return found
+        hosts: dict[str, int] = _print_hosts(script)
+        return hosts
     return {host.name: host.slots for host in discovered(Path(script._discovery_script), here=False)}
 
 

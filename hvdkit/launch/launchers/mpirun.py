@@ -38,9 +38,9 @@ def hosts(option: str | None, np: int) -> list[Host]:
     if option is not None:
         return parse_hosts(option, np)
     if MPI_HOSTFILE.exists():
-        found = _offered(np, read_hostfile(MPI_HOSTFILE), str(MPI_HOSTFILE))
-        _wait_for_names(found)
-        return found
+        listed = _offered(np, read_hostfile(MPI_HOSTFILE), str(MPI_HOSTFILE))
+        _wait_for_names(listed)
+        return listed
     if "SLURM_JOB_NODELIST" in os.environ:
         return _offered(np, slurm.allocation(), "the Slurm allocation")
     return parse_hosts(None, np)
@@ -105,10 +105,10 @@ def _offered(np: int, offered: list[Host], where: str) -> list[Host]:
     return offered
 
 
-def _wait_for_names(found: list[Host]) -> None:
+def _wait_for_names(listed: list[Host]) -> None:
     """Wait until the name service knows all hosts: new pods are ready before it does. Raises RequestError."""
     until = time.monotonic() + _NAMES_S
-    for host in found:
+    for host in listed:
         while not _known(host.name):
             if time.monotonic() > until:
                 raise RequestError(

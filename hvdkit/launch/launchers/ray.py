@@ -27,11 +27,11 @@ def hosts(option: str | None, np: int) -> list[Host]:
     """
     offered = _nodes()
     if option is not None:
-        asked = parse_hosts(option, np)
+        wanted = parse_hosts(option, np)
         free = {host.name: host.slots for host in offered}
-        if others := [host for host in asked if host.slots > free.get(host.name, 0)]:
+        if others := [host for host in wanted if host.slots > free.get(host.name, 0)]:
             raise RequestError(f"-H: {shown(others)}: the Ray cluster offers {shown(offered) or 'nothing'}")
-        return asked
+        return wanted
     slots = sum(host.slots for host in offered)
     if np > slots:
         has = f"{slots} free slots ({shown(offered)})" if offered else "no free slot"
@@ -79,8 +79,8 @@ def _nodes() -> list[Host]:
     if done.returncode != 0:
         said = done.stderr.strip().rpartition("\n")[2] or f"status {done.returncode}"
         raise RequestError(f"--launcher ray: {said.rstrip('.')}; start a cluster with `ray start --head`")
-    found = json.loads(done.stdout.strip().rpartition("\n")[2])
-    return [Host(name, node["slots"]) for name, node in found.items() if node["slots"]]
+    nodes = json.loads(done.stdout.strip().rpartition("\n")[2])
+    return [Host(name, node["slots"]) for name, node in nodes.items() if node["slots"]]
 
 
 def _check(address: str) -> None:

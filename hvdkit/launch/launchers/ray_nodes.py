@@ -26,7 +26,7 @@ class Task:
 
     def gpus(self) -> list[str]:
         """The GPUs of its node that are this actor's."""
-        return [str(each) for each in ray.get_gpu_ids()]
+        return [str(number) for number in ray.get_gpu_ids()]
 
     def run(self, command: list[str], environment: dict[str, str], folder: str) -> tuple[int, str]:
         """Run the command to its end; returns its exit status, and what it said on standard error.
@@ -81,13 +81,13 @@ def nodes() -> dict[str, dict[str, Any]]:
 
     Slots are GPUs where a node of the cluster has some, else CPUs.
     """
-    found: dict[str, dict[str, Any]] = {}
+    usable: dict[str, dict[str, Any]] = {}
     seen: collections.Counter[str] = collections.Counter()
     alive = [node for node in ray.nodes() if node["Alive"]]
     kind = "GPU" if any(node["Resources"].get("GPU") for node in alive) else "CPU"
     free, here = available_resources_per_node(), ray.util.get_node_ip_address()
     for node in sorted(
-        alive, key=lambda each: (each["NodeManagerAddress"] != here, each["NodeManagerAddress"], each["NodeID"])
+        alive, key=lambda one: (one["NodeManagerAddress"] != here, one["NodeManagerAddress"], one["NodeID"])
     ):
         address = node["NodeManagerAddress"]
         seen[address] += 1
@@ -95,8 +95,8 @@ def nodes() -> dict[str, dict[str, Any]]:
         offers = free.get(node["NodeID"], {})
         slots = int(min(offers.get("CPU", 0), offers.get(kind, 0)))
         where = {"address": address, "port": node["NodeManagerPort"]}
-        found[name] = {"id": node["NodeID"], **where, "slots": slots, "kind": kind}
-    return found
+        usable[name] = {"id": node["NodeID"], **where, "slots": slots, "kind": kind}
+    return usable
 
 
 def answers(address: str, port: int) -> bool:

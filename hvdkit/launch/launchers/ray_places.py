@@ -99,12 +99,12 @@ class Pool:
 
     def _look_at_actors(self) -> None:
         """Take in which actors run, and how workers have ended."""
-        asked = [
+        awaited = [
             place.worker or place.answer
             for place in self.places.values()
             if not place.done and (place.worker is not None or place.gpus is None)
         ]
-        done = set(ray.wait(asked, num_returns=len(asked), timeout=0)[0]) if asked else set()
+        done = set(ray.wait(awaited, num_returns=len(awaited), timeout=0)[0]) if awaited else set()
         for place in list(self.places.values()):
             if place.name not in self.places:  # gone with its node, as another one has shown
                 continue
@@ -174,8 +174,8 @@ class Pool:
             for _ in range(min(node["slots"] - waiting - rest, self.most - len(self.places))):
                 self.made += 1
                 actor = ray_nodes.actor(node["kind"], NodeAffinitySchedulingStrategy(number, soft=False))
-                made = Place(f"{node['name']}_{self.made}", number, actor, actor.gpus.remote(), now)
-                self.places[made.name] = made
+                new = Place(f"{node['name']}_{self.made}", number, actor, actor.gpus.remote(), now)
+                self.places[new.name] = new
 
     def _offer(self) -> None:
         """Say which places there are, if that has changed. New ones wait for each other: each change stops training."""

@@ -63,7 +63,7 @@ def _gpus(hosts: list[str], tasks: list[Any]) -> list[dict[str, str]]:
     return [
         {
             "CUDA_VISIBLE_DEVICES": ",".join(
-                each for other, ids in zip(hosts, owned, strict=True) if other == host for each in ids
+                id for other, ids in zip(hosts, owned, strict=True) if other == host for id in ids
             )
         }
         if mine
@@ -77,9 +77,9 @@ def _wait(running: dict[Any, int], hosts: list[str]) -> int:
     status, lost = 0, []
     while running:
         done, _ = ray.wait(list(running), num_returns=1)
-        for each in done:
-            place = running.pop(each)
-            code, said = ray_nodes.ended(each)
+        for task in done:
+            place = running.pop(task)
+            code, said = ray_nodes.ended(task)
             who = f"rank {place} on {hosts[place]}"
             if code is None:
                 lost.append(f"Ray lost the actor of {who}: {said}")

@@ -24,10 +24,10 @@ def hosts(option: str | None, np: int) -> list[Host]:
     """
     offered = allocation()
     if option is not None:
-        asked = parse_hosts(option, np)
-        if others := [host.name for host in asked if host.name not in {each.name for each in offered}]:
+        wanted = parse_hosts(option, np)
+        if others := [host.name for host in wanted if host.name not in {one.name for one in offered}]:
             raise RequestError(f"-H: {', '.join(others)}: not in the allocation, which has {shown(offered)}")
-        return asked
+        return wanted
     slots = sum(host.slots for host in offered)
     if np > slots:
         raise RequestError(
@@ -81,12 +81,12 @@ STEP = ("--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL", "--ove
 
 def _addresses(nodes: list[str]) -> list[str]:
     """The nodes' addresses as Slurm knows them, which need no name service; else their names."""
-    found = dict(
+    address_of = dict(
         re.findall(
             r"NodeName=(\S+).*?NodeAddr=(\S+)", _slurm("scontrol", "--oneliner", "show", "node", ",".join(nodes))
         )
     )
-    return [found.get(name, name) for name in nodes]
+    return [address_of.get(name, name) for name in nodes]
 
 
 def _slurm(*command: str) -> str:
@@ -107,10 +107,10 @@ def _slurm(*command: str) -> str:
 
 def _counts(text: str) -> list[int]:
     """Slurm's `2(x3),1` as 2, 2, 2, 1."""
-    found = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+    counts = []
+    for item in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item)
         if match is None:
             raise RequestError(f"SLURM_TASKS_PER_NODE: expected such as 2(x3),1, got {text!r}")
-        found += [int(match[1])] * int(match[2] or 1)
-    return found
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts

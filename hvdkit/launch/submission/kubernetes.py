@@ -69,7 +69,7 @@ class Pods:
         match = _TIME.fullmatch(self.time or "")
         if match is None:
             return None
-        days, hours, minutes, rest, alone = (int(part or 0) for part in match.groups())
+        days, hours, minutes, rest, alone = (int(group or 0) for group in match.groups())
         return 60 * alone or ((24 * days + hours) * 60 + minutes) * 60 + rest
 
     def faults(self, elastic: bool) -> Faults:
@@ -96,14 +96,14 @@ class Pods:
         if self.clean_pods not in CLEAN:
             faults.append(f"--clean-pods {self.clean_pods}: expected {', '.join(CLEAN)}")
         faults += self._of_places()
-        for each in self.node_selectors:
-            key, equals, value = each.partition("=")
+        for text in self.node_selectors:
+            key, equals, value = text.partition("=")
             if not (equals and _KEY.fullmatch(key) and _VALUE.fullmatch(value)):
-                faults.append(f"--node-selector {each!r}: expected KEY=VALUE, a label of nodes")
-        for each in self.tolerations:
-            taint, wanted, effect = toleration(each)
+                faults.append(f"--node-selector {text!r}: expected KEY=VALUE, a label of nodes")
+        for text in self.tolerations:
+            taint, wanted, effect = toleration(text)
             if not (_KEY.fullmatch(taint) and _VALUE.fullmatch(wanted or "") and effect in (None, *EFFECTS)):
-                faults.append(f"--toleration {each!r}: expected KEY[=VALUE][:EFFECT], EFFECT {', '.join(EFFECTS)}")
+                faults.append(f"--toleration {text!r}: expected KEY[=VALUE][:EFFECT], EFFECT {', '.join(EFFECTS)}")
         return faults
 
     def _of_numbers(self) -> Faults:
@@ -136,15 +136,15 @@ class Pods:
     def _of_places(self) -> Faults:
         faults = Faults()
         seen = set(_TAKEN)
-        given = [("--volume", each) for each in self.volumes] + [("--secret", each) for each in self.secrets]
-        for option, each in given:
-            name, colon, path = each.partition(":")
+        given = [("--volume", volume) for volume in self.volumes] + [("--secret", secret) for secret in self.secrets]
+        for option, mount in given:
+            name, colon, path = mount.partition(":")
             alone = option == "--secret" and not colon
             if not _is_name(name) or not (alone or _PATH.fullmatch(path)):
                 expected = "CLAIM:/PATH" if option == "--volume" else "NAME or NAME:/PATH"
-                faults.append(f"{option} {each!r}: expected {expected}")
+                faults.append(f"{option} {mount!r}: expected {expected}")
             elif path in seen:
-                faults.append(f"{option} {each!r}: {path} is taken; expected another path")
+                faults.append(f"{option} {mount!r}: {path} is taken; expected another path")
             elif path:
                 seen.add(path)
         return faults

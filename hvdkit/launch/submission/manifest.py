@@ -187,25 +187,25 @@ _SSHD: Object = {"command": [_NODE], "readinessProbe": {"tcpSocket": {"port": _P
 def _pod(pods: Pods, container: str, what: Object, ranks: bool, results: bool, job_files: bool = False) -> Object:
     """A pod's spec. It has the resources of ranks if it runs `ranks`; `results` and `job_files` are mounted there."""
     volumes, mounts = _volumes(pods, results, job_files)
-    found: Object = {"name": container, "image": pods.image, **what}
-    names = [name for name, colon, _ in (each.partition(":") for each in pods.secrets) if not colon]
+    container_: Object = {"name": container, "image": pods.image, **what}
+    names = [name for name, colon, _ in (secret.partition(":") for secret in pods.secrets) if not colon]
     if names:
-        found["envFrom"] = [{"secretRef": {"name": name}} for name in names]
+        container_["envFrom"] = [{"secretRef": {"name": name}} for name in names]
     if ranks and (resources := _resources(pods)):
-        found["resources"] = resources
+        container_["resources"] = resources
     if mounts:
-        found["volumeMounts"] = mounts
+        container_["volumeMounts"] = mounts
     spec: Object = {
         "terminationGracePeriodSeconds": _GRACE_S,
         "securityContext": {"fsGroup": _USER_ID},
-        "containers": [found],
+        "containers": [container_],
     }
     if pods.pull_secret:
         spec["imagePullSecrets"] = [{"name": pods.pull_secret}]
     if pods.node_selectors:
-        spec["nodeSelector"] = dict(each.split("=", 1) for each in pods.node_selectors)
+        spec["nodeSelector"] = dict(label.split("=", 1) for label in pods.node_selectors)
     if pods.tolerations:
-        spec["tolerations"] = [_toleration(each) for each in pods.tolerations]
+        spec["tolerations"] = [_toleration(toleration) for toleration in pods.tolerations]
     return {**spec, "volumes": volumes} if volumes else spec
 
 
@@ -218,25 +218,25 @@ def _resources(pods: Pods) -> Object:
         requests["memory"] = limits["memory"] = pods.memory
     if pods.gpus_per_node:  # Kubernetes takes what is asked for from the limit
         limits[pods.gpu_resource] = str(pods.gpus_per_node)
-    return {name: found for name, found in (("requests", requests), ("limits", limits)) if found}
+    return {name: quantities for name, quantities in (("requests", requests), ("limits", limits)) if quantities}
 
 
 def _volumes(pods: Pods, results: bool, job_files: bool) -> tuple[list[Object], list[Object]]:
     """The volumes of a pod, and where they are mounted."""
-    found: list[tuple[str, Object, str]] = []
+    volumes: list[tuple[str, Object, str]] = []
     if job_files:
-        found.append(("job", {"configMap": {"name": pods.name, "defaultMode": 0o755}}, JOB_FILES))
+        volumes.append(("job", {"configMap": {"name": pods.name, "defaultMode": 0o755}}, JOB_FILES))
     if results:
-        found.append(("results", {"persistentVolumeClaim": {"claimName": pods.results}}, RUNS))
+        volumes.append(("results", {"persistentVolumeClaim": {"claimName": pods.results}}, RUNS))
     if pods.shm:
-        found.append(("shm", {"emptyDir": {"medium": "Memory", "sizeLimit": pods.shm}}, "/dev/shm"))
-    for number, (claim, _, path) in enumerate(each.partition(":") for each in pods.volumes):
-        found.append((f"volume-{number}", {"persistentVolumeClaim": {"claimName": claim}}, path))
-    for number, (secret, _, path) in enumerate(each.partition(":") for each in pods.secrets):
+        volumes.append(("shm", {"emptyDir": {"medium": "Memory", "sizeLimit": pods.shm}}, "/dev/shm"))
+    for number, (claim, _, path) in enumerate(volume.partition(":") for volume in pods.volumes):
+        volumes.append((f"volume-{number}", {"persistentVolumeClaim": {"claimName": claim}}, path))
+    for number, (secret, _, path) in enumerate(secret.partition(":") for secret in pods.secrets):
         if path:
-            found.append((f"secret-{number}", {"secret": {"secretName": secret}}, path))
-    return [{"name": name, **source} for name, source, _ in found], [
-        {"name": name, "mountPath": path} for name, _, path in found
+            volumes.append((f"secret-{number}", {"secret": {"secretName": secret}}, path))
+    return [{"name": name, **source} for name, source, _ in volumes], [
+        {"name": name, "mountPath": path} for name, _, path in volumes
     ]
 
 

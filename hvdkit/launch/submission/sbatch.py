@@ -70,7 +70,7 @@ class Resources:
 
 
 def script(resources: Resources, name: str, command: list[str], run: Path, log: Path, tasks: Sequence[str] = ()) -> str:
-    """The batch script of a job that runs `command`, which goes on from checkpoints in the folder `run`.
+    """The batch script of a job that runs `command`, which continues from checkpoints in the folder `run`.
 
     With `tasks` it is an array of them, each described by a text; `TASK` in a word or a path stands for its number.
     """
@@ -137,15 +137,15 @@ def fault(option: str, path: Path) -> list[str]:
     text = str(path)
     if "\\" in text:
         return [f"{option} {path}: expected no backslash in it, as Slurm then writes all jobs' output to one file"]
-    if any(unicodedata.category(each) in ("Cc", "Cs") for each in text):  # the latter for bytes that are no UTF-8
+    if any(unicodedata.category(sign) in ("Cc", "Cs") for sign in text):  # the latter for bytes that are no UTF-8
         return [f"{option} {text!r}: expected no control characters, and UTF-8"]
     return []
 
 
 def _word(text: str) -> str:
     """A word for a shell, which fills in the task's number and nothing else."""
-    parts = [shlex.quote(part) if part else "" for part in text.split(TASK)]
-    return '"$SLURM_ARRAY_TASK_ID"'.join(parts) or "''"
+    pieces = [shlex.quote(piece) if piece else "" for piece in text.split(TASK)]
+    return '"$SLURM_ARRAY_TASK_ID"'.join(pieces) or "''"
 
 
 def submit(path: Path) -> str:
