@@ -80,7 +80,7 @@ class Record(BaseModel):
     `model.script`. `data` has the fingerprints of `train` and `val`.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     format: int = FORMAT
     progress: Annotated[Progress, BeforeValidator(_from_file), PlainSerializer(_to_file)]

@@ -13,7 +13,6 @@ from typing import Any
 from hvdkit.core.heartbeat import DISK, STOP, WAITING
 from hvdkit.errors import RunError, Stopped
 from hvdkit.handshake import Listener
-from hvdkit.launch import home
 from hvdkit.launch.agent_command import LAUNCHER_GRACE_S, AgentCommand, agent_command
 from hvdkit.launch.clocks import Clocks
 from hvdkit.launch.diagnosis import exits
@@ -182,6 +181,8 @@ class Agents:
         elif event == "link down":
             self.note_link_down(report)
         elif event == "not home":
+            from hvdkit.launch import home  # only where there are several hosts
+
             home.complain(name, self._host(report), report["fault"])
         elif name not in self.ends:  # an agent's report of an end counts more than that it was killed afterwards
             self.ends[name] = self._read_end(report, received)

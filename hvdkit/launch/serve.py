@@ -21,10 +21,10 @@ _START_TIMEOUT_S = 30.0
 def rendezvous(job: Job, address: str, enter: tuple[str, ...] = ()) -> Iterator[int]:
     """Horovod's rendezvous server, at an address that all ranks reach; yields its port. `enter` is a command prefix.
 
-    It runs under the runtime's interpreter, as the driver has no Horovod. Ranks are started after it: a rank that finds
-    no server gives up after 1.5 s, and the server is up in 0.2 s.
+    It runs under the runtime's interpreter, as the driver has no Horovod. Its port is open when it is yielded; Horovod
+    is loaded while the ranks start.
 
-    Raises RequestError or RunError if the server does not start.
+    Raises RequestError or RunError if the server does not start: the latter at the end, in place of the ranks' failure.
     """
     command = [*enter, str(job.python), str(_SERVER), address, shown(job.hosts), str(job.np)]
     with tempfile.TemporaryFile() as errors:
@@ -34,6 +34,7 @@ def rendezvous(job: Job, address: str, enter: tuple[str, ...] = ()) -> Iterator[
                 env=job.base_environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                bufsize=0,  # else `select` does not see a line that was read with the one before
                 stderr=errors,
                 start_new_session=True,  # a terminal's Ctrl-C reaches only the launcher
             )
@@ -43,15 +44,26 @@ def rendezvous(job: Job, address: str, enter: tuple[str, ...] = ()) -> Iterator[
             ) from error
         with server:
             try:
-                assert server.stdout is not None
-                ready, _, _ = select.select([server.stdout], [], [], _START_TIMEOUT_S)
-                line = server.stdout.readline() if ready else b""
-                if not line.strip().isdigit():
+                port, failure = _line(server).strip(), None
+                if port.isdigit():
+                    try:
+                        yield int(port)
+                    except RunError as error:
+                        failure = error
+                if not port.isdigit() or not _line(server):
                     errors.seek(0)
                     said = errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2] or "it said nothing"
                     raise RunError(
                         f"{job.python}: Horovod's rendezvous server did not start: {said}; look with `hvdkit doctor`"
-                    )
-                yield int(line)
+                    ) from failure
+                if failure is not None:
+                    raise failure
             finally:
                 server.kill()
+
+
+def _line(server: subprocess.Popen[bytes]) -> bytes:
+    """The next line that the server prints; empty where none comes."""
+    assert server.stdout is not None
+    ready, _, _ = select.select([server.stdout], [], [], _START_TIMEOUT_S)
+    return server.stdout.readline() if ready else b""

@@ -21,7 +21,7 @@ R = TypeVar("R", bound=BaseModel)
 class Record(BaseModel):
     """A part of a file. A key that the schema does not have is an error."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
 
 class Figures(Record):

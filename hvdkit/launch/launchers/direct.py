@@ -6,7 +6,6 @@ from hvdkit.launch import namespaces
 from hvdkit.launch.agent_command import AgentCommand, agent_command
 from hvdkit.launch.hosts import Host, check_here, parse_hosts
 from hvdkit.launch.job import Job, Tick, prepare
-from hvdkit.launch.launchers import elastic
 from hvdkit.launch.namespaces import Place
 from hvdkit.launch.serve import rendezvous
 from hvdkit.launch.slots import horovod_environment
@@ -32,6 +31,8 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
     places = _places(job)
     prepare(job)
     if job.elastic is not None:
+        from hvdkit.launch.launchers import elastic  # most runs do not need it
+
         rank = agent_command(str(job.python), "rank", job, job.command())
         names = [f"{slot.hostname}-{slot.local_rank}" for slot in job.slots()]
         driver = elastic.driver(job, rank, _environment(job, _HERE), places=names)

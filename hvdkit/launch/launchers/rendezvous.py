@@ -2,11 +2,13 @@
 
 usage: python rendezvous.py ADDRESS HOSTS NP      (HOSTS as in horovodrun -H: a:2,b:2)
 
-Prints the port that the kernel chose, so no port can be taken. A launcher that dies, even by SIGKILL, closes its end
-of standard input and so ends this process too. Only horovod.runner is imported: no framework, about 0.1 s.
+Prints the port that the kernel chose, so no port can be taken, and a second line once it serves. Between them it loads
+Horovod; ranks can start meanwhile, as the kernel keeps their connections. A launcher that dies, even by SIGKILL, closes
+its end of standard input and so ends this process too. Only horovod.runner is imported: no framework, about 0.1 s.
 """
 
 import os
+import socket
 import sys
 import threading
 
@@ -14,17 +16,29 @@ import threading
 del sys.path[0]
 # ruff: noqa: E402 - what is imported below must not be found there
 
+address, hosts, np = sys.argv[1:]
+listening = socket.create_server((address, 0), backlog=1024)
+print(listening.getsockname()[1], flush=True)
+
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 
+class Server(RendezvousHTTPServer):
+    """Horovod's server at the socket that is open already."""
+
+    def server_bind(self) -> None:
+        self.server_close()  # the socket that it has made itself
+        self.socket = listening
+        self.server_name, self.server_port = self.server_address = listening.getsockname()
+
+
 def main() -> None:
     """Serve the ranks that the command line describes."""
-    address, hosts, np = sys.argv[1:]
-    server = RendezvousHTTPServer((address, 0), RendezvousHandler, False)
+    server = Server((address, 0), RendezvousHandler, False)
     server.init(get_host_assignments(parse_hosts(hosts), int(np)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    print(server.server_address[1], flush=True)
+    print("serving", flush=True)
     sys.stdin.buffer.read()
     os._exit(0)  # without waiting for a handler that still waits for a dead rank's bytes
 
