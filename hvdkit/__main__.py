@@ -20,6 +20,7 @@ def main() -> None:
             f"hvdkit cannot be loaded: {error}; install it anew, in a checkout by `make bootstrap`"
         ) from None
     gc.freeze()
+    gc.set_threshold(20_000)  # not 700 objects: a command loads as much again
     gc.enable()
     command_line(own_process=True)
 
