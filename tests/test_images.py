@@ -121,7 +121,7 @@ def test_size_and_classes_come_from_the_folder(model: str, shape: tuple[int, int
     assert isinstance(data, ImageFolder) and not found.recipe.undecided
     assert (found.recipe.model.classes, data.size, data.resize) == (3, size, round(size * 8 / 7))
     assert schema.revise(found.recipe.model_dump(), "resolved") == found.recipe
-    assert "3 classes (a, b, c)" in found.found[0] and f"data.size: {size}" in found.found[1]
+    assert "3 classes (a, b, c)" in found.lines[0] and f"data.size: {size}" in found.lines[1]
 
 
 def test_what_the_recipe_says_stays(tmp_path: Path) -> None:

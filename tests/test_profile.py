@@ -214,7 +214,7 @@ def test_the_timeline_tells_what_was_fused(tmp_path: Path) -> None:
     operations = timeline.read(profiled.write(tmp_path), profiled.EPOCH)
     assert len(operations) == 4 and {each.names for each in operations} == {tuple(profiled.TENSORS)}
     first = operations[0]
-    assert first.asked and first.start - first.asked == (SLOWER + NEGOTIATION) * MS
+    assert first.requested and first.start - first.requested == (SLOWER + NEGOTIATION) * MS
     assert first.end - first.start == TRANSFER * MS
 
 
@@ -262,8 +262,8 @@ def test_collectives_that_overlap_are_drawn_one_behind_the_other(checked: Recipe
     """Two are asked for, one of them while the other is negotiated, and the second begins before the first is over."""
     start = next(step.marks[0][1] for step in profiled.steps(0) if step.kind == "traced")
     operations = [
-        timeline.Operation(name, (name,), 4, start + asked * MS, start + begin * MS, start + end * MS)
-        for name, asked, begin, end in (("allreduce", 10, 20, 30), ("allgather", 15, 28, 40))
+        timeline.Operation(name, (name,), 4, start + requested * MS, start + begin * MS, start + end * MS)
+        for name, requested, begin, end in (("allreduce", 10, 20, 30), ("allgather", 15, 28, 40))
     ]
     events = json.loads(chrome_trace.dump(assemble.gather(profiled.record(), operations, checked)))["traceEvents"]
     (process,) = (event["pid"] for event in events if event.get("args", {}).get("name", "").startswith("Horovod,"))
@@ -342,7 +342,7 @@ def test_what_is_not_profiled_is_told(checked: Recipe) -> None:
     assert [line.split(":")[0] for line in plan.left_out] == list(keys)
     assert "24 steps" in plan.left_out[-1]
     run = plan.plan.recipe
-    assert run.sync and run.sync.start == 0 and run.elastic is None and plan.asked.elastic is not None
+    assert run.sync and run.sync.start == 0 and run.elastic is None and plan.given.elastic is not None
     assert not profile_.plan(checked, "pytorch", Placement(2)).left_out
     with pytest.raises(RequestError, match=r"sync\.every: expected at most 1000"):
         profile_.plan(schema.load(DIGITS, ["sync={every: 1001}"]), "pytorch", Placement(2))

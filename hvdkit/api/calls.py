@@ -27,7 +27,7 @@ class Described(Exception):
 
     def __init__(self, run: DryRun) -> None:
         super().__init__()
-        self.found = run
+        self.run = run
 
 
 @contextmanager

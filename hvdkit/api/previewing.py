@@ -23,7 +23,7 @@ def dry_run(function: Callable[..., Any], /, *arguments: Any, **options: Any) ->
     try:
         function(*arguments, **options)
     except Described as end:
-        return end.found
+        return end.run
     finally:
         starts_nothing.reset(token)
     raise AssertionError("a dry run went on")

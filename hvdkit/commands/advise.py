@@ -24,18 +24,18 @@ CLUSTER = "cluster.yaml"
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for, checked: `asked` of a profile, or of a recipe named `name` that is measured first.
+    """What was asked for, checked. `source` is the question of a profile, or of a recipe that is measured first.
 
-    `settings` are the recipe's.
+    `name` and `settings` are the recipe's.
     """
 
     name: str
     settings: dict[str, Any]
-    asked: Plan | tuple[ProfilePlan, Question]
+    source: Plan | tuple[ProfilePlan, Question]
 
     def plan(self, folder: Path) -> Plan:
         """The question of the profile, which is measured into `folder` if it is not there. Raises as `run` does."""
-        return self.asked if isinstance(self.asked, Plan) else run(*self.asked, folder)
+        return self.source if isinstance(self.source, Plan) else run(*self.source, folder)
 
 
 def of_profile(path: Path, question: Question, of_recipes: Mapping[str, object]) -> Request:
@@ -109,7 +109,7 @@ def _check_same(profile: Profile, wanted: ProfilePlan, path: Path) -> None:
     there = {"framework": profile.framework, "ranks": profile.np, "hosts": profile.hosts}
     different = [f"{there[key]} instead of {here[key]} as {key}" for key in here if there[key] != here[key]]
     # A profile keeps no checkpoints, whatever its recipe says.
-    if profile.settings | {"checkpoint": None} != wanted.asked.model_dump(mode="json") | {"checkpoint": None}:
+    if profile.settings | {"checkpoint": None} != wanted.given.model_dump(mode="json") | {"checkpoint": None}:
         different.append("another recipe")
     if different:
         raise RequestError(

@@ -94,7 +94,7 @@ def of_profile(profile: ProfilePlan, out: Path) -> DryRun:
     recipe = profile.plan.recipe
     every = recipe.sync.every if recipe.sync else 1
     steps = sum(turn.steps for turn in turns(profile.steps, recipe.warmup_steps, every))
-    plan_ = _described("profile", profile.asked, out, [(profile.plan, 1)], profile.left_out)
+    plan_ = _described("profile", profile.given, out, [(profile.plan, 1)], profile.left_out)
     run = plan_.runs[0]
     run.steps, run.epochs, run.seconds = steps, None, None
     run.seconds_from = "profiled steps take longer than others"

@@ -47,4 +47,4 @@ def load(
         with contextlib.suppress(RequestError):  # no run is there yet
             earlier = schema.load(resumed / "config.yaml")
     decision = folder.decide(read, earlier, duration.measured_speed)
-    return decision.recipe, [*lines, *decision.found, *(f"warning: {line}" for line in decision.warnings)]
+    return decision.recipe, [*lines, *decision.lines, *(f"warning: {line}" for line in decision.warnings)]

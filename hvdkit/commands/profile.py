@@ -32,11 +32,11 @@ MOST_STEPS = 100_000  # the trace events of each stay in memory until the end
 class ProfilePlan:
     """A profile that has passed every check that can be made before it starts.
 
-    `asked` is the recipe as it was given; `left_out` has a line for each part of it that is not profiled. `others` are
+    `given` is the recipe as it was given; `left_out` has a line for each part of it that is not profiled. `others` are
     the plans of further batch sizes, of which only compute is kept.
     """
 
-    asked: Recipe
+    given: Recipe
     left_out: list[str]
     plan: Plan
     steps: int
@@ -105,7 +105,7 @@ def run(plan: ProfilePlan, folder: Path) -> Profile:
     Raises what the launcher raises, RunError where a file cannot be written or nothing was measured.
     """
     findings = _measured(plan, plan.plan, folder)
-    profile = assemble.profile(findings, plan.asked)
+    profile = assemble.profile(findings, plan.given)
     if plan.others:
         profile = batch_curves.combined(profile, _others(plan, folder))
     write(profile, folder)
@@ -123,7 +123,7 @@ def _measured(plan: ProfilePlan, run: Plan, folder: Path) -> assemble.Findings:
     own = ["--own-profile"] if plan.own_profile else []
     arguments = ["--profile", str(folder), "--steps", str(plan.steps), *own]
     launch(run, folder / "config.yaml", arguments, folder / "logs")
-    return assemble.read(folder, plan.asked)
+    return assemble.read(folder, plan.given)
 
 
 def _others(plan: ProfilePlan, folder: Path) -> list[Profile]:
@@ -132,7 +132,7 @@ def _others(plan: ProfilePlan, folder: Path) -> list[Profile]:
     for other in plan.others:
         size = other.recipe.batch_size
         run = _measured(plan, other, folder / f"batch-{size}")
-        profiles.append(assemble.profile(run, plan.asked.model_copy(update={"batch_size": size})))
+        profiles.append(assemble.profile(run, plan.given.model_copy(update={"batch_size": size})))
     return profiles
 
 

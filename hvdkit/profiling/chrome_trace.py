@@ -92,7 +92,7 @@ def _operations(operations: Sequence[Operation], zero: int) -> Iterator[dict[str
     negotiated = ended = zero
     for op in operations:
         arguments = {"tensors": len(op.names), "bytes": op.bytes, "first": op.names[0] if op.names else ""}
-        requested = op.start if op.asked is None else max(op.asked, negotiated)
+        requested = op.start if op.requested is None else max(op.requested, negotiated)
         if requested < op.start:
             yield _span("negotiation", "horovod", _HOROVOD, 1, requested, op.start, zero)
         start = max(op.start, ended)

@@ -23,14 +23,14 @@ _ITEM_BYTES = {"bfloat16": 2}
 class Operation:
     """One collective after fusion, in nanoseconds of rank 0's monotonic clock.
 
-    `asked` is when the first rank requested it, None if the timeline does not say. `bytes` are those of one rank.
+    `requested` is when the first rank requested it, None if the timeline does not say. `bytes` are those of one rank.
     `link_bytes` are those that the busiest link carries one way, None for the usual algorithm over all ranks.
     """
 
     operation: str
     names: tuple[str, ...]
     bytes: int
-    asked: int | None
+    requested: int | None
     start: int
     end: int
     link_bytes: float | None = None
@@ -55,7 +55,7 @@ class _Part:
     operation: str
     name: str
     group: int
-    asked: int | None
+    requested: int | None
     bytes: int = 0
     start: int = -1
     end: int = 0
@@ -98,18 +98,18 @@ def _events(path: Path) -> list[_Event]:
 
 def _parts(events: list[_Event], names: dict[int, str], path: Path) -> Iterator[_Part]:
     """Each tensor's part of a collective, without those that were running when the timeline began or ended."""
-    asked: dict[int, int] = {}
+    requested: dict[int, int] = {}
     running: dict[int, _Part] = {}
     group, moving = 0, False  # once a part of the newest group has gone on, a tensor that begins is of the next group
     for event in events:
         part = running.get(event.pid)
         if event.ph == "B" and event.name.startswith(_NEGOTIATING):
-            asked.setdefault(event.pid, event.ts)
+            requested.setdefault(event.pid, event.ts)
         elif event.ph == "B" and part is None:
             if moving:
                 group, moving = group + 1, False
             name = names.get(event.pid, "")
-            running[event.pid] = _Part(event.name, name, group, asked.pop(event.pid, None))
+            running[event.pid] = _Part(event.name, name, group, requested.pop(event.pid, None))
         elif event.ph == "B" and part is not None:
             moving = moving or part.group == group
             part.depth += 1
@@ -144,12 +144,12 @@ def _fused(parts: Iterable[_Part], zero: int) -> Iterator[Operation]:
     for part in parts:
         groups.setdefault(part.group, []).append(part)
     for members in groups.values():
-        asked = [member.asked for member in members if member.asked is not None]
+        requested = [member.requested for member in members if member.requested is not None]
         yield Operation(
             operation=members[0].operation.lower(),
             names=tuple(member.name for member in members),
             bytes=sum(member.bytes for member in members),
-            asked=zero + 1000 * min(asked) if asked else None,
+            requested=zero + 1000 * min(requested) if requested else None,
             start=zero + 1000 * min(member.start for member in members),
             end=zero + 1000 * max(member.end for member in members),
         )

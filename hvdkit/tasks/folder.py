@@ -24,10 +24,10 @@ _SHOWN = 8  # class names in a line
 
 @dataclass(frozen=True)
 class Decision:
-    """A recipe in which nothing is left to its folder; what was found, in lines; and what looks like a mistake."""
+    """A recipe in which nothing is left to its folder; `lines` say what, `warnings` what looks wrong."""
 
     recipe: Recipe
-    found: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
