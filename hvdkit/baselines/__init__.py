@@ -23,6 +23,6 @@ def load(framework: str, name: str) -> Adapter:
     """
     if name not in RIVALS or framework not in RIVALS[name].frameworks:
         raise RequestError("\n".join(check([name], [framework], [])))
-    made = importlib.import_module(f"hvdkit.baselines.{framework}").RIVALS[name](adapters.load(framework))
-    made.RIVAL = name
-    return cast("Adapter", made)
+    rival = importlib.import_module(f"hvdkit.baselines.{framework}").RIVALS[name](adapters.load(framework))
+    rival.RIVAL = name
+    return cast("Adapter", rival)

@@ -84,26 +84,26 @@ class WithoutHorovod(Baseline):
         everyone = self._exchanged(mine)
         return [
             self.own.from_numpy(
-                np.asarray(_REDUCTIONS[op]([each[index] for each in everyone], axis=0), mine[index].dtype)
+                np.asarray(_REDUCTIONS[op]([arrays[index] for arrays in everyone], axis=0), mine[index].dtype)
             )
             for index in mine
         ]
 
     def allgather(self, tensor: Tensor, group: Group, name: str = "allgather") -> Tensor:
         everyone = self._exchanged({"tensor": self.own.to_numpy(tensor)})
-        return self.own.from_numpy(np.concatenate([each["tensor"] for each in everyone]))
+        return self.own.from_numpy(np.concatenate([arrays["tensor"] for arrays in everyone]))
 
     def broadcast(self, tensor: Tensor, group: Group, root_rank: int, name: str = "broadcast") -> Tensor:
         return self.own.from_numpy(self._exchanged({"tensor": self.own.to_numpy(tensor)})[root_rank]["tensor"])
 
     def allgather_object(self, value: Any, group: Group, name: str = "allgather_object") -> list[Any]:
         """Every rank's value, by rank. `value` must be JSON-serializable, as everything is that core sends."""
-        return [json.loads(each) for each in self.rendezvous.exchange(json.dumps(value).encode())]
+        return [json.loads(text) for text in self.rendezvous.exchange(json.dumps(value).encode())]
 
     def _exchanged(self, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
         # not ascontiguousarray, which turns a scalar array into shape (1,)
         packed = save({name: np.asarray(array, order="C") for name, array in arrays.items()})
-        return [load(each) for each in self.rendezvous.exchange(packed)]
+        return [load(content) for content in self.rendezvous.exchange(packed)]
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,6 @@ class Independent(WithoutHorovod):
 def topology_of_launcher() -> Topology:
     """This rank's topology from the launcher's environment variables; a single process without a launcher."""
     names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
-    found = {name: os.environ.get(f"HOROVOD_{name.upper()}") for name in names}
-    known: dict[str, Any] = {name: int(value) for name, value in found.items() if value is not None}
+    texts = {name: os.environ.get(f"HOROVOD_{name.upper()}") for name in names}
+    known: dict[str, Any] = {name: int(value) for name, value in texts.items() if value is not None}
     return replace(Topology(), **known)

@@ -92,7 +92,7 @@ class KeyValue(Strategy):
         pieces of 16 bits, in a slice where the other ranks have zeros, and the mean is computed here."""
         mine = np.concatenate([gradient.asnumpy().ravel() for gradient in gradients])
         pieces = np.zeros((self._size, 4, mine.size), np.float32)
-        pieces[self._rank] = [(mine.view(np.uint64) >> np.uint64(16 * part)) & np.uint64(0xFFFF) for part in range(4)]
+        pieces[self._rank] = [(mine.view(np.uint64) >> np.uint64(16 * digit)) & np.uint64(0xFFFF) for digit in range(4)]
         if not self._keys:
             self._keys = [self._prefix]
             self._store.init(self._prefix, mx.nd.zeros(pieces.shape))
@@ -100,8 +100,8 @@ class KeyValue(Strategy):
         self._store.push(self._prefix, carrier)
         self._store.pull(self._prefix, out=carrier)
         bits = carrier.asnumpy().astype(np.uint64)
-        whole = sum(bits[:, part] << np.uint64(16 * part) for part in range(4))
-        mean = np.ascontiguousarray(whole).view(np.float64).mean(axis=0)
+        sums = sum(bits[:, digit] << np.uint64(16 * digit) for digit in range(4))
+        mean = np.ascontiguousarray(sums).view(np.float64).mean(axis=0)
         for gradient in gradients:
             part, mean = mean[: gradient.size], mean[gradient.size :]
             gradient[:] = own.from_numpy(part.reshape(gradient.shape))

@@ -60,8 +60,8 @@ class Rendezvous:
         except EOFError:
             raise ConnectionResetError("Connection closed by peer") from None  # known to hvdkit.core.heartbeat
         for peer in self._peers:
-            for each in everyone:
-                peer.send_bytes(each)
+            for message in everyone:
+                peer.send_bytes(message)
         return everyone
 
     def close(self) -> None:
@@ -94,8 +94,8 @@ def _look_up() -> str:
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
         try:
-            if (found := _ask()) is not None:
-                return found.decode()
+            if (address := _ask()) is not None:
+                return address.decode()
         except TimeoutError:
             pass
         if time.monotonic() > deadline:

@@ -94,9 +94,9 @@ class _ShardedOptimizer(OverAll):
 
         assert isinstance(session.trainable, TrainableModel)
         trained = session.trainable.trained
-        found = torch_optimizer(settings, list(trained.values()))
-        assert found, "registry.check_recipe refuses the other optimizers"
-        optimizer_class, groups, options = found
+        chosen = torch_optimizer(settings, list(trained.values()))
+        assert chosen, "registry.check_recipe refuses the other optimizers"
+        optimizer_class, groups, options = chosen
         self.zero = ZeroRedundancyOptimizer(groups, optimizer_class, **options)
         names = {parameter: name for name, parameter in trained.items()}
         mine = [names[parameter] for group in self.zero.optim.param_groups for parameter in group["params"]]

@@ -101,11 +101,11 @@ class _Zero(Strategy):
 
         trainable = session.trainable
         assert isinstance(trainable, TrainableModel)
-        if frozen := [name for name, each in trainable.model.named_parameters() if not each.requires_grad]:
+        if frozen := [name for name, parameter in trainable.model.named_parameters() if not parameter.requires_grad]:
             raise RequestError(f"--rival deepspeed: expected all parameters to be trained, got the frozen {frozen[0]}")
-        found = torch_optimizer(settings, list(trainable.trained.values()))
-        assert found, "registry.check_recipe refuses the other optimizers"
-        optimizer_class, groups, options = found
+        chosen = torch_optimizer(settings, list(trainable.trained.values()))
+        assert chosen, "registry.check_recipe refuses the other optimizers"
+        optimizer_class, groups, options = chosen
         trainable.parameters = {}  # DeepSpeed moves the weights, and nothing else may keep the old ones
         self.engine, *_ = deepspeed.initialize(
             model=trainable.model,
@@ -141,7 +141,7 @@ class _Zero(Strategy):
     def slots(self) -> Iterator[torch.Tensor]:
         """The optimizer's slots of `shares`."""
         for state in self.engine.optimizer.optimizer.state.values():
-            yield from (each for each in state.values() if isinstance(each, torch.Tensor) and each.dim())
+            yield from (slot for slot in state.values() if isinstance(slot, torch.Tensor) and slot.dim())
 
     def _make_slots(self, keys: Sequence[str]) -> None:
         """Make the slots that the optimizer would make in its first step, so that they can be set before it."""
@@ -162,13 +162,13 @@ class _Zero(Strategy):
             return sum(share.grad.nbytes for share in self.shares)
         if self._stage == 3:
             return int(zero.grad_partitions_flat_buffer.nbytes)
-        return sum(each.nbytes for held in zero.averaged_gradients.values() for each in held)
+        return sum(gradient.nbytes for held in zero.averaged_gradients.values() for gradient in held)
 
     def parameter_bytes(self) -> int:
         """The size of the weights that this rank holds between steps, with their padding."""
         zero = self.engine.optimizer
         held = zero.fp16_partitioned_groups_flat if self._stage == 3 else zero.bit16_groups_flat
-        return sum(each.nbytes for each in held)
+        return sum(parameter.nbytes for parameter in held)
 
 
 class _DeepSpeedSession(SharesSession):
@@ -206,10 +206,10 @@ class _DeepSpeedSession(SharesSession):
 
     def gradients(self, batch: Batch) -> Gradients:
         slots = [slot.clone() for slot in self.strategy.slots()]
-        found = super().gradients(batch)
+        reduced = super().gradients(batch)
         for slot, before in zip(self.strategy.slots(), slots, strict=True):
             slot.copy_(before)
-        return found
+        return reduced
 
     def _reduced(self, batch: Batch, weight: float) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         from deepspeed.utils import safe_get_full_grad
@@ -221,7 +221,7 @@ class _DeepSpeedSession(SharesSession):
         return outputs.detach(), loss.detach(), means
 
     def state_bytes(self) -> dict[str, int]:
-        optimizer = sum(each.nbytes for each in (*self.strategy.shares, *self.strategy.slots()))
+        optimizer = sum(tensor.nbytes for tensor in (*self.strategy.shares, *self.strategy.slots()))
         return {
             "parameters": self.strategy.parameter_bytes(),
             "gradients": self._gradient_bytes,

@@ -54,12 +54,12 @@ class _Model(TrainableModel):
         if scalars:
             raise RequestError(f"--rival fsdp: expected parameters of one axis or more, got the scalar {scalars[0]}")
         mesh = init_device_mesh(own.device().type, (dist.get_world_size(),))
-        frozen = {each for each in self.model.parameters() if not each.requires_grad}
+        frozen = {parameter for parameter in self.model.parameters() if not parameter.requires_grad}
         blocks = [self.model.get_submodule(name) for name in self.blocks() if name != ROOT_BLOCK]
         for module in (*blocks, self.model):
             fully_shard(module, mesh=mesh, reshard_after_forward=frees, ignored_params=frozen)
-        self.trained = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
-        self.parameters = {name: _Sharded(each.detach()) for name, each in self.trained.items()}
+        self.trained = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        self.parameters = {name: _Sharded(parameter.detach()) for name, parameter in self.trained.items()}
 
     def gradients(self) -> dict[str, Any]:
         return {
@@ -117,9 +117,9 @@ class _FsdpSession(SharesSession, TorchOptimSession):
     def __init__(self, adapter: Adapter, model: Any, optimizer: Optimizer, *others: Any) -> None:
         super().__init__(adapter, model, optimizer, *others)
         self.settings = optimizer
-        found = torch_optimizer(optimizer, list(self.trainable.trained.values()))
-        assert found, "registry.check_recipe refuses the other optimizers"
-        optimizer_class, groups, options = found
+        chosen = torch_optimizer(optimizer, list(self.trainable.trained.values()))
+        assert chosen, "registry.check_recipe refuses the other optimizers"
+        optimizer_class, groups, options = chosen
         self._optimizer = optimizer_class(groups, **options)
 
     def _reduced(self, batch: Batch, weight: float) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
@@ -133,7 +133,7 @@ class _FsdpSession(SharesSession, TorchOptimSession):
         self._step_by(self._optimizer, self._optimizer.state)
 
     def _held_gradients(self) -> list[torch.Tensor]:
-        return [each.tensor.to_local() for each in self.trainable.gradients().values()]
+        return [gradient.tensor.to_local() for gradient in self.trainable.gradients().values()]
 
     def _torch_slot(self, slot: _Sharded) -> torch.Tensor:
         return slot.tensor

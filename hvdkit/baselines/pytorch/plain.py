@@ -22,8 +22,8 @@ class _PlainSession(TorchOptimSession):
         super().__init__(adapter, model, optimizer, *others)
         self.settings, named = optimizer, self.trainable.trained
         half = getattr(self.strategy, "half", False)
-        found = torch_optimizer(optimizer, list(named.values()))
-        plain = found and found[0](found[1], **found[2])
+        chosen = torch_optimizer(optimizer, list(named.values()))
+        plain = chosen and chosen[0](chosen[1], **chosen[2])
         # fp16 scales the loss and may skip a step on all ranks, which core does
         self._uses_torch_optim = plain is not None and self.update.scale is None
         self._optimizer = hvd.DistributedOptimizer(

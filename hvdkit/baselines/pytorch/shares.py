@@ -60,8 +60,8 @@ class SharesSession(ByHandSession):
         statistics = [buffer.clone() for buffer in buffers]
         mine: dict[str, np.ndarray] = {}
         for rank in range(size):
-            found = self._reduced(batch, float(size) if rank == dist.get_rank() else 0.0)
-            arrays = self._arrays(found[2])  # gathered on all ranks, kept on one
+            reduced = self._reduced(batch, float(size) if rank == dist.get_rank() else 0.0)
+            arrays = self._arrays(reduced[2])  # gathered on all ranks, kept on one
             mine = arrays if rank == dist.get_rank() else mine
             for buffer, before in zip(buffers, statistics, strict=True):
                 buffer.copy_(before)  # the next pass must not update them again
@@ -73,4 +73,4 @@ class SharesSession(ByHandSession):
         raise NotImplementedError
 
     def _bytes_of(self, tensors: Mapping[str, Any]) -> int:
-        return sum(each.nbytes for each in tensors.values())
+        return sum(tensor.nbytes for tensor in tensors.values())
