@@ -58,7 +58,7 @@ def atomic(path: Path, elsewhere: str = "choose another --out") -> Iterator[Bina
         Path(temporary).replace(path)
         temporary = None
     except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror}); free space or {elsewhere}") from error
+        raise unwritable(path, error, f"or {elsewhere}") from error
     finally:
         if temporary is not None:  # any failure, including an interrupt
             Path(temporary).unlink(missing_ok=True)
@@ -67,6 +67,11 @@ def atomic(path: Path, elsewhere: str = "choose another --out") -> Iterator[Bina
 def advice(error: OSError) -> str:
     """What to do about an error of writing, in words."""
     return _ADVICE.get(error.errno or 0, "look at the disk, for example by dmesg")
+
+
+def unwritable(path: Path | str | None, error: OSError, then: str) -> RunError:
+    """The error of a file that cannot be written: the system's reason, what to do about that, and `then`."""
+    return RunError(f"{path}: cannot be written ({error.strerror or error}); {advice(error)} {then}")
 
 
 def open_regular(path: Path) -> io.BufferedReader:

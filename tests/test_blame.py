@@ -14,7 +14,7 @@ import pytest
 from hvdkit.core.heartbeat import lost_a_peer
 from hvdkit.errors import RequestError
 from hvdkit.launch import agents, supervise
-from hvdkit.launch.agent import watchdog
+from hvdkit.launch.agent import process_tree, watchdog
 from hvdkit.launch.agent.reports import boot_id
 from hvdkit.launch.clocks import Clocks
 from hvdkit.launch.diagnosis import blame
@@ -354,6 +354,48 @@ def test_an_elastic_driver_that_gives_up_names_the_strongest_cause(clock: Clock)
 def test_what_an_end_tells_of_its_cause(end: RankEnd, cause: Cause) -> None:
     assert end.cause is cause
     assert end.failed == (cause not in (Cause.FROZEN, Cause.STOPPED, Cause.WELL))
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (
+            True,
+            r"after 2.0 s \(by the kernel's out-of-memory killer: use a smaller batch_size \(.*, see `hvdkit memory`",
+        ),
+        (False, r"after 2.0 s \(sent by a user, or by another program; hvdkit has not sent it\)"),
+        (None, r"after 2.0 s \(often the kernel's out-of-memory killer: see `dmesg`"),
+    ],
+)
+def test_the_kernel_is_blamed_for_a_kill_only_where_it_has_killed(
+    seen: bool | None, words: str, tmp_path: Path
+) -> None:
+    end = RankEnd(1, "h", signal="SIGKILL", seconds=2.0, out_of_memory=seen)
+    job = Job(Path("python"), [], 2, [Host("h", 2)], {}, tmp_path)
+    with pytest.raises(RankFailure, match=words):
+        raise blame.failure(job, blame.Verdict(end))
+
+
+VMSTAT = {"proc/vmstat": "nr_free_pages 7\noom_kill 3\n"}
+GROUPED = {"proc/self/cgroup": "5:cpu:/a\n4:memory:/a/b\n0::/c\n", **VMSTAT}
+
+
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [
+        ({}, None),
+        (VMSTAT, 3),
+        (GROUPED, 3),
+        (GROUPED | {"sys/fs/cgroup/memory/a/b/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"}, 1),
+        (GROUPED | {"sys/fs/cgroup/c/memory.events": "low 0\noom 9\noom_kill 2\noom_group_kill 0\n"}, 2),
+        ({"proc/vmstat": "oom_kill\n"}, None),
+    ],
+)
+def test_kills_by_the_kernel_are_counted(files: dict[str, str], count: int | None, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert process_tree.oom_kills(tmp_path) == count
 
 
 def test_patience_ends_with_the_last_rank(clock: Clock) -> None:

@@ -69,7 +69,7 @@ FRAMEWORKS = ("pytorch", "mxnet")  # one whose calls return at once when they ar
 @pytest.mark.parametrize(
     ("fault", "parts"),
     [
-        ("killed", ("rank 1 on localhost was killed by SIGKILL", "out-of-memory")),
+        ("killed", ("rank 1 on localhost was killed by SIGKILL", "hvdkit has not sent it")),
         ("exits", ("rank 1 on localhost ended with exit code 7",)),
         ("leaves", ("rank 1 on localhost failed at step 3: SystemExit: 3; it left", "(ended with exit code 3 ")),
         ("crashes", ("rank 1 on localhost was killed by SIGSEGV", "Segmentation fault", "rank.py", " in commit")),

@@ -321,6 +321,8 @@ def test_a_speed_that_says_little(tmp_path: Path) -> None:
     for steps, told in ((1, "1 step only"), (4, "4 steps only")):
         (line,) = doubts(sound.model_copy(update={"measured_steps": steps}))
         assert line == f"images/s was measured over {told}; train longer, or give a smaller warmup_steps"
+    (line,) = doubts(sound.model_copy(update={"measured_steps": 0, "first_step": sound.steps}))
+    assert line == "images/s is of the earlier command, from metrics.jsonl: this one has trained no step"
     (line,) = doubts(sound.model_copy(update={"measured_steps": 5, "noisy": True, "load": 0.34, "idle_cores": None}))
     assert line.startswith("noisy: other processes used 34 % of this machine's CPU time") and "threads=" not in line
     crowded = {"measured_steps": 5, "noisy": True, "load": 0.6, "threads": 4, "idle_cores": 2.4}

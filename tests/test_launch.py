@@ -218,7 +218,7 @@ sys.exit(1)
 def test_a_killed_rank_is_named(tmp_path: Path, mark: str) -> None:
     error = failure(tmp_path, "os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else hang()", mark)
     assert (error.rank, error.exit_code, error.signal) == (1, None, "SIGKILL")
-    assert "out-of-memory" in str(error)
+    assert "sent by a user, or by another program" in str(error)
 
 
 def test_a_crashed_rank_is_named(tmp_path: Path, mark: str) -> None:
@@ -309,7 +309,7 @@ def test_old_traces_are_taken_away(tmp_path: Path, mark: str) -> None:
 
 
 def test_requests_that_cannot_be_met(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="no Python interpreter there"):
+    with pytest.raises(RequestError, match="the interpreter is gone; build it"):
         prepare(job(tmp_path, "", python=str(tmp_path / "none")))
     (tmp_path / "file").write_text("")
     with pytest.raises(RequestError, match="cannot be written"):

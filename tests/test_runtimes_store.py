@@ -87,6 +87,23 @@ def test_a_runtime_whose_interpreter_is_gone_is_not_whole() -> None:
         store.find("pytorch")
 
 
+def test_an_interpreter_that_cannot_be_run_is_not_called_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_bytes(b"\x7fELF" + b"\1" * 14 + b"\xff\xff")
+    python.chmod(0o600)
+    assert store.fault_of(python) == "may not be run by this user: Permission denied"
+    python.chmod(0o700)
+    assert store.fault_of(python) == "is for another kind of processor than this machine's"
+    assert store.fault_of(python / "below") == "cannot be reached: Not a directory"
+    assert store.fault_of(Path(sys.executable)) is None
+    runtime = _runtime("pytorch")
+    store.save(runtime)
+    runtime.python.unlink()  # a link to the interpreter of these tests
+    runtime.python.touch(0o600)
+    with pytest.raises(RequestError, match=r"which is broken .* may not be run by this user"):
+        store.find("pytorch")
+
+
 def test_find_names_the_build_that_is_missing() -> None:
     with pytest.raises(RequestError) as caught:
         store.find("keras")

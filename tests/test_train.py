@@ -113,7 +113,10 @@ def test_plain_horovodrun(framework: str, two_steps: Callable[[str], Trained], r
 
 def test_one_process_without_launcher(recipe: Path, tmp_path: Path) -> None:
     script = ROOT / "recipes" / "mxnet" / "resnet.py"
-    done = run([str(find("mxnet").python), str(script), str(recipe), *TWO_STEPS], timeout=120, cwd=tmp_path)
+    # Gloo looks up the host's name where it is not told an interface, and few hosts without a network know theirs.
+    nameless = ["unshare", "-u" if os.geteuid() == 0 else "-Uru", "sh", "-c", 'hostname nowhere && exec "$@"', "sh"]
+    command = [*nameless, str(find("mxnet").python), str(script), str(recipe), *TWO_STEPS]
+    done = run(command, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
     assert "images/s, step" in done.stdout.splitlines()[-1] and "--out FOLDER keeps" in done.stdout.splitlines()[-1]

@@ -15,8 +15,8 @@ from safetensors.numpy import save
 from hvdkit.checkpoint import tensor_files
 from hvdkit.checkpoint.tensor_files import Stored
 from hvdkit.core.state import check_fits, model_state
-from hvdkit.errors import Faults, RequestError, RunError
-from hvdkit.files import write_atomic
+from hvdkit.errors import Faults, RequestError
+from hvdkit.files import unwritable, write_atomic
 
 if TYPE_CHECKING:
     from hvdkit.tasks.task import Architecture
@@ -35,7 +35,7 @@ def save_weights(state: Mapping[str, np.ndarray], path: Path | str, metadata: Ma
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror}); choose another path") from error
+        raise unwritable(path, error, "or choose another path") from error
     header = {"format": "pt", **(metadata or {})}  # readers of PyTorch files ask for the format
     write_atomic(path, save(model_state(state), metadata=header))
     return path

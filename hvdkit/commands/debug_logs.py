@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from hvdkit.errors import RunError
-from hvdkit.files import open_regular, write_atomic
+from hvdkit.files import open_regular, unwritable, write_atomic
 from hvdkit.results.debug import FILE, DebugLog, Problem, RankLog
 
 FOLDER = "debug"
@@ -44,7 +43,7 @@ def collect(logs: Path, folder: Path, hosts: Mapping[int, str] | None = None) ->
         for old in folder.glob("*.log"):
             old.unlink()
     except OSError as error:
-        raise RunError(f"{folder}: cannot be written ({error.strerror}); choose another --out") from error
+        raise unwritable(folder, error, "or choose another --out") from error
     said = {log.stem: list(_lines(log)) for log in sorted([*logs.glob("rank-*.log"), *logs.glob("worker-*.log")])}
     for name, lines in said.items():
         write_atomic(folder / f"{name}.log", "".join(f"{line}\n" for line in lines))

@@ -21,7 +21,7 @@ from hvdkit.core.usage import NOISY, Snapshot, load_of_others, machine, pinned, 
 from hvdkit.data import batches as data_
 from hvdkit.data.batches import Batch, Split
 from hvdkit.errors import RequestError, RunError
-from hvdkit.files import atomic
+from hvdkit.files import atomic, unwritable
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import MetricLine, read_metrics, scan_metrics
 from hvdkit.tasks.task import Metrics, Sums
@@ -317,7 +317,7 @@ class MetricsFile:
             self._file.write(line.model_dump_json(exclude_none=True).encode() + b"\n")
             self._file.flush()
         except OSError as error:
-            raise self._cannot_be_written(error) from error
+            raise unwritable(self._path, error, "and start again") from error
         if self._events:
             self._events.write(line)
 
@@ -331,16 +331,13 @@ class MetricsFile:
                 self._file.seek(0)
                 shutil.copyfileobj(self._file, again)
         except OSError as error:
-            raise self._cannot_be_written(error) from error
+            raise unwritable(self._path, error, "and start again") from error
         self._file.close()
         self._file = _appended(self._path)
         print(
             f"warning: {self._path}: removed or replaced while the run writes it; made again, with all lines",
             flush=True,
         )
-
-    def _cannot_be_written(self, error: OSError) -> RunError:
-        return RunError(f"{self._path}: cannot be written ({error.strerror}); free space and start again")
 
 
 def _is_open(file: BinaryIO, path: Path) -> bool:
@@ -360,4 +357,4 @@ def _appended(path: Path) -> BinaryIO:
     try:
         return open(path, "a+b", opener=_open_nonblocking)
     except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror})") from error
+        raise unwritable(path, error, "and start again") from error

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hvdkit.errors import RequestError, RunError
+from hvdkit.errors import RequestError
+from hvdkit.files import unwritable
 from hvdkit.results.train import MetricLine
 
 FOLDER = "tensorboard"
@@ -66,7 +67,7 @@ class EventFile:
                 self._append(line)
             self._file.flush()
         except OSError as error:
-            raise self._cannot_be_written(error) from error
+            raise unwritable(self._folder, error, "and start again") from error
 
     def write(self, line: MetricLine) -> None:
         """Append one line's scalars. Raises RunError if the disk is full."""
@@ -74,7 +75,7 @@ class EventFile:
             self._append(line)
             self._file.flush()
         except OSError as error:
-            raise self._cannot_be_written(error) from error
+            raise unwritable(self._folder, error, "and start again") from error
 
     def _append(self, line: MetricLine) -> None:
         from tensorboardX.proto.event_pb2 import Event
@@ -82,6 +83,3 @@ class EventFile:
 
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(line).items()]
         self._file.write_event(Event(wall_time=time.time(), step=line.step, summary=Summary(value=values)))
-
-    def _cannot_be_written(self, error: OSError) -> RunError:
-        return RunError(f"{self._folder}: cannot be written ({error.strerror}); free space and start again")

@@ -251,8 +251,8 @@ class Loop:
         new = [line for line in found if line not in self._said]
         self._said.update(new)
         self.warnings += new
-        if self._mesh.is_root:
-            print("".join(f"warning: {line}\n" for line in new), end="", flush=True)
+        for line in new if self._mesh.is_root else []:  # the stream may be closed, even for an empty text
+            print(f"warning: {line}", flush=True)
 
     def _read_losses(self) -> None:
         """Fetch the losses left on the device, averaged over all ranks."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from hvdkit.data import walk
 from hvdkit.errors import RequestError, RunError
-from hvdkit.files import open_regular, read_bounded, write_atomic
+from hvdkit.files import advice, open_regular, read_bounded, write_atomic
 from hvdkit.recipe.data import Text
 from hvdkit.runtimes.store import cache
 
@@ -136,8 +136,8 @@ def _make(folder: Path, data: Text, size: int, digest: str) -> None:
         if folder.is_dir():  # another rank was faster
             return
         raise RequestError(
-            f"{folder}: the tokens cannot be written ({error.strerror}); free space, or set XDG_CACHE_HOME to a folder "
-            "of yours"
+            f"{folder}: the tokens cannot be written ({error.strerror}); {advice(error)}, or set XDG_CACHE_HOME to "
+            "a folder of yours"
         ) from error
 
 

@@ -16,6 +16,7 @@ from hvdkit.launch.agent.reports import REPORTS_DONE
 from hvdkit.launch.hosts import Host, place
 from hvdkit.launch.slots import Slot
 from hvdkit.rendezvous import SECRET
+from hvdkit.runtimes.store import fault_of
 
 Tick = Callable[[], None]  # called ten times a second while ranks run; what it raises ends them
 
@@ -118,8 +119,8 @@ def prepare(job: Job) -> None:
 
     Raises RequestError where the interpreter is missing or the folder cannot be written.
     """
-    if not os.access(job.python, os.X_OK):
-        raise RequestError(f"{job.python}: no Python interpreter there; build it with `hvdkit runtime build`")
+    if fault := fault_of(job.python):
+        raise RequestError(f"{job.python}: the interpreter {fault}; build it with `hvdkit runtime build`")
     try:
         job.log_dir.mkdir(parents=True, exist_ok=True)
         for pattern in (*_LOGS, "rank-*.failure.json", "exits.json", STACKS, STOP, f"{MARK}*"):

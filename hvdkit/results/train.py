@@ -270,7 +270,9 @@ def result_lines(result: TrainResult) -> str:
 def doubts(result: TrainResult) -> list[str]:
     """Warnings about the speed that a result states."""
     lines = []
-    if result.measured_steps < FEW_STEPS:
+    if result.first_step == result.steps:
+        lines.append(f"{result.unit}/s is of the earlier command, from metrics.jsonl: this one has trained no step")
+    elif result.measured_steps < FEW_STEPS:
         count = f"{result.measured_steps} step{'' if result.measured_steps == 1 else 's'}"
         lines.append(f"{result.unit}/s was measured over {count} only; train longer, or give a smaller warmup_steps")
     if result.noisy:

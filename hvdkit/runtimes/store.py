@@ -10,7 +10,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -27,6 +27,7 @@ _RECORD = "runtime.json"
 # PYTHONPATH instead.
 _LINK_FOLDER = ".hvdkit-only"
 _LOCK_POLL_S = 0.2
+_SELF = Path("/proc/self/exe")
 
 
 class Runtime(BaseModel):
@@ -97,13 +98,32 @@ def inspect(name: str) -> tuple[Runtime | None, str | None]:
         if not home.exists():
             return None, None
         return None, f"{home} is incomplete: a build was interrupted, or is still running"
-    except (OSError, ValidationError):
+    except OSError as error:
+        return None, f"{home / _RECORD} cannot be read: {error.strerror}"
+    except ValidationError:
         return None, f"{home / _RECORD} cannot be read"
     if runtime.name != name or (not runtime.added and runtime.python != python_of(name)):
         return None, f"{home} was built as {runtime.python.parent.parent}; an environment cannot be moved"
-    if not os.access(runtime.python, os.X_OK):
-        return None, f"the interpreter {runtime.python} is gone"
+    if fault := fault_of(runtime.python):
+        return None, f"the interpreter {runtime.python} {fault}"
     return runtime, None
+
+
+def fault_of(python: Path) -> str | None:
+    """Why this process cannot run an interpreter, as far as can be seen without a try; None where nothing is."""
+    try:
+        python.stat()
+    except FileNotFoundError:
+        return "is gone"
+    except OSError as error:
+        return f"cannot be reached: {error.strerror}"
+    if not os.access(python, os.X_OK):
+        return "may not be run by this user: Permission denied"
+    with suppress(OSError), _SELF.open("rb") as mine, python.open("rb") as its:  # what may be run need not be readable
+        own, other = mine.read(20), its.read(20)
+        if own[:4] == other[:4] == b"\x7fELF" and own[18:] != other[18:]:  # e_machine of elf(5)
+            return "is for another kind of processor than this machine's"
+    return None
 
 
 def python_of(name: str) -> Path:

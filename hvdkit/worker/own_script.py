@@ -24,12 +24,12 @@ def main(framework: str, script: str, arguments: list[str]) -> NoReturn:
     """Run the script as a rank under this framework, and end the process."""
     sys.argv = [script, *arguments, "--framework", framework]
     sys.path.insert(0, str(Path(script).parent))  # as if Python ran the script itself
-    fault: HvdkitError
+    fault: BaseException
     try:
         runpy.run_path(script, run_name="__main__")  # run_task does not return
         expected = f'`if __name__ == "__main__": hvdkit.run_task("{framework}", …)` at its end'
         fault = RequestError(f"model.script: {script}: it ended without training; expected {expected}")
-    except HvdkitError as error:
+    except (HvdkitError, KeyboardInterrupt) as error:
         fault = error
     except (Exception, SystemExit) as error:
         traceback.print_exc()

@@ -14,7 +14,7 @@ from safetensors.numpy import save
 
 from hvdkit.core.session import Gradients
 from hvdkit.core.state import is_statistic
-from hvdkit.errors import RunError
+from hvdkit.files import unwritable
 from hvdkit.worker.deviation import is_weight
 
 Arrays = Mapping[str, np.ndarray]
@@ -89,7 +89,7 @@ def save_arrays(path: Path, arrays: Arrays) -> None:
     try:
         path.write_bytes(content)
     except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror}); free space or choose fewer --steps") from error
+        raise unwritable(path, error, "or choose fewer --steps") from error
 
 
 def named(gradients: Gradients) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -28,6 +29,9 @@ from hvdkit.strategies import choose
 from hvdkit.strategies.dense import GRADIENTS
 from hvdkit.tasks.task import Architecture, Task, parameter_count
 from hvdkit.worker import startup
+
+# One of them is there where a launcher has started this rank.
+_RANKED = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,8 @@ def start(
     if rival_of(adapter) is None:
         tuning.apply(recipe)
     threads = None if recipe.threads == "auto" else recipe.threads
+    if not any(name in os.environ for name in _RANKED):  # else Gloo resolves the host's name, which may be unknown
+        os.environ.setdefault("HOROVOD_GLOO_IFACE", "lo")
     with _recording_sockets_if_elastic(recipe):
         topology = adapter.init(recipe.device, threads)
     connected()

@@ -1,85 +1,19 @@
-"""A run of points of which some ranks end as PLANTED says: `RANKS PHASE STEP HOW`, such as `0,1 input 5 raise`.
-
-The fault comes where the rank reports that phase (hvdkit.core.heartbeat) for the first time from that step on; `top`
-is the top of this script. HOW is a key of WAYS, or the name of a signal.
-"""
+"""A run of points of which some ranks end as PLANTED says (planted.py); `top` is the top of this script."""
 
 import os
-import signal
 import sys
 from pathlib import Path
 
+from planted import plant
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "debugging"))
-
-
-def fork() -> None:
-    """A child that leaves the training loop by itself, and one that outlives the rank."""
-    for way in (lambda: sys.exit(0), lambda: signal.pause()):
-        if os.fork() == 0:
-            way()
-
-
-def fail() -> None:
-    raise ValueError("the seventh\x1b]0;stolen\x07 image is \u202eupside down\nand more")
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-def exhaust() -> None:
-    raise MemoryError("Unable to allocate 8.00 PiB for an array")
-
-
-def speak() -> None:
-    os.write(1, b"\x1b]0;stolen\x07\x1b[2J\xc2\x9b31m\xe2\x80\xae last words\n")
-    os._exit(3)
-
-
-WAYS = {
-    "return": sys.exit,  # where PHASE is top, the script ends there
-    "sys.exit(0)": lambda: sys.exit(0),
-    "sys.exit(3)": lambda: sys.exit(3),
-    "sys.exit(text)": lambda: sys.exit("nothing left to learn"),
-    "os._exit(0)": lambda: os._exit(0),
-    "os._exit(3)": lambda: os._exit(3),
-    "raise": fail,
-    "interrupt": interrupt,
-    "memory": exhaust,
-    "speak": speak,
-    "close": lambda: [os.close(number) for number in (0, 1, 2)],
-    "fork": fork,
-}
-
-
-def plant(fault: str) -> None:
-    """Let this rank end so, if it is one of those that the fault names."""
-    ranks, phase, step, how = fault.split(" ", 3)
-    if os.environ.get("HOROVOD_RANK", "0") not in ranks.split(","):
-        return
-    act = WAYS.get(how) or (lambda: signal.raise_signal(signal.Signals[how]))
-    if phase == "top":
-        act()
-        return
-    from hvdkit.core import heartbeat
-
-    beat, done = heartbeat.Heartbeat.beat, []
-
-    def planted(self: heartbeat.Heartbeat, now: str, at: int | None = None) -> None:
-        beat(self, now, at)
-        if now == phase and self.updates >= int(step) and not done:
-            done.append(True)
-            act()
-
-    heartbeat.Heartbeat.beat = planted
-
 
 if __name__ == "__main__":
     plant(os.environ["PLANTED"])
 
-import sound  # noqa: E402
+import sound
 
-from hvdkit.adapters import pytorch  # noqa: E402, F401 - tests/warm looks for this line
+from hvdkit.adapters import pytorch  # noqa: F401 - tests/warm looks for this line
 
 if __name__ == "__main__":
     sound.run(sound.Points)

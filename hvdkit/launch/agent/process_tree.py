@@ -14,6 +14,26 @@ def stat(pid: int) -> list[str]:
     return text[text.rindex(")") + 1 :].split()  # the name may hold anything
 
 
+def oom_kills(root: Path = Path("/")) -> int | None:
+    """How many processes the kernel's out-of-memory killer has ended so far; None where that cannot be read.
+
+    They are those of this process's control group, or else of the machine. `root` has `proc` and `sys`.
+    """
+    places = []
+    with contextlib.suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "memory":
+                places.append(f"sys/fs/cgroup/memory{path}/memory.oom_control")
+            elif not controllers:
+                places.append(f"sys/fs/cgroup{path}/memory.events")
+    for place in (*places, "proc/vmstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
+            lines = (root / place).read_text().splitlines()
+            return int(next(line for line in lines if line.startswith("oom_kill ")).split()[1])
+    return None
+
+
 def descendants(pid: int) -> list[int]:
     """Every process below `pid` that has not ended, in any order."""
     children: dict[int, list[int]] = {}

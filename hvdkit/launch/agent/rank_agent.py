@@ -50,7 +50,7 @@ if not __package__:
     sys.path.append(str(Path(__file__).resolve().parents[3]))
 
 from hvdkit.launch.agent.link_monitor import LauncherWatch, LinkMonitor
-from hvdkit.launch.agent.process_tree import descendants, kill, trackers
+from hvdkit.launch.agent.process_tree import descendants, kill, oom_kills, trackers
 from hvdkit.launch.agent.reports import HOME, MARK, REPORTS_DONE, Reports, read_failure, write_line
 from hvdkit.launch.agent.scratch import Scratch, remove_segments
 from hvdkit.launch.agent.shell_rank import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, exit_status, prctl, step_aside
@@ -121,7 +121,7 @@ class RankAgent:
     def run(self, command: list[str]) -> int:
         """Start `command`, wait for its end, report both; returns its exit status, 127 where it cannot be started."""
         self._catch_signals()
-        self.started_at = time.monotonic()
+        self.started_at, self.oom_kills = time.monotonic(), oom_kills()
         if not self._has_folder():
             return 2
         self._open_log()
@@ -329,6 +329,7 @@ class RankAgent:
         return {
             "exit_code": None if by_signal else os.WEXITSTATUS(status),
             "signal": os.WTERMSIG(status) if by_signal else None,
+            "out_of_memory": None if self.oom_kills is None else (oom_kills() or 0) > self.oom_kills,
             "left_early": self._left_early(status),
             "stopped": self.stopped_at is not None,
             "outside": self.outside,

@@ -13,7 +13,7 @@ from hvdkit.launch.job import Job
 # What signals mean that hvdkit does not send.
 _OTHERS = "sent by a user, or by another program; hvdkit has not sent it"
 _SIGNALS = {
-    "SIGKILL": "often the kernel's out-of-memory killer: see `dmesg`, or use a smaller batch",
+    "SIGKILL": _OTHERS,
     "SIGTERM": _OTHERS,
     "SIGHUP": _OTHERS,
     "SIGINT": _OTHERS,
@@ -26,6 +26,10 @@ _OUT_OF_MEMORY = re.compile(
     r"|[Cc]an(not|'t) allocate memory|Memory allocation failed"
 )
 _LESS_MEMORY = "use a smaller batch_size (`accumulate` makes up for it), see `hvdkit memory`"
+_OOM_KILLER = {
+    True: f"by the kernel's out-of-memory killer: {_LESS_MEMORY}",
+    None: "often the kernel's out-of-memory killer: see `dmesg`, or use a smaller batch_size",
+}
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,9 @@ def _how(end: RankEnd) -> str:
         how = f"was ended{after} by a signal that hvdkit has not sent: is its node, or the job's share of it, gone?"
     elif end.signal is not None:
         how = f"was killed by {end.signal}{after}"
-        how += f" ({_SIGNALS[end.signal]})" if end.signal in _SIGNALS else ""
+        why = _OOM_KILLER.get(end.out_of_memory) if end.signal == "SIGKILL" else None
+        why = why or _SIGNALS.get(end.signal)
+        how += f" ({why})" if why else ""
     elif end.exit_code is not None:
         how = f"ended with exit code {end.exit_code}{after}"
         how += ", before its work was done" if end.left_early else ""

@@ -80,6 +80,7 @@ class RankEnd:
     """The end of one rank. `failed_at` and `seconds` (since its start) are of the launcher's monotonic clock.
 
     `stopped` says that it was being ended, by the launcher or from `outside`; `frozen` that SIGSTOP held it by then;
+    `out_of_memory` that the kernel's out-of-memory killer has ended a process meanwhile (None: unknown);
     `after_stop` that it failed only after it was asked to stop; `left_early` that it ended with exit code 0 before it
     had said that its work is done; `pid` and `seconds` are None where it never started.
     """
@@ -89,6 +90,7 @@ class RankEnd:
     pid: int | None = None
     exit_code: int | None = None
     signal: str | None = None
+    out_of_memory: bool | None = None
     stopped: bool = False
     outside: bool = False
     frozen: bool = False
