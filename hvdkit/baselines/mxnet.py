@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import horovod.mxnet as hvd
 import mxnet as mx
@@ -25,6 +25,9 @@ from hvdkit.core.strategy import Strategy
 from hvdkit.core.topology import Topology
 from hvdkit.recipe.schema import Recipe
 
+if TYPE_CHECKING:
+    from hvdkit.core.session import Session
+
 _PR_SET_PDEATHSIG = 1
 _models = itertools.count()  # of keys in the store; all ranks create theirs in the same order
 # Kept until the process ends: deleting a store waits for the scheduler, which may have exited.
@@ -38,7 +41,7 @@ class OneByOne(Strategy):
     def __init__(self, half: bool) -> None:
         self._half = half
 
-    def average(self, session: Any, gradients: Gradients) -> Gradients:
+    def average(self, session: Session, gradients: Gradients) -> Gradients:
         means = {}
         for index, (name, gradient) in enumerate(gradients.items()):
             sent = gradient.astype("float16") if self._half else gradient
@@ -46,7 +49,7 @@ class OneByOne(Strategy):
             means[name] = sent.astype(gradient.dtype) if self._half else sent
         return means
 
-    def mean_count(self, session: Any, count: mx.nd.NDArray) -> mx.nd.NDArray:
+    def mean_count(self, session: Session, count: mx.nd.NDArray) -> mx.nd.NDArray:
         return hvd.allreduce(count, average=True, name="gradients.count")
 
 
@@ -69,9 +72,9 @@ class KeyValue(Strategy):
         self._prefix = f"model.{next(_models)}"
         self._keys: list[str] = []
 
-    def average(self, session: Any, gradients: Gradients) -> Gradients:
+    def average(self, session: Session, gradients: Gradients) -> Gradients:
         tensors = list(gradients.values())
-        if session.trainable.dtype == "float32":
+        if session.dtype == "float32":
             self._average(tensors)
         else:
             self._average_exactly(tensors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
 
@@ -20,6 +20,9 @@ from hvdkit.recipe.schema import Loss, Recipe
 
 import tensorflow as tf  # isort: skip
 
+if TYPE_CHECKING:
+    from hvdkit.core.session import Session
+
 Gradients = dict[str, tf.Tensor]
 
 
@@ -29,7 +32,7 @@ class OneByOne(Strategy):
     def __init__(self, half: bool) -> None:
         self._compression = hvd.Compression.fp16 if half else hvd.Compression.none
 
-    def average(self, session: Any, gradients: Gradients) -> Gradients:
+    def average(self, session: Session, gradients: Gradients) -> Gradients:
         return {
             name: hvd.allreduce(
                 gradient,
@@ -41,7 +44,7 @@ class OneByOne(Strategy):
             for index, (name, gradient) in enumerate(gradients.items())
         }
 
-    def mean_count(self, session: Any, count: tf.Tensor) -> tf.Tensor:
+    def mean_count(self, session: Session, count: tf.Tensor) -> tf.Tensor:
         return hvd.allreduce(count, op=hvd.Average, name="count", ignore_name_scope=True)
 
 
@@ -55,7 +58,7 @@ class Plain(base.Baseline):
 class AllReduceInReplica(Strategy):
     """Averages gradients in the replica context, inside `tf.distribute.Strategy.run`."""
 
-    def average(self, session: Any, gradients: Gradients) -> Gradients:
+    def average(self, session: Session, gradients: Gradients) -> Gradients:
         context = tf.distribute.get_replica_context()
         means = context.all_reduce(tf.distribute.ReduceOp.MEAN, list(gradients.values()))
         return dict(zip(gradients, means, strict=True))

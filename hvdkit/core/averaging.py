@@ -24,7 +24,8 @@ from hvdkit.recipe.schema import AverageWeights
 
 if TYPE_CHECKING:
     from hvdkit.core.group import Group, Mesh
-    from hvdkit.core.seam import Adapter, Session, Tensor
+    from hvdkit.core.seam import Adapter, Tensor
+    from hvdkit.core.session import Session
     from hvdkit.core.step_plan import Progress, StepPlan
     from hvdkit.data.batches import Batch, Split
 
@@ -119,14 +120,16 @@ class EpochAverage:
     ) -> None:
         self._session, self._mesh, self._plan, self._train = session, mesh, plan, train
         self._measure, self._report = measure, report
-        self._first = session.update.average.settings.from_epoch
+        assert session.update.average
+        self._average = session.update.average
+        self._first = self._average.settings.from_epoch
 
     def end_epoch(self, progress: Progress) -> dict[str, float]:
         """Add the weights of a complete epoch from `from_epoch` on; the validation of the average. Collective.
 
         Empty where the average has not begun.
         """
-        session, average = self._session, self._session.update.average
+        session, average = self._session, self._average
         complete = not self._plan.group_sizes(progress.samples)  # false if `steps` ended the epoch early
         adds = self._first is not None and complete and progress.epoch + 1 >= self._first
         if adds:
@@ -145,7 +148,7 @@ class EpochAverage:
 
     def settle(self) -> None:
         """Make averaged statistics equal on all ranks, of which each has averaged its own; collective."""
-        session, average = self._session, self._session.update.average
+        session, average = self._session, self._average
         if self._first is None and average.statistics and self._mesh.data.size > 1:
             means = session.adapter.allreduce(
                 list(average.statistics.values()), self._mesh.data, name="average_statistics"
@@ -157,9 +160,11 @@ class EpochAverage:
 @contextmanager
 def averaged(session: Session) -> Iterator[None]:
     """A context in which the model has the averaged weights and statistics; collective at both ends."""
-    session.compiled(session.update.average.swap)()
+    assert session.update.average
+    swap = session.update.average.swap
+    session.compiled(swap)()
     yield
-    session.compiled(session.update.average.swap)()
+    session.compiled(swap)()
 
 
 def renew_statistics(session: Session, mesh: Mesh, batches: Iterable[Batch], report: Callable[[], None]) -> None:

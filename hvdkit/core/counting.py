@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hvdkit.core.group import Group
-from hvdkit.core.seam import Adapter, Session, Tensor, rival_of
+from hvdkit.core.seam import Adapter, Tensor, rival_of
 from hvdkit.core.tensors import scalar
 from hvdkit.errors import RequestError
+
+if TYPE_CHECKING:
+    from hvdkit.core.session import Session
 
 _DTYPE = "float64"  # of counts: exact up to 2^53 targets, whatever the dtype of the loss
 

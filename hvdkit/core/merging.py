@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hvdkit.core.group import Group
-from hvdkit.core.seam import Adapter, Session, Tensor
+from hvdkit.core.seam import Adapter, Tensor
 from hvdkit.core.state import digest, listed
 from hvdkit.errors import RunError
 
+if TYPE_CHECKING:
+    from hvdkit.core.stateful import Stateful
 
-def merge_buffers(adapter: Adapter, group: Group, session: Session, buffers: Mapping[str, Tensor]) -> list[str]:
+
+def merge_buffers(adapter: Adapter, group: Group, session: Stateful, buffers: Mapping[str, Tensor]) -> list[str]:
     """Set the buffers that differ between ranks to their mean, where they are not floating to rank 0's; collective.
 
     Buffers that are equal on all ranks keep their bits. Returns a line for each kind of change, the same on all ranks.
@@ -47,7 +51,7 @@ def merge_buffers(adapter: Adapter, group: Group, session: Session, buffers: Map
 
 
 def differing(
-    adapter: Adapter, group: Group, session: Session, buffers: Mapping[str, Tensor]
+    adapter: Adapter, group: Group, session: Stateful, buffers: Mapping[str, Tensor]
 ) -> tuple[list[str], list[dict[str, tuple[str, tuple[int, ...]]]]]:
     """The names of the buffers that differ between ranks, and each rank's digests and shapes by name; collective."""
     arrays = ((name, session.array(tensor)) for name, tensor in buffers.items())

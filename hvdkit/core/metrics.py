@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from hvdkit.core.group import Group, Mesh
-from hvdkit.core.seam import Adapter, Session
+from hvdkit.core.seam import Adapter
 from hvdkit.core.step_plan import Progress, is_before
 from hvdkit.core.usage import NOISY, Snapshot, load_of_others, machine, pinned, started_at
 from hvdkit.data import batches as data_
@@ -27,6 +27,7 @@ from hvdkit.results.train import MetricLine, read_metrics, scan_metrics
 from hvdkit.tasks.task import Metrics, Sums
 
 if TYPE_CHECKING:
+    from hvdkit.core.session import Session
     from hvdkit.core.tensorboard import EventFile
 
 _MOST_STEPS = 2000  # the most step times that a result lists

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hvdkit.core.tensors import Tensor
 
 if TYPE_CHECKING:
     import numpy as np
 
     from hvdkit.core.seam import Adapter
-
-Tensor = Any
 
 
 class Owned:

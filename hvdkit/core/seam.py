@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from hvdkit.core.group import Group, Ranks
-from hvdkit.core.tensors import Tensors
+from hvdkit.core.tensors import Tensor, Tensors
 from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss, Optimizer
@@ -20,6 +20,7 @@ from hvdkit.recipe.schema import Loss, Optimizer
 if TYPE_CHECKING:  # the command line reads CAPABILITIES and starts without NumPy
     import numpy as np
 
+    from hvdkit.core.session import Session
     from hvdkit.core.step_plan import Progress
     from hvdkit.core.synchronized import StatisticsOf
     from hvdkit.data.batches import Batch
@@ -53,8 +54,6 @@ CAPABILITIES = {
 }
 
 Op = Literal["sum", "average", "min", "max"]
-Session = Any  # core.session.Session, which imports this module
-Tensor = Any
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hvdkit.core.owned import Owned
+from hvdkit.core.tensors import Tensor
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from hvdkit.core.session import Session
     from hvdkit.recipe.schema import Optimizer
 
-Tensor = Any
 T = TypeVar("T")
 PREFIX = "communication."  # of the names of a strategy's tensors in a checkpoint's state
 
@@ -31,18 +32,18 @@ class Strategy:
     linear = True  # whether means of multiples of the gradients are multiples of the means
     keeps_shares = False  # whether gradients are sent after each batch, and each rank keeps only its share of the means
 
-    def bind(self, session: Any, parameters: int) -> None:
+    def bind(self, session: Session, parameters: int) -> None:
         """Attach to a session (`core.session.Session`) whose model has `parameters` elements."""
 
     def optimizer(self, settings: Optimizer) -> Optimizer:
         """The optimizer's settings without the parts that the strategy does itself."""
         return settings
 
-    def owned(self, session: Any, settings: Optimizer) -> Owned:
+    def owned(self, session: Session, settings: Optimizer) -> Owned:
         """What of the parameters this rank updates, by the optimizer of these settings."""
         return Owned(session.adapter, session.trainable.parameters)
 
-    def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def average(self, session: Session, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over all ranks of each piece that this rank has `owned`; collective.
 
         The gradients are by parameter; they may be overwritten. Those that `begin` has taken are left out.
@@ -52,14 +53,14 @@ class Strategy:
         """
         return gradients
 
-    def mean_count(self, session: Any, count: Tensor) -> Tensor:
+    def mean_count(self, session: Session, count: Tensor) -> Tensor:
         """The mean of a number (1,), float64, over the ranks whose gradients `average` takes the mean of; collective.
 
         Part of the compiled step, as `average` is.
         """
         return count
 
-    def begin(self, session: Any, name: str, gradient: Tensor) -> bool:
+    def begin(self, session: Session, name: str, gradient: Tensor) -> bool:
         """Start sending one gradient that backward has just computed; `average` waits for it.
 
         Returns whether it is taken: backward then lets go of it, and leaves it out of its result.

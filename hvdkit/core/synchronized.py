@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdkit.core.group import Group
+from hvdkit.core.tensors import Tensor
 from hvdkit.errors import RequestError
 
-Adapter = Any  # core.seam.Adapter, which imports this module
-Tensor = Any
+if TYPE_CHECKING:
+    from hvdkit.core.seam import Adapter
+
 
 # Names of other packages' layers that claim to synchronize, such as SyncBatchNorm, NaiveSyncBatchNorm, InPlaceABNSync.
 _CLAIMS = re.compile(r"(?<!A)[Ss]ync.*([Nn]orm|BN)|([Nn]orm|BN).*Sync")

@@ -7,9 +7,12 @@ what all tensors support: +, -, *, /, ==, abs, `.shape`, and slices.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-Tensor = Any
+if TYPE_CHECKING:
+    from hvdkit.core.seam import Adapter
+
+Tensor = Any  # of a framework
 
 
 class Number(Protocol):
@@ -115,6 +118,6 @@ class Tensors(Protocol):
         """The inverse of `to_bytes`; `dtype` by NumPy's name."""
 
 
-def scalar(adapter: Any, value: Any, like: Tensor) -> Any:
+def scalar(adapter: Adapter, value: Any, like: Tensor) -> Any:
     """A number, or the value of a `Number`, for arithmetic with `like`: a tensor gets its dtype."""
     return value if isinstance(value, int | float) else adapter.cast(value, adapter.dtype(like))

@@ -13,7 +13,7 @@ from hvdkit.core import metrics
 from hvdkit.core.group import Mesh
 from hvdkit.core.heartbeat import DISK
 from hvdkit.core.metrics import evaluate as evaluate  # users import it from here
-from hvdkit.core.seam import Adapter, Hooks, Session, Tensor
+from hvdkit.core.seam import Adapter, Hooks, Tensor
 from hvdkit.core.state import digest
 from hvdkit.core.step_plan import Progress, StepPlan
 from hvdkit.data.batches import Batch, Dataset
@@ -24,6 +24,7 @@ from hvdkit.tasks.task import Task
 
 if TYPE_CHECKING:
     from hvdkit.core.averaging import EpochAverage
+    from hvdkit.core.session import Session
 
 
 class Loop:

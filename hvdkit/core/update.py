@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hvdkit.core.owned import Owned
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS
 from hvdkit.core.state import has_average, slot_name
-from hvdkit.core.tensors import scalar
+from hvdkit.core.tensors import Tensor, scalar
 from hvdkit.core.update_rules import all_finite, bias_corrections, clip, counts_steps, slot_names, update_all
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from hvdkit.core.seam import Adapter, Trainable
     from hvdkit.core.tensors import Number
     from hvdkit.recipe.schema import Optimizer
-
-Tensor = Any
 
 
 class Update:

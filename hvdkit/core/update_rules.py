@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from hvdkit.core.tensors import Tensors
+from hvdkit.core.tensors import Tensor, Tensors
 from hvdkit.recipe.schema import AdamW, Lamb, Lars, Optimizer, Sgd
-
-Tensor = Any
 
 
 def slot_names(optimizer: Optimizer) -> tuple[str, ...]:

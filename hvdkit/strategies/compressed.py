@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hvdkit.core.strategy import PREFIX, Strategy
+from hvdkit.core.tensors import Tensor
 from hvdkit.recipe.schema import Optimizer
 from hvdkit.strategies.dense import mean_count
 from hvdkit.strategies.reducer import Reducer
 
-Tensor = Any
+if TYPE_CHECKING:
+    from hvdkit.core.session import Session
 
 
 class Compressed(Strategy):
     """Averages gradients by a `Reducer` at each update."""
 
     linear = False
+    _session: Session
 
     def __init__(self, reducer: Reducer) -> None:
         self._gradients = reducer
         self._updates = 0
-        self._session: Any = None
 
-    def bind(self, session: Any, parameters: int) -> None:
+    def bind(self, session: Session, parameters: int) -> None:
         """Remember the session."""
         self._session = session
 
@@ -35,7 +37,7 @@ class Compressed(Strategy):
         corrects = getattr(self._gradients.compression, "momentum_correction", False)
         return settings.model_copy(update={"clip_norm": None}) if corrects else settings
 
-    def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def average(self, session: Session, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over all ranks; gradients are averaged as one vector."""
         means: dict[str, Tensor] = session.unpack(session.trainable.outside(self._mean, session.pack(gradients)))
         return means
@@ -44,7 +46,7 @@ class Compressed(Strategy):
         scale = self._session.update.scale
         return self._gradients.packed(vector, self._session.shapes, None if scale is None else float(scale.get()))
 
-    def mean_count(self, session: Any, count: Tensor) -> Tensor:
+    def mean_count(self, session: Session, count: Tensor) -> Tensor:
         """The mean over all ranks."""
         return session.trainable.outside(self._mean_count, count)
 

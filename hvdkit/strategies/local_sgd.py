@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from hvdkit.core import trace_events
 from hvdkit.core.state import AVERAGE, slot_name
 from hvdkit.core.strategy import PREFIX
+from hvdkit.core.tensors import Tensor
 from hvdkit.recipe.communication import Sync
 from hvdkit.strategies.compressed import Compressed, parts_of
 from hvdkit.strategies.reducer import Reducer
-
-Tensor = Any
 
 
 class LocalSgd(Compressed):

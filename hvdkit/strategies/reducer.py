@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
+from hvdkit.core.tensors import Tensor
 from hvdkit.recipe.communication import Compression
 from hvdkit.strategies.codecs import Call, State, make
 from hvdkit.strategies.codecs.base import OWN, QUERY
 from hvdkit.strategies.transports import Ring
 
-Tensor = Any
 _STEP = "step"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,11 +19,13 @@ from hvdkit.core.owned import Owned
 from hvdkit.core.seam import Adapter, Joined, Pending, Trainable
 from hvdkit.core.shares import BUCKET_BYTES, BUCKETS_AT_ONCE, Bucket, Piece, buckets
 from hvdkit.core.strategy import Strategy
+from hvdkit.core.tensors import Tensor
 from hvdkit.core.update_rules import is_layerwise
 from hvdkit.recipe.schema import Optimizer
 from hvdkit.strategies.dense import GRADIENTS, from_wire, mean_count, on_wire, ring_bytes
 
-Tensor = Any
+if TYPE_CHECKING:
+    from hvdkit.core.session import Session
 
 
 class Shares(Owned):
@@ -229,7 +231,7 @@ class Sharded(Strategy):
         self._next = 0  # the bucket that is sent next: all ranks send them in one order
         self._bytes = 0.0
 
-    def owned(self, session: Any, settings: Optimizer) -> Shares:
+    def owned(self, session: Session, settings: Optimizer) -> Shares:
         """This rank's share of the parameters."""
         self._shares = self._divided(session, not is_layerwise(settings))
         self._buckets = {name: number for number, each in enumerate(self._shares.buckets) for name in each.shapes}
@@ -243,7 +245,7 @@ class Sharded(Strategy):
         self._bytes = ring_bytes(sent / 2, self._group.size)
         return self._shares
 
-    def _divided(self, session: Any, whole_rule: bool) -> Shares:
+    def _divided(self, session: Session, whole_rule: bool) -> Shares:
         parameters = session.trainable.parameters
         shapes = {name: tuple(int(size) for size in tensor.shape) for name, tensor in parameters.items()}
         divided = buckets(shapes, self._group.size, np.dtype(session.dtype).itemsize, self._most_bytes)
@@ -260,7 +262,7 @@ class Sharded(Strategy):
         """Bytes per update that a rank sends in rings: gradients reduce-scattered, weights gathered."""
         return self._bytes
 
-    def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def average(self, session: Session, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over all ranks of each piece of this rank's share; waits for buckets that `begin` has sent."""
         left = range(self._next, len(self._shares.buckets))
         if not left:
@@ -277,11 +279,11 @@ class Sharded(Strategy):
             found |= self._shares.split(number, self._received.pop(number))
         return dict(zip(found, session.trainable.stamp((trace_events.RECEIVED,), list(found.values())), strict=True))
 
-    def mean_count(self, session: Any, count: Tensor) -> Tensor:
+    def mean_count(self, session: Session, count: Tensor) -> Tensor:
         """The mean over all ranks."""
         return mean_count(self._adapter, count, self._group, self._name)
 
-    def begin(self, session: Any, name: str, gradient: Tensor) -> bool:
+    def begin(self, session: Session, name: str, gradient: Tensor) -> bool:
         """Take a gradient, and send its bucket when it is complete."""
         self._waiting.setdefault(self._buckets[name], {})[name] = gradient
         while self._is_complete(self._next):
@@ -294,7 +296,9 @@ class Sharded(Strategy):
     def _is_complete(self, number: int) -> bool:
         return number in self._waiting and len(self._waiting[number]) == len(self._shares.buckets[number].shapes)
 
-    def _send(self, session: Any, number: int, gradients: Mapping[str, Tensor], events: tuple[str, ...] = ()) -> None:
+    def _send(
+        self, session: Session, number: int, gradients: Mapping[str, Tensor], events: tuple[str, ...] = ()
+    ) -> None:
         packed, dtype = on_wire(self._adapter, self._packed(number, gradients), self._half)
         (packed,) = session.trainable.stamp(events, [packed])
         name = f"{self._name}.{number}"

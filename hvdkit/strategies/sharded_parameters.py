@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from hvdkit.core.group import Group
 from hvdkit.core.seam import ROOT_BLOCK, Adapter, Block, Pending, Phase, Trainable
 from hvdkit.core.shares import BUCKETS_AT_ONCE, Bucket, bucket
+from hvdkit.core.tensors import Tensor
 from hvdkit.strategies.dense import GRADIENTS
 from hvdkit.strategies.sharded import Sharded, Shares
 
-Tensor = Any
+if TYPE_CHECKING:
+    from hvdkit.core.session import Session
+
 T = TypeVar("T")
 
 
@@ -159,7 +162,7 @@ class ShardedParameters(Sharded):
         super().__init__(adapter, group, frees=True, half=half, accumulate=accumulate, name=name)
         self.at_once = BUCKETS_AT_ONCE["parameters"]
 
-    def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def average(self, session: Session, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """As `Sharded` does, once backward no longer needs parameters."""
         self._blocks.free()
         return super().average(session, gradients)
@@ -177,7 +180,7 @@ class ShardedParameters(Sharded):
             else:
                 yield batch
 
-    def _divided(self, session: Any, whole_rule: bool) -> HeldShares:
+    def _divided(self, session: Session, whole_rule: bool) -> HeldShares:
         trainable: Trainable = session.trainable
         names, ranks = trainable.blocks(), self._group.size
         shapes = {name: tuple(int(size) for size in each.shape) for name, each in trainable.parameters.items()}

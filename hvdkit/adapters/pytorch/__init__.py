@@ -17,12 +17,13 @@ from hvdkit.adapters.pytorch import tensors, timing, training
 from hvdkit.adapters.pytorch.collectives import TorchCollectives
 from hvdkit.adapters.trainable import check_synchronized
 from hvdkit.core.group import Ranks
-from hvdkit.core.seam import AnyLoss, Observer, Session
+from hvdkit.core.seam import AnyLoss, Observer
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss
 
 if TYPE_CHECKING:
+    from hvdkit.core.session import Session
     from hvdkit.core.synchronized import StatisticsOf
 
 NAME = "pytorch"
@@ -127,4 +128,5 @@ def cross_entropy(loss: Loss) -> Callable[[torch.Tensor, torch.Tensor], tuple[to
 
 
 def observer(session: Session) -> Observer:
+    assert isinstance(session.trainable, training.TrainableModel)
     return timing.Observer(hvd, session.trainable.model, _device)

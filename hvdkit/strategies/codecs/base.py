@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from hvdkit.core.tensors import Tensors
+from hvdkit.core.tensors import Tensor, Tensors
 from hvdkit.strategies.transports import Ring
 
-Tensor = Any
 # A method's state between updates: vectors of the gradients' length and, by parameter, matrices. Tensors are replaced,
 # never changed in place, so a shallow copy of the mapping is a copy of the state.
 State = dict[str, Tensor]
