@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from hvdkit.core import trainer
 from hvdkit.core.group import Group
-from hvdkit.core.seam import Block, Hooks, Joined, Pending, Stamp, Tensor, UpdateKernel, Uses
+from hvdkit.core.seam import Block, Hooks, Joined, Pending, Session, Stamp, Tensor, UpdateKernel, Uses
+from hvdkit.core.session import Session as CoreSession
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Optimizer
-
-if TYPE_CHECKING:
-    from hvdkit.core.session import Session
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -116,4 +114,5 @@ class TrainableModel:
             session.load_buffers(kept)
 
     def fit(self, hooks: Hooks) -> None:
+        assert isinstance(self.session, CoreSession)
         trainer.drive(self.session, hooks)

@@ -26,7 +26,7 @@ class Plain(base.Baseline):
 
 class _ReplicaModel(tf_baselines.InReplica, training.TrainableModel):
     def fit(self, hooks: Hooks) -> None:
-        trainer.drive(self.session, hooks)
+        trainer.drive(self.core, hooks)
 
 
 class MultiWorker(tf_baselines.MultiWorker):

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import horovod.mxnet as hvd
 import mxnet as mx
@@ -21,12 +20,10 @@ from hvdkit.baselines import base
 from hvdkit.baselines.base import Baseline, WithoutHorovod
 from hvdkit.baselines.rendezvous import free_port
 from hvdkit.core.group import Mesh
+from hvdkit.core.seam import Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.topology import Topology
 from hvdkit.recipe.schema import Recipe
-
-if TYPE_CHECKING:
-    from hvdkit.core.session import Session
 
 _PR_SET_PDEATHSIG = 1
 _models = itertools.count()  # of keys in the store; all ranks create theirs in the same order

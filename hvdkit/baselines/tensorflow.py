@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import horovod.tensorflow as hvd
 
@@ -14,14 +14,13 @@ from hvdkit.baselines import base
 from hvdkit.baselines.rendezvous import free_port
 from hvdkit.core import usage
 from hvdkit.core.group import Mesh, Ranks
+from hvdkit.core.seam import Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.recipe.schema import Loss, Recipe
 
 import tensorflow as tf  # isort: skip
 
-if TYPE_CHECKING:
-    from hvdkit.core.session import Session
 
 Gradients = dict[str, tf.Tensor]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -16,15 +16,13 @@ from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import Checkpoint, Record
 from hvdkit.core.group import Mesh
 from hvdkit.core.seam import Adapter
+from hvdkit.core.session import Session
 from hvdkit.core.step_plan import Progress, StepPlan
 from hvdkit.core.strategy import without_strategy
 from hvdkit.data.batches import Dataset
 from hvdkit.errors import RequestError, first_fault
 from hvdkit.recipe.schema import OwnData, Recipe, flat
 from hvdkit.tasks.own import script_sha256
-
-if TYPE_CHECKING:
-    from hvdkit.core.session import Session
 
 # Keys that may differ between a checkpoint's recipe and the recipe that resumes from it.
 _FREE = {

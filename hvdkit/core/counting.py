@@ -10,17 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hvdkit.core.group import Group
-from hvdkit.core.seam import Adapter, Tensor, rival_of
+from hvdkit.core.seam import Adapter, Session, Tensor, rival_of
+from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import scalar
 from hvdkit.errors import RequestError
-
-if TYPE_CHECKING:
-    from hvdkit.core.session import Session
 
 _DTYPE = "float64"  # of counts: exact up to 2^53 targets, whatever the dtype of the loss
 
@@ -71,21 +69,23 @@ class Counting:
     def update(
         self,
         session: Session,
+        strategy: Strategy,
+        update: Callable[[Mapping[str, Tensor]], None],
         gradients: Mapping[str, Tensor],
         average: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
         batches: Any = None,
     ) -> None:
-        """Update by the rank's mean gradients of the last batch, or of so many `batches` whose counts were added.
+        """Call `update` with the mean over ranks of the rank's gradients: of the last batch, or of so many that were added.
 
         An update whose batches count nothing on any rank changes nothing.
         """
         ops = self._adapter.tensors
-        mean = self.taken(partial(session.strategy.mean_count, session), batches)
-        if session.strategy.linear:
+        mean = self.taken(partial(strategy.mean_count, session), batches)
+        if strategy.linear:
             means = average(gradients)
-            ops.when(mean > 0, lambda: session.update(self.divided(means, mean)), _nothing)
+            ops.when(mean > 0, lambda: update(self.divided(means, mean)), _nothing)
         else:  # what such a strategy keeps for later updates is in the unit of their means
-            ops.when(mean > 0, lambda: session.update(average(self.divided(gradients, mean))), _nothing)
+            ops.when(mean > 0, lambda: update(average(self.divided(gradients, mean))), _nothing)
 
     def taken(self, mean_count: Callable[[Tensor], Tensor], batches: Any = None) -> Tensor:
         """The mean count over ranks of the last batch, or of so many whose counts were added; collective."""
@@ -97,12 +97,12 @@ class Counting:
         return mean_count(self._last * 1)
 
     def probed(
-        self, session: Session, own: dict[str, Tensor], gradients: dict[str, Tensor]
+        self, session: Session, strategy: Strategy, own: dict[str, Tensor], gradients: dict[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What a rank contributes to the mean gradients of one batch a rank, and these; collective."""
-        mean, average = self.taken(partial(session.strategy.mean_count, session)), session.strategy.average
+        mean, average = self.taken(partial(strategy.mean_count, session)), strategy.average
         own = self.divided(own, mean)
-        if session.strategy.linear:
+        if strategy.linear:
             return own, self.divided(average(session, gradients), mean)
         return own, average(session, self.divided(gradients, mean))
 

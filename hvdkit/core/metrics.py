@@ -16,6 +16,7 @@ import numpy as np
 
 from hvdkit.core.group import Group, Mesh
 from hvdkit.core.seam import Adapter
+from hvdkit.core.session import Session
 from hvdkit.core.step_plan import Progress, is_before
 from hvdkit.core.usage import NOISY, Snapshot, load_of_others, machine, pinned, started_at
 from hvdkit.data import batches as data_
@@ -27,7 +28,6 @@ from hvdkit.results.train import MetricLine, read_metrics, scan_metrics
 from hvdkit.tasks.task import Metrics, Sums
 
 if TYPE_CHECKING:
-    from hvdkit.core.session import Session
     from hvdkit.core.tensorboard import EventFile
 
 _MOST_STEPS = 2000  # the most step times that a result lists

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from hvdkit.core.group import Group, Ranks
-from hvdkit.core.tensors import Tensor, Tensors
+from hvdkit.core.tensors import Number, Tensor, Tensors
 from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss, Optimizer
@@ -20,7 +20,6 @@ from hvdkit.recipe.schema import Loss, Optimizer
 if TYPE_CHECKING:  # the command line reads CAPABILITIES and starts without NumPy
     import numpy as np
 
-    from hvdkit.core.session import Session
     from hvdkit.core.step_plan import Progress
     from hvdkit.core.synchronized import StatisticsOf
     from hvdkit.data.batches import Batch
@@ -279,6 +278,32 @@ class Observer(Protocol):
 
     def device(self) -> tuple[str, float | None]:
         """The name of this rank's device, and its peak memory in MiB; None if that is the machine's main memory."""
+
+
+class Session(Protocol):
+    """What strategies, adapters and helpers of core may use of `core.session.Session`, where each is described."""
+
+    adapter: Adapter
+    dtype: str
+    shapes: dict[str, tuple[int, ...]]
+
+    @property
+    def trainable(self) -> Trainable: ...
+    @property
+    def loss_scale(self) -> Number | None: ...
+    @property
+    def averages(self) -> bool: ...
+
+    def buffers(self) -> dict[str, np.ndarray]: ...
+    def load_buffers(self, state: Mapping[str, np.ndarray]) -> None: ...
+    def state(self, keep: bool = True) -> dict[str, np.ndarray]: ...
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None: ...
+    def weights(self) -> Tensor: ...
+    def set_weights(self, weights: Tensor) -> None: ...
+    def pack(self, tensors: Mapping[str, Tensor]) -> Tensor: ...
+    def unpack(self, vector: Tensor) -> dict[str, Tensor]: ...
+    def array(self, tensor: Tensor) -> np.ndarray: ...
+    def compiled(self, function: Function) -> Function: ...
 
 
 class Adapter(Protocol):

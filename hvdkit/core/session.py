@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from hvdkit.core.seam import Adapter, AnyLoss, Hooks, Tensor
 from hvdkit.core.state import digest
 from hvdkit.core.stateful import Stateful
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.tensors import scalar
+from hvdkit.core.tensors import Number, scalar
 from hvdkit.core.update import Update
 from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
@@ -180,7 +180,7 @@ class Session(Stateful):
         self, gradients: Mapping[str, Tensor], average: Callable[..., dict[str, Tensor]], batches: Any = None
     ) -> None:
         if self.counting is not None and self.counting.counts:
-            self.counting.update(self, gradients, average, batches)
+            self.counting.update(self, self.strategy, self.update, gradients, average, batches)
         else:
             self.update(average(gradients))
 
@@ -211,7 +211,7 @@ class Session(Stateful):
         outputs, loss, gradients = self.trainable.backward(inputs, targets, self._scale)
         own = {name: gradient * 1 for name, gradient in gradients.items()}  # copies: averaging may overwrite the others
         if self.counting is not None and self.counting.counts:
-            own, shares = self.counting.probed(self, own, gradients)
+            own, shares = self.counting.probed(self, self.strategy, own, gradients)
         else:
             shares = self.strategy.average(self, gradients)
         means = dict(self.update.owned.whole(shares))
@@ -276,11 +276,14 @@ class Session(Stateful):
         assert self.update.average
         self.compiled(self.update.average.add)()
 
-    def averaged(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
         """A context in which the model has the averaged weights and statistics; collective at both ends."""
-        from hvdkit.core.averaging import averaged
-
-        return averaged(self)
+        assert self.update.average
+        swap = self.compiled(self.update.average.swap)
+        swap()
+        yield
+        swap()
 
     def set_learning_rate(self, value: float) -> None:
         """Set the learning rate of the next updates."""
@@ -304,6 +307,16 @@ class Session(Stateful):
     def fit(self, hooks: Hooks) -> None:
         """Train: call the loop's hooks in this framework's usual way."""
         self.trainable.fit(hooks)
+
+    @property
+    def loss_scale(self) -> Number | None:
+        """The factor by which the loss is multiplied; None if it is not."""
+        return self.update.scale
+
+    @property
+    def averages(self) -> bool:
+        """Whether weights are averaged."""
+        return self.update.average is not None
 
     @property
     def _scale(self) -> Any:

@@ -15,7 +15,7 @@ from hvdkit.core.tensors import Tensor
 if TYPE_CHECKING:
     import numpy as np
 
-    from hvdkit.core.session import Session
+    from hvdkit.core.seam import Session
     from hvdkit.recipe.schema import Optimizer
 
 T = TypeVar("T")

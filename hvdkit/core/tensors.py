@@ -7,10 +7,7 @@ what all tensors support: +, -, *, /, ==, abs, `.shape`, and slices.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from hvdkit.core.seam import Adapter
+from typing import Any, Protocol
 
 Tensor = Any  # of a framework
 
@@ -118,6 +115,13 @@ class Tensors(Protocol):
         """The inverse of `to_bytes`; `dtype` by NumPy's name."""
 
 
-def scalar(adapter: Adapter, value: Any, like: Tensor) -> Any:
+class Casts(Protocol):
+    """The part of an adapter that `scalar` needs."""
+
+    def dtype(self, tensor: Tensor) -> str: ...
+    def cast(self, tensor: Tensor, dtype: str) -> Tensor: ...
+
+
+def scalar(adapter: Casts, value: Any, like: Tensor) -> Any:
     """A number, or the value of a `Number`, for arithmetic with `like`: a tensor gets its dtype."""
     return value if isinstance(value, int | float) else adapter.cast(value, adapter.dtype(like))

@@ -23,7 +23,7 @@ from hvdkit.results.train import MetricLine, scores, shown_scores
 from hvdkit.tasks.task import Task
 
 if TYPE_CHECKING:
-    from hvdkit.core.averaging import EpochAverage
+    from hvdkit.core.epoch_average import EpochAverage
     from hvdkit.core.session import Session
 
 
@@ -81,7 +81,7 @@ class Loop:
         self._counts: list[float] = []  # of the same updates, if the loss is a sum and a count
         self._average: EpochAverage | None = None
         if recipe.average_weights:
-            from hvdkit.core.averaging import EpochAverage
+            from hvdkit.core.epoch_average import EpochAverage
 
             on_batch = partial(self._report, "average of the weights", 0)
             self._average = EpochAverage(session, mesh, self.plan, dataset.train, self._measure, on_batch)

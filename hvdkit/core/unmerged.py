@@ -15,6 +15,7 @@ import numpy as np
 from hvdkit.core.group import Mesh
 from hvdkit.core.merging import differing
 from hvdkit.core.seam import Adapter
+from hvdkit.core.session import Session
 from hvdkit.core.state import is_statistic, unheld
 from hvdkit.core.step_plan import Progress
 from hvdkit.core.strategy import PREFIX
@@ -22,7 +23,6 @@ from hvdkit.core.strategy import PREFIX
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hvdkit.core.session import Session
 
 _OWN = f"{PREFIX}own."
 _BUFFER, _AVERAGE, _DRAWN = "buffer.", "average.", "drawn."

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hvdkit.core.seam import Session
 from hvdkit.core.strategy import PREFIX, Strategy
 from hvdkit.core.tensors import Tensor
 from hvdkit.recipe.schema import Optimizer
 from hvdkit.strategies.dense import mean_count
 from hvdkit.strategies.reducer import Reducer
-
-if TYPE_CHECKING:
-    from hvdkit.core.session import Session
 
 
 class Compressed(Strategy):
@@ -43,7 +40,7 @@ class Compressed(Strategy):
         return means
 
     def _mean(self, vector: Tensor) -> Tensor:
-        scale = self._session.update.scale
+        scale = self._session.loss_scale
         return self._gradients.packed(vector, self._session.shapes, None if scale is None else float(scale.get()))
 
     def mean_count(self, session: Session, count: Tensor) -> Tensor:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hvdkit.core import trace_events
 from hvdkit.core.group import Group
-from hvdkit.core.seam import Adapter, Joined
+from hvdkit.core.seam import Adapter, Joined, Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import Tensor
 from hvdkit.errors import RequestError
-
-if TYPE_CHECKING:
-    from hvdkit.core.session import Session
 
 GRADIENTS = "gradients"
 

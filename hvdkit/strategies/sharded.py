@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hvdkit.core import trace_events
 from hvdkit.core.group import Group
 from hvdkit.core.owned import Owned
-from hvdkit.core.seam import Adapter, Joined, Pending, Trainable
+from hvdkit.core.seam import Adapter, Joined, Pending, Session, Trainable
 from hvdkit.core.shares import BUCKET_BYTES, BUCKETS_AT_ONCE, Bucket, Piece, buckets
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import Tensor
 from hvdkit.core.update_rules import is_layerwise
 from hvdkit.recipe.schema import Optimizer
 from hvdkit.strategies.dense import GRADIENTS, from_wire, mean_count, on_wire, ring_bytes
-
-if TYPE_CHECKING:
-    from hvdkit.core.session import Session
 
 
 class Shares(Owned):

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from hvdkit.core.group import Group
-from hvdkit.core.seam import ROOT_BLOCK, Adapter, Block, Pending, Phase, Trainable
+from hvdkit.core.seam import ROOT_BLOCK, Adapter, Block, Pending, Phase, Session, Trainable
 from hvdkit.core.shares import BUCKETS_AT_ONCE, Bucket, bucket
 from hvdkit.core.tensors import Tensor
 from hvdkit.strategies.dense import GRADIENTS
 from hvdkit.strategies.sharded import Sharded, Shares
-
-if TYPE_CHECKING:
-    from hvdkit.core.session import Session
 
 T = TypeVar("T")
 

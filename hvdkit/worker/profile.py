@@ -13,13 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hvdkit.core import metrics, network_interface, trace_events, tuning
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter
+from hvdkit.core.session import Session
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.core.trace_events import Mark
@@ -28,9 +29,6 @@ from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.recording import TRACED, Kind, RankRecord, RunRecord, Samples, StepRecord, TensorRecord
 from hvdkit.worker.setup import Script, Setup, start
-
-if TYPE_CHECKING:
-    from hvdkit.core.session import Session
 
 RECORD, TIMELINE, OWN = "record.json", "timeline.json", "own-profile"
 TURNS = 4  # of plain steps, and as many of steps with trace events

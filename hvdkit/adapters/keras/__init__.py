@@ -30,12 +30,11 @@ from hvdkit.adapters.tensorflow import (
     to_numpy,
 )
 from hvdkit.adapters.trainable import check_synchronized
-from hvdkit.core.seam import AnyLoss, Observer
+from hvdkit.core.seam import AnyLoss, Observer, Session
 
 import keras  # isort: skip  # after the other adapter, which sets TensorFlow's log level
 
 if TYPE_CHECKING:
-    from hvdkit.core.session import Session
     from hvdkit.core.synchronized import StatisticsOf
 
 NAME = "keras"

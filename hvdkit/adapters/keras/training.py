@@ -18,6 +18,7 @@ from hvdkit.adapters.trainable import one_tensor
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import AnyLoss, Hooks
+from hvdkit.core.session import Session
 from hvdkit.core.state import canonical_name
 from hvdkit.errors import RequestError
 
@@ -48,6 +49,12 @@ class TrainableModel(TensorFlowModel):
             )
         model.optimizer.build(model.trainable_variables)
 
+    @property
+    def core(self) -> Session:
+        """The session, whose step is called from Keras."""
+        assert isinstance(self.session, Session)
+        return self.session
+
     def logits(self, inputs: tf.Tensor, training: bool) -> tf.Tensor:
         outputs = one_tensor(self.model(_listed(inputs), training=training))
         self._check_complete()
@@ -59,7 +66,7 @@ class TrainableModel(TensorFlowModel):
     def mean_loss(self, targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         """The batch's mean loss, or its sum, without the model's own losses, which Keras adds."""
         value = self._loss(logits, self.as_dtype(targets))
-        counting = self.session.counting
+        counting = self.core.counting
         if counting is None or not counting.counts or not self.model.losses:
             return value
         # Where the sum will be divided by a count, so will the model's own losses, which are no sums.
@@ -122,7 +129,7 @@ class TrainableModel(TensorFlowModel):
     def accumulate(self) -> None:
         """From now on, accumulate each batch's gradients in `fit` for `Session.finish`."""
         if not self.model.optimizer.accumulates:
-            self.session.sums()
+            self.core.sums()
             self.model.optimizer.accumulates = True
             self.model.make_train_function(force=True)
 
@@ -137,7 +144,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """The scaled loss, which Keras differentiates; it reports the unscaled one."""
-        scale = self._trainable.session.update.scale
+        scale = self._trainable.session.loss_scale
         return loss if scale is None else loss * tf.cast(scale.get(), loss.dtype)
 
     def apply(self, grads: list[Any], trainable_variables: list[keras.Variable] | None = None) -> None:
@@ -148,7 +155,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         if [id(variable) for variable in variables] != [id(variable) for variable in self._trainable_variables]:
             raise RequestError("model: other variables learn than when it was prepared; prepare it again")
-        session = self._trainable.session
+        session = self._trainable.core
         (session.add if self.accumulates else session.take)(self._trainable.named(grads))
         self.iterations.assign_add(1)
 
@@ -196,9 +203,9 @@ class _HooksCallback(keras.callbacks.Callback):
         self._losses.append((logs or {})["loss"])
         if len(self._losses) == self._size:
             if self.model.optimizer.accumulates:
-                self._trainable.session.finish(self._size)
+                self._trainable.core.finish(self._size)
             trace_events.mark(trace_events.UPDATED)
-            counting, loss = self._trainable.session.counting, np.mean(self._losses)
+            counting, loss = self._trainable.core.counting, np.mean(self._losses)
             self._hooks.end_step(loss if counting is None else counting.mean(loss))
             self._losses.clear()
             self.model.stop_training = self._hooks.finished

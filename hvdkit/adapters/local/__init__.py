@@ -15,7 +15,7 @@ from hvdkit.adapters.local import tensors
 from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
 from hvdkit.core.group import Group, Ranks
-from hvdkit.core.seam import AnyLoss, Observer, Op
+from hvdkit.core.seam import AnyLoss, Observer, Op, Session
 from hvdkit.core.topology import Topology
 from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
@@ -23,7 +23,6 @@ from hvdkit.recipe.schema import Loss
 from hvdkit.tasks.image_classification import cross_entropy as cross_entropies
 
 if TYPE_CHECKING:
-    from hvdkit.core.session import Session
     from hvdkit.core.synchronized import StatisticsOf
 
 __all__ = ["tensors"]

@@ -92,7 +92,7 @@ class TrainableModel(EagerModel):
 
     def constrain(self) -> None:
         """Have averages read the statistics that backward has written: the engine knows of this write to them alone."""
-        if self.session.update.average is not None:
+        if self.session.averages:
             for name, tensor in self.buffers.items():
                 if is_statistic(name):
                     tensor *= 1

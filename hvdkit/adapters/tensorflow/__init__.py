@@ -22,13 +22,12 @@ from hvdkit.adapters import capabilities
 from hvdkit.adapters.collectives import Collectives
 from hvdkit.adapters.tensorflow import tensors, timing, training
 from hvdkit.core.group import Group, Ranks
-from hvdkit.core.seam import AnyLoss, Observer, Op
+from hvdkit.core.seam import AnyLoss, Observer, Op, Session
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss
 
 if TYPE_CHECKING:
-    from hvdkit.core.session import Session
     from hvdkit.core.synchronized import StatisticsOf
 
 NAME = "tensorflow"

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines.pytorch.process_group import ProcessGroup
 from hvdkit.baselines.pytorch.sessions import ByHandSession, OverAll, TorchOptimSession, torch_optimizer
+from hvdkit.core import seam
 from hvdkit.core.group import Mesh
 from hvdkit.core.owned import Owned
 from hvdkit.core.seam import Adapter, rival_of
@@ -89,7 +90,7 @@ class _ShardedOptimizer(OverAll):
 
     zero: ZeroRedundancyOptimizer
 
-    def owned(self, session: Session, settings: Optimizer) -> Owned:
+    def owned(self, session: seam.Session, settings: Optimizer) -> Owned:
         from torch.distributed.optim import ZeroRedundancyOptimizer  # slow to import: not for the others
 
         assert isinstance(session.trainable, TrainableModel)

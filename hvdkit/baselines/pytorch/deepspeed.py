@@ -18,6 +18,7 @@ from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines.pytorch.process_group import ProcessGroup
 from hvdkit.baselines.pytorch.sessions import torch_optimizer
 from hvdkit.baselines.pytorch.shares import Share, SharesSession, Slots
+from hvdkit.core import seam
 from hvdkit.core.group import Mesh, Ranks
 from hvdkit.core.owned import Owned
 from hvdkit.core.session import Gradients, Session
@@ -96,11 +97,11 @@ class _Zero(Strategy):
     def __init__(self, stage: int, offloads: bool) -> None:
         self._stage, self._offloads = stage, offloads
 
-    def owned(self, session: Session, settings: Optimizer) -> Owned:
+    def owned(self, session: seam.Session, settings: Optimizer) -> Owned:
         import deepspeed
 
         trainable = session.trainable
-        assert isinstance(trainable, TrainableModel)
+        assert isinstance(session, Session) and isinstance(trainable, TrainableModel)
         if frozen := [name for name, parameter in trainable.model.named_parameters() if not parameter.requires_grad]:
             raise RequestError(f"--rival deepspeed: expected all parameters to be trained, got the frozen {frozen[0]}")
         chosen = torch_optimizer(settings, list(trainable.trained.values()))

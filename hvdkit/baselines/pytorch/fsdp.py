@@ -17,10 +17,10 @@ from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines.pytorch.process_group import ProcessGroup
 from hvdkit.baselines.pytorch.sessions import TorchOptimSession, torch_optimizer
 from hvdkit.baselines.pytorch.shares import Share, SharesSession, Slots
+from hvdkit.core import seam
 from hvdkit.core.group import Mesh
 from hvdkit.core.owned import Owned
 from hvdkit.core.seam import ROOT_BLOCK, Adapter
-from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
@@ -103,11 +103,11 @@ class _FullyShard(Strategy):
     def __init__(self, frees: bool) -> None:
         self._frees = frees
 
-    def bind(self, session: Session, parameters: int) -> None:
+    def bind(self, session: seam.Session, parameters: int) -> None:
         assert isinstance(session.trainable, _Model)
         session.trainable.shard(self._frees)
 
-    def owned(self, session: Session, settings: Optimizer) -> Owned:
+    def owned(self, session: seam.Session, settings: Optimizer) -> Owned:
         return _Slots(session.adapter, session.trainable.parameters)
 
 

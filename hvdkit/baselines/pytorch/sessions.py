@@ -11,6 +11,7 @@ import torch
 
 from hvdkit.adapters import pytorch as own
 from hvdkit.adapters.pytorch.training import TrainableModel
+from hvdkit.core import seam
 from hvdkit.core.group import Group
 from hvdkit.core.session import Gradients, Session
 from hvdkit.core.strategy import Strategy
@@ -33,7 +34,7 @@ class OverAll(Strategy):
     def __init__(self, group: Group) -> None:
         self._group = group
 
-    def mean_count(self, session: Session, count: torch.Tensor) -> torch.Tensor:
+    def mean_count(self, session: seam.Session, count: torch.Tensor) -> torch.Tensor:
         return mean_count(session.adapter, count, self._group, GRADIENTS)
 
 
