@@ -77,7 +77,7 @@ def opened(
     for name, (keys, warmup, measured) in asked.items():
         heartbeat.beat("building the models")
         recipe = schema.load(base, keys)
-        session = setup.session(recipe, setup.strategy(recipe))
+        session = setup.session(recipe, setup.strategy(recipe, name))
         session.broadcast_state(setup.mesh.data)
         side = sides[name] = Side(recipe, session, warmup, measured)
         replace(side, measured=0).turn(setup, heartbeat)

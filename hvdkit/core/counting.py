@@ -75,7 +75,7 @@ class Counting:
         average: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
         batches: Any = None,
     ) -> None:
-        """Call `update` with the mean over ranks of the rank's gradients: of the last batch, or of so many that were added.
+        """Call `update` with the mean of the ranks' gradients of the last batch, or of so many that were added.
 
         An update whose batches count nothing on any rank changes nothing.
         """

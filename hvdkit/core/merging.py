@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import numpy as np
 
@@ -12,11 +12,18 @@ from hvdkit.core.seam import Adapter, Tensor
 from hvdkit.core.state import digest, listed
 from hvdkit.errors import RunError
 
-if TYPE_CHECKING:
-    from hvdkit.core.stateful import Stateful
+
+class Buffers(Protocol):
+    """What of a session is needed here (`core.stateful.Stateful`)."""
+
+    def array(self, tensor: Tensor) -> np.ndarray: ...
+    def load_buffers(self, state: Mapping[str, np.ndarray]) -> None: ...
+    def broadcast_arrays(
+        self, arrays: Mapping[str, np.ndarray], group: Group, root: int
+    ) -> Iterator[tuple[str, np.ndarray]]: ...
 
 
-def merge_buffers(adapter: Adapter, group: Group, session: Stateful, buffers: Mapping[str, Tensor]) -> list[str]:
+def merge_buffers(adapter: Adapter, group: Group, session: Buffers, buffers: Mapping[str, Tensor]) -> list[str]:
     """Set the buffers that differ between ranks to their mean, where they are not floating to rank 0's; collective.
 
     Buffers that are equal on all ranks keep their bits. Returns a line for each kind of change, the same on all ranks.
@@ -51,7 +58,7 @@ def merge_buffers(adapter: Adapter, group: Group, session: Stateful, buffers: Ma
 
 
 def differing(
-    adapter: Adapter, group: Group, session: Stateful, buffers: Mapping[str, Tensor]
+    adapter: Adapter, group: Group, session: Buffers, buffers: Mapping[str, Tensor]
 ) -> tuple[list[str], list[dict[str, tuple[str, tuple[int, ...]]]]]:
     """The names of the buffers that differ between ranks, and each rank's digests and shapes by name; collective."""
     arrays = ((name, session.array(tensor)) for name, tensor in buffers.items())

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvdkit.core.group import Group
 from hvdkit.core.tensors import Tensor
 from hvdkit.errors import RequestError
 
-if TYPE_CHECKING:
-    from hvdkit.core.seam import Adapter
+Adapter = Any  # core.seam.Adapter, which imports this module
 
 
 # Names of other packages' layers that claim to synchronize, such as SyncBatchNorm, NaiveSyncBatchNorm, InPlaceABNSync.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, error, features, group_of
+from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, error, features, fresh, group_of
 
 from hvdkit.core.session import Session
 from hvdkit.recipe.schema import AverageWeights, Loss, Sgd
@@ -91,7 +91,9 @@ def a_parameter_that_a_rank_does_not_use_has_a_gradient_of_zeros_there(
         return
     used = LAYERS[:2] if topology.rank == 0 else LAYERS[:1]
     settings = Sgd(learning_rate=RATE, momentum=0.0, weight_decay=DECAY)
-    session = Session(adapter, _model(adapter.NAME, used), settings, Loss(), Dense(adapter, group_of(topology)))
+    session = Session(
+        adapter, _model(adapter.NAME, used), settings, Loss(), Dense(adapter, group_of(topology), name=fresh())
+    )
     session.broadcast_state(group_of(topology))
     mine = features(topology.rank, 8)
     got = session.gradients(mine)
@@ -122,7 +124,8 @@ def constraints_hold_after_each_update_and_the_average_is_of_what_they_leave(
 
     x = keras.Input((FEATURES,))
     model = keras.Model(x, keras.layers.Dense(CLASSES, name="fc", kernel_constraint="non_neg")(x))
-    session = Session(adapter, model, Sgd(learning_rate=1.0), Loss(), Dense(adapter, group_of(topology)))
+    dense = Dense(adapter, group_of(topology), name=fresh())
+    session = Session(adapter, model, Sgd(learning_rate=1.0), Loss(), dense)
     session.broadcast_state(group_of(topology))
     session.keep_average(AverageWeights(decay=0.5))
     mine = [features(topology.rank), features(topology.rank + 9)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, features, group_of, same
+from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, features, fresh, group_of, same
 
 from hvdkit.core.session import Session
 from hvdkit.data.dataset import Batch
@@ -46,7 +46,9 @@ def a_rehearsal_changes_nothing(adapter: Adapter, topology: Topology, make: Make
     outcomes = []
     for rehearses in (False, True):
         adapter.seed(5 + topology.rank)
-        session = Session(adapter, _model(adapter.NAME), Sgd(learning_rate=0.1), Loss(), Dense(adapter, group))
+        session = Session(
+            adapter, _model(adapter.NAME), Sgd(learning_rate=0.1), Loss(), Dense(adapter, group, name=fresh())
+        )
         state = session.state()
         random = np.random.default_rng(2)
         session.load_state(

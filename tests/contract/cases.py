@@ -8,6 +8,7 @@ A case gets the adapter, the rank's topology and a `make` that binds a fresh mod
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +42,14 @@ class Place(Topology):
     """This rank among those of its data axis, which run the cases together, beside the other data axes of `mesh`."""
 
     mesh: Mesh = field(default_factory=lambda: Mesh(Topology()))
+
+
+_numbers = itertools.count()
+
+
+def fresh() -> str:
+    """A name for a strategy's collectives: MXNet may still run those of one when the next begins."""
+    return f"case.{next(_numbers)}"
 
 
 def mesh_of(topology: Topology) -> Mesh:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, error, group_of, mesh_of
+from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, error, fresh, group_of, mesh_of
 from grown import changed, worst
 from sharded import TINY_BUCKET, sharded, stages
 from tiny import tiny_network, tiny_state, two_inputs
@@ -80,7 +80,7 @@ def strategies(adapter: Adapter, topology: Topology) -> dict[str, Callable[[], S
         return Compressed(Reducer(TRANSPORTS[transport](adapter, mesh, f"counted.{transport}"), method))
 
     found: dict[str, Callable[[], Strategy]] = {
-        "dense": lambda: Dense(adapter, group_of(topology)),
+        "dense": lambda: Dense(adapter, group_of(topology), name=fresh()),
         "central": lambda: compressed("central", Uncompressed()),
         "all of top-k": lambda: compressed("ring", TopK(ratio=1.0)),
     }
@@ -162,7 +162,7 @@ def local_updates_are_by_a_ranks_own_count(adapter: Adapter, topology: Topology,
     transport = TRANSPORTS["ring"](adapter, mesh_of(topology), "counted.local")
     strategy = LocalSgd(Reducer(transport, Uncompressed()), Reducer(transport, Uncompressed()), Sync(every=9, start=1))
     session, alone = (bound(adapter, CLIPPED[0], each) for each in (strategy, Strategy()))
-    together = bound(adapter, CLIPPED[0], Dense(adapter, group_of(topology)))
+    together = bound(adapter, CLIPPED[0], Dense(adapter, group_of(topology), name=fresh()))
     for step in range(3):
         strategy.begin_step(step, steps_per_epoch=1)
         session.train_step(divided(step, topology, 1))
@@ -182,7 +182,7 @@ def half_precision_needs_no_smaller_scale_for_sums(adapter: Adapter, topology: T
     sessions = []
     for loss in (Loss(), Loss(ignored_label=IGNORED)):
         model = tiny_network(adapter.NAME, "float32")
-        strategy = Dense(adapter, group_of(topology), half=True)
+        strategy = Dense(adapter, group_of(topology), half=True, name=fresh())
         session = Session(adapter, model, Sgd(learning_rate=0.1), loss, strategy, "fp16", targets=4096)
         session.load_state(tiny_state())
         sessions.append(session)
@@ -229,7 +229,7 @@ def the_recipes_loss_ignores_a_label_and_weighs_classes(adapter: Adapter, topolo
         Loss(ignored_label=IGNORED, label_smoothing=0.1),
     ):
         model = tiny_network(adapter.NAME, PRECISIONS["fp64"].parameters)
-        session = Session(adapter, model, Sgd(learning_rate=0.1), loss, Dense(adapter, group), "fp64")
+        session = Session(adapter, model, Sgd(learning_rate=0.1), loss, Dense(adapter, group, name=fresh()), "fp64")
         session.load_state(tiny_state())
         mine = tokens(topology.rank)
         got = session.gradients(mine)

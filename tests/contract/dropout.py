@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, error, features, group_of
+from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, error, features, fresh, group_of
 
 from hvdkit.core.session import Session
 from hvdkit.recipe.schema import Loss, Sgd
@@ -55,7 +55,7 @@ def _model(framework: str) -> Any:
 def _session(adapter: Adapter, topology: Topology) -> Session:
     """As a rank of `hvdkit train` makes it."""
     adapter.seed(seed_of(Seeded, topology.rank))  # type: ignore[arg-type]
-    strategy = Dense(adapter, group_of(topology))
+    strategy = Dense(adapter, group_of(topology), name=fresh())
     session = Session(adapter, _model(adapter.NAME), Sgd(learning_rate=0.1), Loss(), strategy)
     session.broadcast_state(group_of(topology))
     return session

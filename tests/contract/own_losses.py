@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from cases import FEATURES, Adapter, Make, Topology, case, error, group_of
+from cases import FEATURES, Adapter, Make, Topology, case, error, fresh, group_of
 from grown import changed
 from tiny import two_inputs
 
@@ -46,7 +46,9 @@ def a_loss_of_ones_own_trains_a_network_of_two_inputs(adapter: Adapter, topology
     if adapter.NAME == "local":
         return
     model, state = two_inputs(adapter.NAME)
-    session = Session(adapter, model, Sgd(learning_rate=0.1), squared, Dense(adapter, group_of(topology)), "fp64")
+    session = Session(
+        adapter, model, Sgd(learning_rate=0.1), squared, Dense(adapter, group_of(topology), name=fresh()), "fp64"
+    )
     session.load_state(state)
     mine = measured(topology.rank)
     got = session.gradients(mine)
@@ -71,7 +73,9 @@ def an_evaluation_has_the_same_bits_on_any_number_of_ranks(adapter: Adapter, top
     if adapter.NAME == "local":
         return
     model, state = two_inputs(adapter.NAME)
-    session = Session(adapter, model, Sgd(learning_rate=0.1), squared, Dense(adapter, group_of(topology)), "fp64")
+    session = Session(
+        adapter, model, Sgd(learning_rate=0.1), squared, Dense(adapter, group_of(topology), name=fresh()), "fp64"
+    )
     session.load_state(state)
     batch = measured(5, 53)
     split = ArraySplit(batch.inputs, batch.targets)

@@ -22,7 +22,7 @@ from typing import Any
 import cases
 import everything  # noqa: F401 - adds their cases
 import numpy as np
-from cases import BETWEEN, CASES, CLASSES, LEAKS, PROBED, Place, batch, group_of, probe, signatures
+from cases import BETWEEN, CASES, CLASSES, LEAKS, PROBED, Place, batch, fresh, probe, signatures
 from tiny import tiny_network, tiny_state
 
 from hvdkit import adapters
@@ -88,7 +88,7 @@ def main(framework: str, report: Path) -> None:
             built, state = model(framework, table(precision, recompute)), table().initial_state(seed=3)
         optimizer = optimizer or Sgd(**({"learning_rate": 0.1} | settings))
         loss = Loss(label_smoothing=label_smoothing)
-        strategy = strategy or Dense(adapter, group_of(topology), half=compression == "fp16")
+        strategy = strategy or Dense(adapter, mesh.data, half=compression == "fp16", name=fresh())
         session = Session(adapter, built, optimizer, loss, strategy, precision)
         session.load_state(state)
         return session

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from cases import Make, case, features, group_of, mesh_of, same
+from cases import Make, case, features, fresh, group_of, mesh_of, same
 from grown import OPTIMIZERS, RATES, changed, worst
 
 from hvdkit.core.seam import Adapter
@@ -25,7 +25,7 @@ def stages(adapter: Adapter) -> list[str]:
 
 
 def sharded(adapter: Adapter, topology: Topology, stage: str, **more: Any) -> Sharded:
-    axis = mesh_of(topology).data
+    axis, more = mesh_of(topology).data, {"name": fresh()} | more
     if stage == "parameters":
         return ShardedParameters(adapter, axis, **more)
     return Sharded(adapter, axis, stage == "gradients", **more)
