@@ -74,6 +74,13 @@ def unwritable(path: Path | str | None, error: OSError, then: str) -> RunError:
     return RunError(f"{path}: cannot be written ({error.strerror or error}); {advice(error)} {then}")
 
 
+def closed_to_writes(folder: Path) -> str | None:
+    """Why this process may not write into a folder, in the system's words; None where it may."""
+    if os.access(folder, os.W_OK | os.X_OK):
+        return None
+    return os.strerror(errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES)
+
+
 def open_regular(path: Path) -> io.BufferedReader:
     """Open a file for reading. Raises OSError, without waiting, if it is a FIFO, a device or another special file."""
     return os.fdopen(_open(path, os.O_RDONLY), "rb")

@@ -14,6 +14,7 @@ from pathlib import Path
 import hvdkit
 from hvdkit import replaced
 from hvdkit.errors import RequestError
+from hvdkit.files import closed_to_writes
 from hvdkit.folder_lock import NAME as _LOCK
 from hvdkit.folder_lock import FolderLock
 
@@ -91,12 +92,12 @@ def check_free(folder: Path, overwrite: bool, resume: bool = False, inputs: Iter
         raise RequestError(f"--out {str(folder)!r}: expected no line ends and other control characters in the name")
     try:
         existing = next(ancestor for ancestor in (folder, *folder.absolute().parents) if os.path.lexists(ancestor))
+        if existing.is_symlink() and not existing.exists():
+            raise RequestError(f"--out {folder}: {existing} is a link to nothing; make its target, or remove it")
         if not existing.is_dir():
             raise RequestError(f"--out {folder}: {existing} is a file; expected a folder or a new name")
-        if not os.access(existing, os.W_OK | os.X_OK):
-            raise RequestError(
-                f"--out {folder}: {existing} cannot be written (permission denied); choose another folder"
-            )
+        if reason := closed_to_writes(existing):
+            raise RequestError(f"--out {folder}: {existing} cannot be written ({reason}); choose another folder")
         content = {path.name for path in folder.iterdir()} - {_LOCK} if folder.is_dir() else set()
     except OSError as error:
         raise RequestError(f"--out {folder}: cannot be read ({error.strerror}); choose another folder") from error

@@ -309,7 +309,7 @@ def test_old_traces_are_taken_away(tmp_path: Path, mark: str) -> None:
 
 
 def test_requests_that_cannot_be_met(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="the interpreter is gone; build it"):
+    with pytest.raises(RequestError, match="the interpreter is not there; build it"):
         prepare(job(tmp_path, "", python=str(tmp_path / "none")))
     (tmp_path / "file").write_text("")
     with pytest.raises(RequestError, match="cannot be written"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,6 +124,22 @@ def test_a_folder_has_no_control_characters(name: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError) as refusal, paths.claimed(tmp_path / name, overwrite=False):
         pytest.fail("other programs read its name")
     assert str(refusal.value).isprintable() and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("flag", "reason"), [(0, "Permission denied"), (os.ST_RDONLY, "Read-only file system")])
+def test_why_a_folder_cannot_be_written(
+    flag: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)  # of root too
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_flag=flag))
+    with pytest.raises(RequestError, match=rf"cannot be written \({reason}\); choose another folder"):
+        paths.check_free(tmp_path / "run", overwrite=False)
+
+
+def test_a_link_to_nothing_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to("no/such/folder")
+    with pytest.raises(RequestError, match="is a link to nothing"):
+        paths.check_free(tmp_path / "run", overwrite=False)
 
 
 def test_a_tilde_is_the_home_folder_in_every_option_and_key(

@@ -305,7 +305,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
         folder / "runs" / "mxnet-np1" / "result.json", 10
     ),
     "cannot be read (Permission denied)": lambda folder: folder.chmod(0),
-    "cannot be written (permission denied)": lambda folder: folder.chmod(0o500),
+    "cannot be written (Permission denied)": lambda folder: folder.chmod(0o500),
     "compare.json: cannot be read (Is a directory)": lambda folder: (
         (folder / "compare.json").unlink(),
         (folder / "compare.json").mkdir(),

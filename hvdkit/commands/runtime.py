@@ -220,8 +220,8 @@ def add(name: str, python: Path, with_horovod: bool = False, console: Console | 
     _checked([name])
     # Not resolve(): the interpreter of a virtual environment is a link, and following it would leave it.
     python = python.absolute()
-    if not os.access(python, os.X_OK) or python.is_dir():
-        raise RequestError(f"{python}: no interpreter there; name the program itself, such as ENVIRONMENT/bin/python")
+    if fault := store.fault_of(python):
+        raise RequestError(f"{python}: it {fault}; name the program itself, such as ENVIRONMENT/bin/python")
     if with_horovod:
         horovod.install(python, console or Console(stderr=True))
     with store.lock(name, lambda: print(f"another build is at work on '{name}'; waiting", file=sys.stderr)):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hvdkit.core.heartbeat import STOP
 from hvdkit.errors import RequestError
+from hvdkit.files import closed_to_writes
 from hvdkit.launch.agent import stalls
 from hvdkit.launch.agent.mirror import MARK
 from hvdkit.launch.agent.reports import REPORTS_DONE
@@ -128,5 +129,5 @@ def prepare(job: Job) -> None:
                 old.unlink()
     except OSError as error:
         raise RequestError(f"{job.log_dir}: cannot be written ({error.strerror}); choose another --out") from error
-    if not os.access(job.log_dir, os.W_OK | os.X_OK):
-        raise RequestError(f"{job.log_dir}: cannot be written (Permission denied); choose another --out")
+    if reason := closed_to_writes(job.log_dir):
+        raise RequestError(f"{job.log_dir}: cannot be written ({reason}); choose another --out")

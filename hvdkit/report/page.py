@@ -15,7 +15,7 @@ from pathlib import Path
 import hvdkit
 from hvdkit import paths
 from hvdkit.errors import RequestError
-from hvdkit.files import write_atomic
+from hvdkit.files import closed_to_writes, write_atomic
 from hvdkit.report import canvas, collect, reproduce
 from hvdkit.report.canvas import Chart, ranks
 from hvdkit.report.charts import Charts
@@ -75,8 +75,8 @@ def write(folder: Path, out: Path | None = None) -> tuple[Path, Path]:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RequestError(f"--out {target}: cannot be made ({error.strerror}); name another folder") from None
-    if not os.access(target, os.W_OK | os.X_OK):
-        raise RequestError(f"{target}: cannot be written (permission denied); name another folder with --out")
+    if reason := closed_to_writes(target):
+        raise RequestError(f"{target}: cannot be written ({reason}); name another folder with --out")
     own_command = shlex.join(["hvdkit", "report", str(folder), *(["--out", str(out)] if out else [])])
     page = make(given, own_command, target)
     write_atomic(target / "report.html", as_html(page).encode(errors="replace"))  # a path need not be UTF-8

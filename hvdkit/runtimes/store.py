@@ -114,9 +114,11 @@ def fault_of(python: Path) -> str | None:
     try:
         python.stat()
     except FileNotFoundError:
-        return "is gone"
+        return "is not there"
     except OSError as error:
         return f"cannot be reached: {error.strerror}"
+    if python.is_dir():
+        return "is a folder"
     if not os.access(python, os.X_OK):
         return "may not be run by this user: Permission denied"
     with suppress(OSError), _SELF.open("rb") as mine, python.open("rb") as its:  # what may be run need not be readable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from hvdkit.errors import RequestError, RunError
-from hvdkit.runtimes import cuda, machine, pins
+from hvdkit.runtimes import cuda, machine, pins, store
 from hvdkit.runtimes.cuda import Missing
 from hvdkit.runtimes.process import ask, pip_of
 
@@ -52,8 +51,8 @@ def find(python: Path, gpu: bool | None, oldest: tuple[int, int] = OLDEST_PYTHON
     """
     # Not resolve(): the interpreter of a virtual environment is a link, and following it would leave it.
     python = python.absolute()
-    if not os.access(python, os.X_OK) or python.is_dir():
-        raise RequestError(f"{python}: no interpreter there; name the program itself, such as ENVIRONMENT/bin/python")
+    if fault := store.fault_of(python):
+        raise RequestError(f"{python}: it {fault}; name the program itself, such as ENVIRONMENT/bin/python")
     facts = _probe(python)
     faults = [*_interpreter_faults(python, facts, oldest), *_framework_faults(facts["versions"]), *machine.missing(())]
     on_gpu = _gpu_faults(python, facts)
