@@ -90,6 +90,7 @@ class Running:
         """Wait until this update is done."""
         ended = self.process.poll
         self.until(lambda: self.updates() >= update or ended() is not None, 300, f"update {update}")
+        expect(self.updates() >= update, f"it ended before update {update}\n{self.text()}")
 
     def pids(self) -> list[int]:
         """All processes that the command has started, itself too."""

@@ -32,7 +32,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hvdkit.launch.launchers import ray_nodes
 
-PLACE_S = 30.0  # for Ray to place an actor where a slot was free
+PLACE_S = 120.0  # for Ray to start an actor where a slot was free; busy machines need a minute
 TOGETHER_S = 10.0  # for those that are asked for at once
 LOOK_S = 1.0  # between looks at the list of nodes
 REST_S, LONGEST_REST_S = 10.0, 600.0  # of a slot whose worker has failed: doubled with each failure on its node
