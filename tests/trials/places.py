@@ -242,7 +242,7 @@ def undisturbed(words: tuple[str, ...] = TRAIN) -> dict[str, str]:
     return found
 
 
-def same_bits(job: Running, words: tuple[str, ...] = TRAIN) -> str:
+def same_bits(job: Any, words: tuple[str, ...] = TRAIN) -> str:
     """Raises `Unexpected` where the run's weights or lines are not those of a run that nobody disturbed."""
     first, second = undisturbed(words), bits(job)
     other = [name for name in first | second if first.get(name) != second.get(name)]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from places import TRAIN, OnHosts, Place, place, resumes, running_on, same_bits
 from trial import HVDKIT, ROOT, attack, expect
@@ -154,9 +155,5 @@ def queued_again(folder: Path) -> str:
         expect(queued and (folder / "run" / "result.json").exists(), f"{state}\n{logs}")
         expect(not list(folder.parent.rglob("pwned")), "a part of the path was executed")
 
-        class Done:
-            folder: Path
-
-        ended = Done()
-        ended.folder = Path(folder / "run")
-        return f"{[line for line in logs.splitlines() if 'step' in line][:1]}; {same_bits(ended)}"  # type: ignore[arg-type]
+        ended = SimpleNamespace(folder=folder / "run", text=lambda: f"{sorted(folder.rglob('*'))}\n{logs}")
+        return f"{[line for line in logs.splitlines() if 'step' in line][:1]}; {same_bits(ended)}"
