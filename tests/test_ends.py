@@ -88,7 +88,8 @@ if ALL in os.environ:
     CELLS += product(("script",), RANKS, [*PHASES][1:], (*SAID, *WELL))
     CELLS += product(("recipe",), RANKS, ("building", "input", "checkpoint"), ("os._exit(0)", *SIGNALS))
     CELLS += product(("recipe",), ("1",), ("building", "input"), ("sys.exit(3)", "raise", "memory", "close"))
-    STOPS = list(product(KINDS, ("building", "input", "checkpoint"), SIGNALS[:3], ("kept", "none")))
+    STOPS = list(product(KINDS, ("building", "input", "checkpoint"), SIGNALS[:3], ("kept",)))
+    STOPS += product(KINDS, ("building", "input"), SIGNALS[:3], ("none",))
 
 
 Outcomes = dict[tuple[str, str, str, str], str]
@@ -113,11 +114,14 @@ def _note(path: Path, found: Outcomes) -> None:
             table.setdefault(f"{kind}: {how}", {}).setdefault(phase, {})[ranks] = status
         cells = [status for row in table.values() for phase in row.values() for status in phase.values()]
         rows = [f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in sorted(table.items())]
+        made = [runtime.versions for name in ("pytorch", "mxnet") if (runtime := store.load(name))]
+        versions = {
+            name: each[name] for each in made for name in ("hvdkit", "horovod", "torch", "mxnet") if name in each
+        }
         facts = {
             "command": f"{ALL}=1 python -m pytest tests/test_ends.py",
             "date": time.strftime("%Y-%m-%d"),
-            "versions": {"python": platform.python_version()}
-            | {name: made.versions for name in ("pytorch", "mxnet") if (made := store.load(name))},
+            "versions": {"python": platform.python_version(), **versions},
             "meaning": "kind: way to end; phase; ranks (or checkpoints, for a signal to hvdkit): the exit status",
             "cells": len(cells),
             "wrong": cells.count("wrong"),

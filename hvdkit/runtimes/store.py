@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 import hvdkit
 from hvdkit.errors import RequestError, RunError, nearest
-from hvdkit.files import open_lock, open_regular, read_bounded, write_atomic
+from hvdkit.files import open_lock, open_regular, read_bounded, unwritable, write_atomic
 from hvdkit.runtimes import pins
 
 PACKAGE = Path(hvdkit.__file__).resolve().parent
@@ -202,9 +202,7 @@ def lock(
         # Next to the runtime's folder, not in it, since the folder is removed while the lock is held.
         file = open_lock(root() / f".{name}.lock")
     except OSError as error:
-        raise RunError(
-            f"{root()}: cannot be written ({error.strerror}); set HVDKIT_RUNTIMES to a folder of yours"
-        ) from error
+        raise unwritable(root(), error, "or set HVDKIT_RUNTIMES to a folder of yours") from error
     with file:
         waited = False
         while True:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hvdkit.errors import RunError
-from hvdkit.files import write_atomic
+from hvdkit.files import unwritable, write_atomic
 from hvdkit.runtimes import cuda, machine, patches, pins, store
 from hvdkit.runtimes.process import Log, environment, foreign_pip
 from hvdkit.runtimes.target import Target
@@ -224,7 +224,5 @@ def _writable(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(
-            f"{folder}: cannot be written ({error.strerror}); set XDG_CACHE_HOME to a folder of yours"
-        ) from error
+        raise unwritable(folder, error, "or set XDG_CACHE_HOME to a folder of yours") from error
     return folder
