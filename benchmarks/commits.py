@@ -51,8 +51,9 @@ def main() -> None:
         for figure in FIGURES:
             pairs = [(one["old"][figure], one["new"][figure]) for one in rounds[1:]]
             ratio = with_interval(interval([new / old for old, new in pairs]), 3)
-            old, new = (harness.median_and_range(values)["median"] for values in zip(*pairs, strict=True))
-            print(f"{framework} {figure}: {old:.4g} → {new:.4g}, ratio {ratio} of {len(pairs)} rounds", flush=True)
+            old, new = map(harness.median_and_range, zip(*pairs, strict=True))
+            shown = ", ".join(f"{key} {old[key]:.4g} → {new[key]:.4g}" for key in ("median", "low"))
+            print(f"{framework} {figure}: ratio {ratio} of {len(pairs)} rounds; {shown}", flush=True)
 
 
 def tree(commit: str, folder: Path) -> Path:
