@@ -1,14 +1,11 @@
-"""A model with its optimizer and strategy, and the training step, the same for every framework and strategy.
+"""A model with its optimizer and strategy, the same for every framework and strategy; `step.py` has the training step.
 
-    accumulate → average → unscale → clip → update → count
-
-Frameworks that trace (TensorFlow, Keras) compile the methods of this class; the others call them directly.
+Frameworks that trace (TensorFlow, Keras) compile the private methods of this class; the others call them directly.
 """
 
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hvdkit.core import trace_events
-from hvdkit.core.owned import Owned
-from hvdkit.core.seam import Adapter, AnyLoss, Hooks, Tensor
+from hvdkit.core.seam import Adapter, AnyLoss, Function, Hooks, Tensor
 from hvdkit.core.state import digest
 from hvdkit.core.stateful import Stateful
+from hvdkit.core.step import Step
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.tensors import Number, scalar
+from hvdkit.core.tensors import Number
 from hvdkit.core.update import Update
 from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
@@ -99,16 +95,7 @@ class Session(Stateful):
         self.strategy.bind(self, sum(int(np.prod(shape)) for shape in self.shapes.values()))
         settings = self.strategy.optimizer(optimizer)
         self.update = Update(adapter, self.trainable, settings, precision, self.strategy.owned(self, settings))
-        self._sums: dict[str, Tensor] = {}  # sums of the gradients of an update's earlier batches
-        self._parts = 1  # batches in the current update
-        self._gradient_bytes = 0  # of the gradients with which an update begins, on this rank
-        self._sends = False  # whether gradients from `_ready` belong to the update's last batch
-        during = self.trainable.overlaps or (self.trainable.reports and self.strategy.keeps_shares)
-        if during and self.strategy.overlaps:
-            self.trainable.on_ready(self._ready)
-        self._compiled: dict[Any, dict[str, Any]] = defaultdict(dict)
-
-    # The step
+        self.step = Step(self, self.strategy, self.update, self.counting)
 
     def train_step(self, batches: Sequence[Batch]) -> Tensor:
         """One update by the mean of the batches' gradients, which is communicated once.
@@ -116,86 +103,7 @@ class Session(Stateful):
         Returns this rank's mean loss over the batches, a tensor of one element; the device may still be computing it.
         With `precision: fp16` an update that overflows on any rank is skipped on all ranks.
         """
-        if len(batches) == 1:
-            self._sends = True
-            loss = self.compiled(self._whole)(*self._inputs(batches[0]))
-        else:
-            losses = [self._part(batch, number, len(batches)) for number, batch in enumerate(batches)]
-            self.finish(len(batches))
-            loss = sum(losses[1:], losses[0]) / len(losses)
-        self._sends = False
-        self._mark_updated()
-        return loss if self.counting is None else self.counting.mean(loss)
-
-    def _whole(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        _, loss, gradients = self.trainable.backward(inputs, targets, self._scale)
-        self.take(gradients)
-        return loss
-
-    def _part(self, batch: Batch, number: int, count: int) -> Tensor:
-        self.sums()  # create them before a compiled function uses them
-        self._parts, self._sends = count, self.strategy.keeps_shares or number == count - 1
-        return self.compiled(self._accumulate)(*self._inputs(batch))
-
-    def _accumulate(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        _, loss, gradients = self.trainable.backward(inputs, targets, self._scale)
-        self.add(gradients)
-        return loss
-
-    def add(self, gradients: Mapping[str, Tensor]) -> None:
-        """Add one batch's gradients, or this rank's share of their means, to the sums for `finish`."""
-        gradients = self._stamped((trace_events.BACKWARD,), gradients)
-        if self.counting is not None:
-            self.counting.add()
-        if self.strategy.keeps_shares:
-            gradients = self._averaged(gradients)
-        for name, total in self.sums().items():
-            self.adapter.tensors.assign(total, total + gradients[name])
-
-    def sums(self) -> dict[str, Tensor]:
-        """The sums of gradients since the last update, created on first use."""
-        if not self._sums:
-            owned = self.update.owned if self.strategy.keeps_shares else Owned(self.adapter, self.trainable.parameters)
-            self._sums = owned.variables()
-        return self._sums
-
-    def finish(self, count: int) -> None:
-        """Update by the mean of the gradients of `count` batches, which `add` has summed."""
-        self._parts = count
-        self.compiled(self._finish)(float(count))
-        self._parts = 1
-
-    def _finish(self, count: Any) -> None:
-        ops = self.adapter.tensors
-        means = {name: total / scalar(self.adapter, count, total) for name, total in self._sums.items()}
-        self._update(means, dict if self.strategy.keeps_shares else self._averaged, count)
-        for total in self._sums.values():
-            ops.assign(total, total * 0)
-
-    def take(self, gradients: Mapping[str, Tensor]) -> None:
-        """Update by the gradients of one batch's scaled loss: average, unscale, clip, apply, count."""
-        self._update(self._stamped((trace_events.BACKWARD,), gradients), self._averaged)
-
-    def _update(
-        self, gradients: Mapping[str, Tensor], average: Callable[..., dict[str, Tensor]], batches: Any = None
-    ) -> None:
-        if self.counting is not None and self.counting.counts:
-            self.counting.update(self, self.strategy, self.update, gradients, average, batches)
-        else:
-            self.update(average(gradients))
-
-    def _averaged(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        means = self.strategy.average(self, dict(gradients))
-        if not self._gradient_bytes:  # the same in each update, and slow to count
-            self._gradient_bytes = self._bytes_of(means if self.strategy.keeps_shares else gradients)
-        return self._stamped((trace_events.REDUCED,), means)
-
-    def _ready(self, name: str, gradient: Tensor) -> bool:
-        """Send a gradient that backward has computed, if it is to be sent after this batch; whether it is taken."""
-        if not self._sends:
-            return False
-        first = self._parts == 1 or self.strategy.keeps_shares
-        return self.strategy.begin(self, name, gradient if first else (self.sums()[name] + gradient) / self._parts)
+        return self.step(batches)
 
     def gradients(self, batch: Batch) -> Gradients:
         """What a training step computes and sends, without the update; collective.
@@ -203,12 +111,12 @@ class Session(Stateful):
         Buffers change as in a training step.
         """
         with self.strategy.peek():
-            outputs, loss, own, averaged = self.compiled(self._probe)(*self._inputs(batch))
+            outputs, loss, own, averaged = self.compiled(self._probe)(*self.step.inputs(batch))
         to_numpy, loss = self.adapter.to_numpy, loss if self.counting is None else self.counting.mean(loss)
         return Gradients(to_numpy(outputs), float(to_numpy(loss).mean()), self._arrays(own), self._arrays(averaged))
 
     def _probe(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        outputs, loss, gradients = self.trainable.backward(inputs, targets, self._scale)
+        outputs, loss, gradients = self.trainable.backward(inputs, targets, self.step.scale)
         own = {name: gradient * 1 for name, gradient in gradients.items()}  # copies: averaging may overwrite the others
         if self.counting is not None and self.counting.counts:
             own, shares = self.counting.probed(self, self.strategy, own, gradients)
@@ -226,8 +134,8 @@ class Session(Stateful):
         drawn = np.random.get_state(), random.getstate()  # a model or a loss may draw from them
         try:
             with self.trainable.unchanged():
-                loss, gradients = self.compiled(self._rehearsal)(*self._inputs(batch))
-                if self._scale is None and np.isfinite(self.adapter.to_numpy(loss)).all():
+                loss, gradients = self.compiled(self._rehearsal)(*self.step.inputs(batch))
+                if self.step.scale is None and np.isfinite(self.adapter.to_numpy(loss)).all():
                     self._check_finite(gradients)
         finally:
             np.random.set_state(drawn[0])
@@ -242,7 +150,7 @@ class Session(Stateful):
                 )
 
     def _rehearsal(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        _, loss, gradients = self.trainable.backward(inputs, targets, self._scale)
+        _, loss, gradients = self.trainable.backward(inputs, targets, self.step.scale)
         return loss, gradients
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
@@ -318,37 +226,6 @@ class Session(Stateful):
         """Whether weights are averaged."""
         return self.update.average is not None
 
-    @property
-    def _scale(self) -> Any:
-        return self.update.scale.get() if self.update.scale is not None else None
-
-    def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        self._mark(trace_events.BEGIN)
-        inputs = self.trainable.inputs(batch)
-        self._mark(trace_events.INPUTS)
-        return inputs
-
-    # Trace events for the profiler
-
-    def compiled(self, function: Any) -> Any:
-        """A method of the step, compiled by the framework once for each `trainable.stamp`."""
-        made, name = self._compiled[self.trainable.stamp], function.__name__
-        if name not in made:
-            made[name] = self.trainable.compile(function)
-        return made[name]
-
-    def _stamped(self, names: tuple[str, ...], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(zip(tensors, self.trainable.stamp(names, list(tensors.values())), strict=True))
-
-    def _mark(self, name: str) -> None:
-        """Record a trace event between two compiled functions."""
-        if self.trainable.traced:
-            trace_events.mark(name)
-        else:
-            self.trainable.stamp((name,), [])
-
-    def _mark_updated(self) -> None:
-        if self.trainable.traced:
-            trace_events.mark(trace_events.UPDATED)
-        else:
-            self.trainable.stamp((trace_events.UPDATED,), list(self.trainable.parameters.values()))
+    def compiled(self, function: Function) -> Function:
+        """A method, compiled by the framework once for each way in which it records trace events."""
+        return self.step.compiled(function)

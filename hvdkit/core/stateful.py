@@ -22,6 +22,7 @@ from hvdkit.core.state import (
     to_canonical,
     unheld,
 )
+from hvdkit.core.step import Step, bytes_of
 from hvdkit.core.update import Update
 
 _TURNED = {4: (3, 2, 0, 1), 2: (1, 0)}  # HWIO kernels to OIHW, (in, out) matrices to (out, in)
@@ -31,8 +32,7 @@ _TURNED_BACK = {4: (2, 3, 1, 0), 2: (1, 0)}
 class Stateful:
     """What a `Session` is made of. `shapes` has the parameters' shapes by sorted names, in the layouts of `state`.
 
-    `_sums` are sums of the gradients of an update's earlier batches; `_gradient_bytes` the size of the gradients with
-    which an update begins on this rank.
+    `step` keeps sums of gradients (`core.step.Step`).
     """
 
     adapter: Adapter
@@ -40,8 +40,7 @@ class Stateful:
     update: Update
     dtype: str
     shapes: dict[str, tuple[int, ...]]
-    _sums: dict[str, Tensor]
-    _gradient_bytes: int
+    step: Step
 
     def state(self, keep: bool = True) -> dict[str, np.ndarray]:
         """`model_state`, and the optimizer's slots as `optimizer.SLOT.NAME`; collective if ranks own shares of them.
@@ -220,13 +219,12 @@ class Stateful:
         slots = {f"{name}.{place}": each for name, held in self.update.slots.items() for place, each in enumerate(held)}
         return {
             "parameters": self._bytes_of(self.update.owned.held),
-            "gradients": self._gradient_bytes + self._bytes_of(self._sums),
+            "gradients": self.step.gradient_bytes + self._bytes_of(self.step.sums),
             "optimizer": self._bytes_of(slots),
         } | ({"average": self._bytes_of(average.pieces)} if (average := self.update.average) else {})
 
     def _bytes_of(self, tensors: Mapping[str, Tensor]) -> int:
-        sizes = (int(np.prod(each.shape)) * np.dtype(self.adapter.dtype(each)).itemsize for each in tensors.values())
-        return sum(sizes)
+        return bytes_of(self.adapter, tensors)
 
     def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Tensors of the parameters, such as gradients, as one vector: by sorted names, in the layouts of `state`."""

@@ -127,9 +127,9 @@ class TrainableModel(TensorFlowModel):
                 variable.assign(variable.constraint(variable))
 
     def accumulate(self) -> None:
-        """From now on, accumulate each batch's gradients in `fit` for `Session.finish`."""
+        """From now on, accumulate each batch's gradients in `fit` for `Step.end`."""
         if not self.model.optimizer.accumulates:
-            self.core.sums()
+            self.core.step.prepare()
             self.model.optimizer.accumulates = True
             self.model.make_train_function(force=True)
 
@@ -140,7 +140,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
     def __init__(self, trainable: TrainableModel) -> None:
         super().__init__(learning_rate=0.0, name="distributed")  # the session has the rate
         self._trainable = trainable
-        self.accumulates = False  # whether gradients are accumulated for `Session.finish`
+        self.accumulates = False  # whether gradients are accumulated for `Step.end`
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """The scaled loss, which Keras differentiates; it reports the unscaled one."""
@@ -155,8 +155,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         if [id(variable) for variable in variables] != [id(variable) for variable in self._trainable_variables]:
             raise RequestError("model: other variables learn than when it was prepared; prepare it again")
-        session = self._trainable.core
-        (session.add if self.accumulates else session.take)(self._trainable.named(grads))
+        step = self._trainable.core.step
+        (step.add if self.accumulates else step.finish)(self._trainable.named(grads))
         self.iterations.assign_add(1)
 
 
@@ -203,7 +203,7 @@ class _HooksCallback(keras.callbacks.Callback):
         self._losses.append((logs or {})["loss"])
         if len(self._losses) == self._size:
             if self.model.optimizer.accumulates:
-                self._trainable.core.finish(self._size)
+                self._trainable.core.step.end(self._size)
             trace_events.mark(trace_events.UPDATED)
             counting, loss = self._trainable.core.counting, np.mean(self._losses)
             self._hooks.end_step(loss if counting is None else counting.mean(loss))

@@ -114,7 +114,7 @@ class _ZeroRedundancySession(_DdpSession, TorchOptimSession):
         self.settings = optimizer
 
     def _step(self) -> None:
-        self._gradient_bytes = self._bytes_of(self.trainable.gradients())
+        self.step.gradient_bytes = self._bytes_of(self.trainable.gradients())
         zero = self.strategy.zero
         self._step_by(zero, zero.optim.state)
 

@@ -192,7 +192,7 @@ class _DeepSpeedSession(SharesSession):
         return outputs.detach(), loss.detach()
 
     def _step(self) -> None:
-        self._gradient_bytes = self.strategy.gradient_bytes()
+        self.step.gradient_bytes = self.strategy.gradient_bytes()
         steps = self.update.steps.get()
         for state in self._engine.optimizer.optimizer.state.values():
             if "step" in state:
@@ -225,7 +225,7 @@ class _DeepSpeedSession(SharesSession):
         optimizer = sum(tensor.nbytes for tensor in (*self.strategy.shares, *self.strategy.slots()))
         return {
             "parameters": self.strategy.parameter_bytes(),
-            "gradients": self._gradient_bytes,
+            "gradients": self.step.gradient_bytes,
             "optimizer": optimizer,
         }
 

@@ -129,7 +129,7 @@ class _FsdpSession(SharesSession, TorchOptimSession):
         return logits.detach(), loss.detach(), self.trainable.gradients()
 
     def _step(self) -> None:
-        self._gradient_bytes = self._bytes_of(self.trainable.gradients())
+        self.step.gradient_bytes = self._bytes_of(self.trainable.gradients())
         self._step_by(self._optimizer, self._optimizer.state)
 
     def _held_gradients(self) -> list[torch.Tensor]:

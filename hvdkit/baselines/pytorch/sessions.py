@@ -91,7 +91,7 @@ class ByHandSession(Session):
     def _backward_of(self, batch: Batch, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
         inputs, targets = self.trainable.inputs(batch)
         logits, loss = self.trainable.loss_of(inputs, targets)
-        (loss * (self._scale or 1.0) / parts).backward()
+        (loss * (self.step.scale or 1.0) / parts).backward()
         return logits.detach(), loss.detach()
 
     def _without_communication(self) -> AbstractContextManager[Any]:

@@ -1,0 +1,170 @@
+"""The training step, the same for every framework and strategy, from top to bottom:
+
+    forward and backward → accumulate → average → unscale → clip → update → count
+
+It is traced, with the strategy and the update, where a framework compiles (TensorFlow, Keras); the others call it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hvdkit.core import trace_events
+from hvdkit.core.counting import Counting
+from hvdkit.core.owned import Owned
+from hvdkit.core.seam import Adapter, Function, Session
+from hvdkit.core.strategy import Strategy
+from hvdkit.core.tensors import Tensor, scalar
+from hvdkit.core.update import Update
+from hvdkit.data.dataset import Batch
+
+
+class Step:
+    """One update by the mean gradient of its microbatches, which is communicated once, and what it keeps in between.
+
+    `sums` are those of the gradients of the update's earlier microbatches, empty until there are any. `gradient_bytes`
+    is the size of the gradients with which an update begins, on this rank.
+    """
+
+    def __init__(self, session: Session, strategy: Strategy, update: Update, counting: Counting | None) -> None:
+        self._session, self._strategy, self._update, self._counting = session, strategy, update, counting
+        self._adapter, self._trainable = session.adapter, session.trainable
+        self.sums: dict[str, Tensor] = {}
+        self.gradient_bytes = 0
+        self._count = 1  # microbatches of the current update
+        self._sends = False  # whether gradients that backward reports are sent after this microbatch
+        self._compiled: dict[Any, dict[str, Any]] = defaultdict(dict)
+        during = self._trainable.overlaps or (self._trainable.reports and strategy.keeps_shares)
+        if during and strategy.overlaps:
+            self._trainable.on_ready(self._ready)
+
+    def __call__(self, microbatches: Sequence[Batch]) -> Tensor:
+        """Update once. Returns this rank's mean loss, a tensor of one element that the device may still compute."""
+        self._count = len(microbatches)
+        if self._count > 1:
+            self.prepare()
+        losses = []
+        for number, batch in enumerate(microbatches, start=1):
+            last = number == self._count
+            self._sends = last or self._strategy.keeps_shares
+            if last:
+                count = float(number) if number > 1 else None
+                losses.append(self.compiled(self._last)(*self.inputs(batch), count))
+            else:
+                losses.append(self.compiled(self._earlier)(*self.inputs(batch)))
+        self._sends = False
+        self._mark(trace_events.UPDATED, self._trainable.parameters)
+        loss = sum(losses[1:], losses[0]) / len(losses) if len(losses) > 1 else losses[0]
+        return loss if self._counting is None else self._counting.mean(loss)
+
+    def prepare(self) -> None:
+        """Make the sums, before a compiled function uses them."""
+        if not self.sums:
+            shares, parameters = self._update.owned, self._trainable.parameters
+            owned = shares if self._strategy.keeps_shares else Owned(self._adapter, parameters)
+            self.sums = owned.variables()
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """A batch's inputs and targets on the device."""
+        self._mark(trace_events.BEGIN)
+        inputs = self._trainable.inputs(batch)
+        self._mark(trace_events.INPUTS)
+        return inputs
+
+    def _earlier(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        _, loss, gradients = self._trainable.backward(inputs, targets, self.scale)
+        self.add(gradients)
+        return loss
+
+    def _last(self, inputs: Tensor, targets: Tensor, count: Any) -> Tensor:
+        _, loss, gradients = self._trainable.backward(inputs, targets, self.scale)
+        self.finish(gradients, count)
+        return loss
+
+    def add(self, gradients: Mapping[str, Tensor]) -> None:
+        """Add a microbatch's gradients to the sums; where ranks keep shares, this rank's share of their means."""
+        gradients = self._own(gradients)
+        for name, total in self.sums.items():
+            self._adapter.tensors.assign(total, total + gradients[name])
+
+    def finish(self, gradients: Mapping[str, Tensor] | None, count: Any = None) -> None:
+        """Update by a microbatch's gradients; with a `count`, by the mean of so many: these, if given, and the sums."""
+        if count is None:
+            assert gradients is not None
+            self._change(self._stamped((trace_events.BACKWARD,), gradients), self._averaged)
+            return
+        more = None if gradients is None else self._own(gradients)
+        totals = {name: total if more is None else total + more[name] for name, total in self.sums.items()}
+        means = {name: total / scalar(self._adapter, count, total) for name, total in totals.items()}
+        self._change(means, dict if self._strategy.keeps_shares else self._averaged, count)
+        for total in self.sums.values():
+            self._adapter.tensors.assign(total, total * 0)
+
+    def end(self, count: int) -> None:
+        """Update by the mean of `count` microbatches whose gradients were added, by a framework's own loop."""
+        self.compiled(self.finish)(None, float(count))
+
+    def _own(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What of one of several microbatches' gradients is summed."""
+        gradients = self._stamped((trace_events.BACKWARD,), gradients)
+        if self._counting is not None:
+            self._counting.add()
+        return self._averaged(gradients) if self._strategy.keeps_shares else gradients
+
+    def _averaged(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The means over the ranks that read other data; collective."""
+        means = self._strategy.average(self._session, dict(gradients))
+        if not self.gradient_bytes:  # the same in each update, and slow to count
+            self.gradient_bytes = bytes_of(self._adapter, means if self._strategy.keeps_shares else gradients)
+        return self._stamped((trace_events.REDUCED,), means)
+
+    def _change(
+        self, gradients: Mapping[str, Tensor], average: Callable[..., dict[str, Tensor]], count: Any = None
+    ) -> None:
+        """Average gradients of the scaled loss, unscale and clip them, apply the optimizer's rule, and count."""
+        if self._counting is not None and self._counting.counts:
+            self._counting.update(self._session, self._strategy, self._update, gradients, average, count)
+        else:
+            self._update(average(gradients))
+
+    def _ready(self, name: str, gradient: Tensor) -> bool:
+        """Send a gradient that backward has computed, if this microbatch's are to be sent; whether it is taken."""
+        if not self._sends:
+            return False
+        whole = self._count == 1 or self._strategy.keeps_shares
+        return self._strategy.begin(
+            self._session, name, gradient if whole else (self.sums[name] + gradient) / self._count
+        )
+
+    @property
+    def scale(self) -> Any:
+        """The factor by which the loss is multiplied now; None if it is not."""
+        return self._update.scale.get() if self._update.scale is not None else None
+
+    def compiled(self, function: Function) -> Function:
+        """A method, compiled by the framework once for each way in which it records trace events."""
+        made, name = self._compiled[self._trainable.stamp], function.__qualname__
+        if name not in made:
+            made[name] = self._trainable.compile(function)
+        found: Function = made[name]
+        return found
+
+    def _stamped(self, names: tuple[str, ...], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(zip(tensors, self._trainable.stamp(names, list(tensors.values())), strict=True))
+
+    def _mark(self, name: str, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Record a trace event between two compiled functions, or once the tensors are ready."""
+        if self._trainable.traced:
+            trace_events.mark(name)
+        else:
+            self._trainable.stamp((name,), list((tensors or {}).values()))
+
+
+def bytes_of(adapter: Adapter, tensors: Mapping[str, Tensor]) -> int:
+    """The size of tensors."""
+    sizes = (int(np.prod(each.shape)) * np.dtype(adapter.dtype(each)).itemsize for each in tensors.values())
+    return sum(sizes)
