@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import hvdkit
 from hvdkit.adapters.capabilities import RESIDENT_MIB
 from hvdkit.commands import memory as command
-from hvdkit.core.shares import BUCKET_BYTES
+from hvdkit.core.pieces import BUCKET_BYTES
 from hvdkit.errors import RequestError
 from hvdkit.recipe import registry, schema
 from hvdkit.recipe.schema import Recipe

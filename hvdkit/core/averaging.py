@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hvdkit.core.owned import Owned
+from hvdkit.core.pieces import Owned
 from hvdkit.core.state import AVERAGE, is_statistic, slot_name
 from hvdkit.recipe.schema import AverageWeights
 

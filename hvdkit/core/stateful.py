@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 
 from hvdkit.core.group import Group
-from hvdkit.core.owned import Owned
+from hvdkit.core.pieces import Owned, buckets
 from hvdkit.core.seam import Adapter, Tensor, Trainable
-from hvdkit.core.shares import buckets
 from hvdkit.core.state import (
     check_fits,
     from_canonical,

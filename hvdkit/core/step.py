@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hvdkit.core import trace_events
-from hvdkit.core.counting import Counting
-from hvdkit.core.owned import Owned
+from hvdkit.core.pieces import Owned
 from hvdkit.core.seam import Adapter, Function, Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import Tensor, scalar
 from hvdkit.core.update import Update
 from hvdkit.data.dataset import Batch
+
+if TYPE_CHECKING:  # a loss that is a mean does not need it
+    from hvdkit.core.counting import Counting
 
 
 class Step:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from hvdkit.core.owned import Owned
+from hvdkit.core.pieces import Owned
 from hvdkit.core.tensors import Tensor
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hvdkit import tasks
-from hvdkit.core.shares import BUCKET_BYTES
+from hvdkit.core.pieces import BUCKET_BYTES
 from hvdkit.core.update_rules import slot_names
 from hvdkit.errors import LARGEST
 from hvdkit.recipe.schema import Recipe

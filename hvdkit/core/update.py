@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hvdkit.core.owned import Owned
+from hvdkit.core.pieces import Owned
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS
 from hvdkit.core.state import has_average, slot_name
 from hvdkit.core.tensors import Tensor, scalar

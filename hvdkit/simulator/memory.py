@@ -7,9 +7,9 @@ import math
 from hvdkit import tasks
 from hvdkit.adapters import capabilities
 from hvdkit.core import tuning
+from hvdkit.core.pieces import BUCKET_BYTES, BUCKETS_AT_ONCE
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import ROOT_BLOCK
-from hvdkit.core.shares import BUCKET_BYTES, BUCKETS_AT_ONCE
 from hvdkit.core.update_rules import slot_names
 from hvdkit.data.counts import KNOWN
 from hvdkit.recipe.schema import GPT, ImageFolder, Recipe, Synthetic

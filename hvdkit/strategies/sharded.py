@@ -14,9 +14,8 @@ import numpy as np
 
 from hvdkit.core import trace_events
 from hvdkit.core.group import Group
-from hvdkit.core.owned import Owned
+from hvdkit.core.pieces import BUCKET_BYTES, BUCKETS_AT_ONCE, Bucket, Owned, Piece, buckets
 from hvdkit.core.seam import Adapter, Joined, Pending, Session, Trainable
-from hvdkit.core.shares import BUCKET_BYTES, BUCKETS_AT_ONCE, Bucket, Piece, buckets
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import Tensor
 from hvdkit.core.update_rules import is_layerwise

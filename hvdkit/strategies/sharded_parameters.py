@@ -15,8 +15,8 @@ from typing import TypeVar
 import numpy as np
 
 from hvdkit.core.group import Group
+from hvdkit.core.pieces import BUCKETS_AT_ONCE, Bucket, bucket
 from hvdkit.core.seam import ROOT_BLOCK, Adapter, Block, Pending, Phase, Session, Trainable
-from hvdkit.core.shares import BUCKETS_AT_ONCE, Bucket, bucket
 from hvdkit.core.tensors import Tensor
 from hvdkit.strategies.dense import GRADIENTS
 from hvdkit.strategies.sharded import Sharded, Shares

@@ -16,7 +16,7 @@ from hvdkit.baselines.pytorch.process_group import ProcessGroup
 from hvdkit.baselines.pytorch.sessions import ByHandSession, OverAll, TorchOptimSession, torch_optimizer
 from hvdkit.core import seam
 from hvdkit.core.group import Mesh
-from hvdkit.core.owned import Owned
+from hvdkit.core.pieces import Owned
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy

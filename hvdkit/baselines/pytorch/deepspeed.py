@@ -20,7 +20,7 @@ from hvdkit.baselines.pytorch.sessions import torch_optimizer
 from hvdkit.baselines.pytorch.shares import Share, SharesSession, Slots
 from hvdkit.core import seam
 from hvdkit.core.group import Mesh, Ranks
-from hvdkit.core.owned import Owned
+from hvdkit.core.pieces import Owned
 from hvdkit.core.session import Gradients, Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.topology import Topology

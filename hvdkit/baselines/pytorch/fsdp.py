@@ -19,7 +19,7 @@ from hvdkit.baselines.pytorch.sessions import TorchOptimSession, torch_optimizer
 from hvdkit.baselines.pytorch.shares import Share, SharesSession, Slots
 from hvdkit.core import seam
 from hvdkit.core.group import Mesh
-from hvdkit.core.owned import Owned
+from hvdkit.core.pieces import Owned
 from hvdkit.core.seam import ROOT_BLOCK, Adapter
 from hvdkit.core.strategy import Strategy
 from hvdkit.data.dataset import Batch

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hvdkit.baselines.pytorch.sessions import ByHandSession
-from hvdkit.core.owned import Owned
+from hvdkit.core.pieces import Owned
 from hvdkit.core.session import Gradients
 from hvdkit.data.dataset import Batch
 
