@@ -304,6 +304,7 @@ class Agents:
             self._signal_all(signal.SIGKILL)  # their commands die with them (PR_SET_PDEATHSIG)
         elif over > _MARGIN_S / 2 and self._listener is not None:
             # A program that waits for a host it cannot reach: asked again, its agent kills it, with its ssh.
+            self._hurried = self._hurried or self.launcher_end is None
             self._signal_all(signal.SIGTERM)
 
     def end(self) -> None:

@@ -97,7 +97,8 @@ class _Ranks(Agents):
             if self.hangs:
                 return hang_failure(self._job, self.hangs.values(), ends, self.stalls.values())
         launcher = self.launcher_end
-        explained = verdict is not None and (verdict.end.known or verdict.lost_by)
+        # What is killed after a rank's end (`_hurried`) did not cause that.
+        explained = verdict is not None and (verdict.end.known or verdict.lost_by or self._hurried)
         if launcher is not None and launcher["exit_code"] != 0 and not explained and not self._lingered:
             return self._launcher_failure(launcher, [end for end in ends if not end.known])
         return None if verdict is None else blame.failure(self._job, verdict)
