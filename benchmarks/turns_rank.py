@@ -21,24 +21,16 @@ from typing import Any
 import numpy as np
 
 from hvdkit import adapters, paths
-from hvdkit.core import metrics
 from hvdkit.core.group import Group
 from hvdkit.core.heartbeat import Heartbeat
+from hvdkit.core.loop import Loop
 from hvdkit.core.seam import Adapter, Session
-from hvdkit.core.trainer import Loop
 from hvdkit.core.usage import Snapshot, load_of_others
 from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.worker.entry import end_as_rank
 from hvdkit.worker.setup import Script, Setup, start
-
-
-class Turn(Loop):
-    """Steps of one epoch, without an evaluation at its end."""
-
-    def end_epoch(self) -> None:
-        """Nothing to do."""
 
 
 @dataclass
@@ -53,17 +45,9 @@ class Side:
     def turn(self, setup: Setup, heartbeat: Heartbeat) -> list[float]:
         """Seconds of each step that counts, on this rank; all ranks begin together."""
         synchronize(setup.adapter)
-        loop = Turn(
-            setup.adapter,
-            self.session,
-            setup.task,
-            self.recipe.model_copy(update={"steps": self.warmup + self.measured, "log_every": 0}),
-            setup.mesh,
-            setup.dataset,
-            metrics.MetricsFile(None),
-            report=heartbeat.beat,
-        )
-        self.session.fit(loop)
+        recipe = self.recipe.model_copy(update={"steps": self.warmup + self.measured})
+        loop = Loop(self.session, setup.task, recipe, setup.mesh, setup.dataset, heartbeat.beat)  # without handlers
+        loop.train()
         return loop.clock.seconds[self.warmup :]
 
 

@@ -8,9 +8,9 @@ from sklearn.datasets import load_digits
 from hvdkit.adapters import tensorflow as adapter
 from hvdkit.checkpoint.weights import save_weights
 from hvdkit.core.group import world_of
+from hvdkit.core.metrics import evaluate
 from hvdkit.core.schedule import scaled_rate
 from hvdkit.core.session import Session
-from hvdkit.core.trainer import evaluate
 from hvdkit.data.batches import ArraySplit, epoch_batches, steps_per_epoch
 from hvdkit.recipe.schema import Loss, Schedule, Sgd
 from hvdkit.strategies.dense import Dense

@@ -16,6 +16,7 @@ _LAZY = {
     **dict.fromkeys(("advise", "bench", "diff", "dry_run", "generate", "predict", "published_profile"), "hvdkit.api"),
     **dict.fromkeys(("memory", "submit", "sweep"), "hvdkit.api"),
     "Own": "hvdkit.tasks.own",
+    "Handler": "hvdkit.core.loop",
     "run_task": "hvdkit.worker.entry",
     "Metrics": "hvdkit.tasks.task",
     **dict.fromkeys(("ArraySplit", "Batch"), "hvdkit.data.dataset"),
@@ -25,8 +26,8 @@ _LAZY = {
 _MOVED = {
     "hvdkit.config": "hvdkit.recipe.schema",
     "hvdkit.core.data": "hvdkit.data.batches",
-    "hvdkit.core.loop": "hvdkit.core.trainer",
     "hvdkit.core.native": "hvdkit.data.user_pipeline",
+    "hvdkit.core.trainer": "hvdkit.core.metrics",
     "hvdkit.core.weights": "hvdkit.checkpoint.weights",
 }
 

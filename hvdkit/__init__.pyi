@@ -20,6 +20,7 @@ from hvdkit.api import published_profile as published_profile
 from hvdkit.api import submit as submit
 from hvdkit.api import sweep as sweep
 from hvdkit.api import train as train
+from hvdkit.core.loop import Handler as Handler
 from hvdkit.data.dataset import ArraySplit as ArraySplit
 from hvdkit.data.dataset import Batch as Batch
 from hvdkit.data.user_pipeline import NativeJob as NativeJob

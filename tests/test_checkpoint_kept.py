@@ -23,11 +23,12 @@ from hvdkit.checkpoint.snapshots import Checkpoint, Record
 from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core import metrics
 from hvdkit.core.group import Mesh
+from hvdkit.core.handlers import attach
+from hvdkit.core.loop import Loop
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest, parameters_of
 from hvdkit.core.step_plan import Progress
 from hvdkit.core.topology import Topology
-from hvdkit.core.trainer import Loop, drive
 from hvdkit.data.batches import open_dataset
 from hvdkit.recipe.schema import Checkpointing, Recipe
 from hvdkit.results.train import kept_lines, read_result
@@ -154,7 +155,7 @@ def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytes
         session = Session(adapter, adapter.Linear(3072, 10), recipe.optimizer, recipe.loss)
         checkpoints = Checkpoints(tmp_path, Checkpointing(), "accuracy") if topology.is_root else None
 
-        def keep(progress: Progress) -> None:
+        def keep(progress: Progress, own: object) -> None:
             record = Record(
                 progress=Progress(step=progress.step), np=2, framework="a", framework_version="1", hvdkit_version="1",
                 recipe={},
@@ -163,8 +164,8 @@ def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytes
                 checkpoints.write(Checkpoint(record, session.state()))
 
         task, mesh = tasks.choose(recipe), Mesh(topology)
-        loop = Loop(adapter, session, task, recipe, mesh, dataset, metrics.MetricsFile(None), keep=keep)
-        drive(session, loop)
+        loop = attach(Loop(session, task, recipe, mesh, dataset), metrics.MetricsFile(None), keep)
+        loop.train()
         if checkpoints:
             checkpoints.wait()
         return loop.clock.seconds

@@ -17,13 +17,14 @@ from conftest import ROOT
 from hvdkit import adapters, tasks
 from hvdkit.core import metrics
 from hvdkit.core.group import Mesh, world_of
+from hvdkit.core.handlers import attach
 from hvdkit.core.heartbeat import first_line, lost_a_peer
+from hvdkit.core.loop import Loop
 from hvdkit.core.schedule import learning_rate
 from hvdkit.core.session import Session
 from hvdkit.core.state import canonical_name, digest, from_canonical, to_canonical
-from hvdkit.core.stopping import Stopping
+from hvdkit.core.stopping import Preemption
 from hvdkit.core.topology import Topology, threads_per_rank
-from hvdkit.core.trainer import Loop
 from hvdkit.core.update_rules import decay_of, update
 from hvdkit.data import batches, small_images
 from hvdkit.data.augment import augment
@@ -295,13 +296,13 @@ def test_looks_for_an_end_come_each_five_seconds_whatever_a_step_takes() -> None
     for step_s, longest in ((0.01, 500), (0.7, 7), (60.0, 1)):
         asked_at: list[int] = []
         seconds: list[float] = []
-        stopping = Stopping(adapter, WORLD, lambda at=asked_at, so_far=seconds: bool(at.append(len(so_far))), 0)
+        stopping = Preemption(adapter, WORLD, lambda at=asked_at, so_far=seconds: bool(at.append(len(so_far))), 0)
         for step in range(1, 3001):
             seconds.append(step_s)
             assert not stopping.wanted(step, seconds)
         gaps = np.diff([0, *asked_at])
         assert gaps[0] == 1 and gaps.max() == longest, (step_s, gaps)
-    always = Stopping(adapter, WORLD, lambda: True, 5)
+    always = Preemption(adapter, WORLD, lambda: True, 5)
     assert not always.wanted(5, [0.1]) and always.wanted(6, [0.1])
 
 
@@ -328,8 +329,8 @@ def trained(recipe: Recipe, folder: Path) -> tuple[Loop, list[dict[str, Any]]]:
     dataset = batches.open_dataset(recipe.data, 10, recipe.seed)
     session = Session(adapter, adapter.Linear(32 * 32 * 3, 10), recipe.optimizer, recipe.loss)
     path = folder / "metrics.jsonl"
-    loop = Loop(adapter, session, tasks.choose(recipe), recipe, Mesh(Topology()), dataset, metrics.MetricsFile(path))
-    session.fit(loop)
+    loop = Loop(session, tasks.choose(recipe), recipe, Mesh(Topology()), dataset)
+    attach(loop, metrics.MetricsFile(path)).train()
     return loop, [json.loads(line) for line in path.read_text().splitlines()]
 
 

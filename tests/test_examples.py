@@ -85,6 +85,7 @@ def test_the_pages_show_the_examples_as_they_are() -> None:
         ("own-model.md", "python", "regression_pytorch.py"),
         ("own-model.md", "yaml", "regression.yaml"),
         ("own-model.md", "python", example("pytorch").name),
+        ("own-model.md", "python", "handlers_pytorch.py"),
         ("data.md", "python", "native_pytorch.py"),
     ):
         shown = f"```{language}\n{(ROOT / 'examples' / file).read_text()}```"

@@ -40,7 +40,7 @@ HEAVY = ("torch", "tensorflow", "keras", "mxnet", "horovod", "matplotlib", "jinj
 
 
 @pytest.mark.parametrize(
-    "statement", ["import hvdkit", "import hvdkit.cli.app", "import hvdkit.launch, hvdkit.core.trainer"]
+    "statement", ["import hvdkit", "import hvdkit.cli.app", "import hvdkit.launch, hvdkit.core.handlers"]
 )
 def test_imports_load_nothing_heavy(statement: str) -> None:
     code = f"import sys; {statement}; print(*sorted(name.split('.')[0] for name in sys.modules))"

@@ -13,15 +13,16 @@ import pytest
 from crowd import together
 
 from hvdkit import tasks
-from hvdkit.core import trainer as loop_
+from hvdkit.core import handlers
 from hvdkit.core.group import Mesh, world_of
+from hvdkit.core.handlers import attach
+from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.metrics import MetricsFile
 from hvdkit.core.session import Session
 from hvdkit.core.state import parameters_of
 from hvdkit.core.step_plan import Progress
 from hvdkit.core.strategy import without_strategy
 from hvdkit.core.topology import Topology
-from hvdkit.core.trainer import Loop
 from hvdkit.data import batches
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe, flat
@@ -58,6 +59,14 @@ def weights_of(state: Weights) -> np.ndarray:
     return np.concatenate([value.reshape(-1) for _, value in sorted(parameters_of(state).items())])
 
 
+class Watching(Handler):
+    def __init__(self, watch: Callable[[], None]) -> None:
+        self._watch = watch
+
+    def on_step_end(self, run: Loop) -> None:
+        self._watch()
+
+
 class Run:
     """One rank's training; `watch(run)` is called behind each update."""
 
@@ -77,26 +86,18 @@ class Run:
             self.communication.load_state(state)
         self.kept: list[Any] = []
         self.final: Weights = {}  # the state at the end
-        self.loop = Loop(
-            adapter, self.session, tasks.choose(recipe), recipe, Mesh(topology), digits(), MetricsFile(None),
-            progress=progress, keep=self._keep,
-        )  # fmt: skip
+        loop = Loop(self.session, tasks.choose(recipe), recipe, Mesh(topology), digits(), progress=progress)
+        self.loop = attach(loop, MetricsFile(None), self._keep)
 
-    def _keep(self, progress: Progress) -> None:
+    def _keep(self, progress: Progress, own: object) -> None:
         self.kept.append((copy.copy(progress), self.state()))
 
     def state(self) -> Weights:
         return self.session.state() | self.communication.state()
 
     def train(self, watch: Callable[[Run], None] = lambda run: None) -> Run:
-        end_step = self.loop.end_step
-
-        def watched(loss: Any) -> None:
-            end_step(loss)
-            watch(self)
-
-        self.loop.end_step = watched
-        loop_.drive(self.session, self.loop)
+        self.loop.handlers.append(Watching(lambda: watch(self)))
+        self.loop.train()
         self.final = self.state()
         return self
 
@@ -253,13 +254,13 @@ def test_clipping_with_momentum_correction_is_the_ranks_own() -> None:
 
 def test_ranks_are_compared_when_they_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
     """`check_ranks` falls into rounds here; nobody has drifted apart who was told to go alone."""
-    compared, sound = set(), loop_.check_ranks
+    compared, sound = set(), handlers.check_ranks
 
-    def watched(adapter: Any, session: Any, topology: Topology, step: int) -> None:
+    def watched(session: Session, mesh: Mesh, step: int) -> None:
         compared.add(step)
-        sound(adapter, session, topology, step)
+        sound(session, mesh, step)
 
-    monkeypatch.setattr(loop_, "check_ranks", watched)
+    monkeypatch.setattr(handlers, "check_ranks", watched)
     trained(recipe_of(sync={"every": 4}, check_ranks=3))
     assert compared == {4, 8, 12}, "asked for behind updates 3, 6, 9 and 12"
 

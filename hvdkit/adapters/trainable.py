@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from hvdkit.core import trainer
 from hvdkit.core.group import Group
-from hvdkit.core.seam import Block, Hooks, Joined, Pending, Session, Stamp, Tensor, UpdateKernel, Uses
-from hvdkit.core.session import Session as CoreSession
+from hvdkit.core.seam import Block, Joined, Pending, Session, Stamp, Tensor, UpdateKernel, Uses
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Optimizer
 
@@ -112,7 +110,3 @@ class TrainableModel:
             yield
         finally:
             session.load_buffers(kept)
-
-    def fit(self, hooks: Hooks) -> None:
-        assert isinstance(self.session, CoreSession)
-        trainer.drive(self.session, hooks)

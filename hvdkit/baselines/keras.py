@@ -5,9 +5,8 @@ from __future__ import annotations
 from hvdkit.adapters.keras import training  # before TensorFlow, as it silences the start-up messages
 from hvdkit.baselines import base
 from hvdkit.baselines import tensorflow as tf_baselines
-from hvdkit.core import trainer
 from hvdkit.core.group import Mesh
-from hvdkit.core.seam import Hooks
+from hvdkit.core.loop import Loop
 from hvdkit.core.strategy import Strategy
 from hvdkit.recipe.schema import Recipe
 from hvdkit.strategies.dense import Dense
@@ -25,8 +24,8 @@ class Plain(base.Baseline):
 
 
 class _ReplicaModel(tf_baselines.InReplica, training.TrainableModel):
-    def fit(self, hooks: Hooks) -> None:
-        trainer.drive(self.core, hooks)
+    def drive(self, loop: Loop) -> None:
+        loop.run()
 
 
 class MultiWorker(tf_baselines.MultiWorker):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from hvdkit.core import trace_events
 from hvdkit.core.group import Group, Mesh
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
@@ -179,6 +180,7 @@ class StepClock:
     def resume(self) -> None:
         """Start or restart the clock; the time before this call counts to no step."""
         self.last_ns, self._last_cpu = time.perf_counter_ns(), self._cpu()
+        trace_events.note(trace_events.OPEN, self.last_ns)
 
     def tick(self) -> None:
         """Record the end of a step."""
@@ -186,6 +188,7 @@ class StepClock:
         self.seconds.append((now - self.last_ns) / 1e9)
         self.cpu_seconds.append(cpu - self._last_cpu)
         self.last_ns, self._last_cpu = now, cpu
+        trace_events.note(trace_events.END, now)
         if self.first_at is None:
             self.first_at = time.time()
         if len(self.seconds) == self._warmup:

@@ -6,7 +6,7 @@ calls its framework. Tensors are the framework's own; core uses NumPy arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
@@ -20,7 +20,6 @@ from hvdkit.recipe.schema import Loss, Optimizer
 if TYPE_CHECKING:  # the command line reads CAPABILITIES and starts without NumPy
     import numpy as np
 
-    from hvdkit.core.step_plan import Progress
     from hvdkit.core.synchronized import StatisticsOf
     from hvdkit.data.batches import Batch
     from hvdkit.results.recording import Kind
@@ -59,40 +58,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def rival_of(adapter: Adapter) -> str | None:
     """The name in `hvdkit.baselines.registry` of the baseline behind this adapter; None for hvdkit's own adapters."""
     return getattr(adapter, "RIVAL", None)
-
-
-class Hooks(Protocol):
-    """The hooks that a framework's training loop calls; `core.trainer.Loop` implements them.
-
-    The order is `begin_epoch`; then for each group of batches `begin_step`, the update, `end_step`; then `end_epoch`.
-    """
-
-    epochs: int
-    progress: Progress
-    group_sizes: list[int]  # batches of each update that is left in the epoch
-    stopped_early: str | None  # why no epoch follows, in a line; None if training continues
-
-    @property
-    def finished(self) -> bool:
-        """Whether the last step has been taken, or training has stopped early."""
-
-    def groups(self, epoch: int) -> Iterator[list[Batch]]:
-        """This rank's batches for the rest of an epoch, one list per update."""
-
-    def enter_epoch(self, epoch: int) -> None:
-        """Set `group_sizes`."""
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Before an epoch's first step. Epochs count from 0."""
-
-    def begin_step(self) -> None:
-        """Before an update."""
-
-    def end_step(self, loss: Tensor) -> None:
-        """After an update; `loss` is this rank's mean loss of the step."""
-
-    def end_epoch(self) -> None:
-        """After an epoch's last step."""
 
 
 # The recipe's cross-entropy, or a function in the framework's operations: (outputs, targets) -> mean loss, one element,
@@ -257,27 +222,36 @@ class Trainable(Protocol):
     def unchanged(self) -> AbstractContextManager[None]:
         """A context after which buffers, and random numbers where the framework tells, are what they were before."""
 
-    def fit(self, hooks: Hooks) -> None:
-        """Train: call the loop's hooks in this framework's usual way."""
 
-
-class Observer(Protocol):
+class Observer:
     """The adapter's part of `hvdkit profile`, beside the events of `core.trace_events` (each adapter's `timing.py`).
 
-    The functions are called between two steps, on all ranks.
+    The functions are called between two steps, on all ranks. `hvd` is the framework's Horovod, or None. This class is
+    for a framework that records trace events without preparation.
     """
+
+    def __init__(self, hvd: Any = None) -> None:
+        self._hvd, self._writes = hvd, False
 
     def watch(self, kind: Kind) -> None:
         """Set what the next steps record: nothing, the step's trace events, or also one per gradient and layer."""
 
     def timeline(self, path: Path | None) -> None:
         """Start Horovod's timeline at `path` (rank 0 writes it); None stops it and completes the file."""
+        if self._hvd is not None and self._writes:
+            self._hvd.stop_timeline()
+        self._writes = path is not None
+        if self._hvd is not None and path is not None:
+            self._hvd.start_timeline(str(path))
 
     def own_profile(self, path: Path | None) -> None:
-        """Start the framework's own profiler; None stops it and writes the file."""
+        """Start the framework's own profiler, if it has one that is used; None stops it and writes the file."""
 
     def device(self) -> tuple[str, float | None]:
         """The name of this rank's device, and its peak memory in MiB; None if that is the machine's main memory."""
+        from hvdkit.results.machine import this_machine  # training does not need it
+
+        return this_machine().processor, None
 
 
 class Session(Protocol):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hvdkit.core.seam import Adapter, AnyLoss, Function, Hooks, Tensor
+from hvdkit.core.seam import Adapter, AnyLoss, Function, Tensor
 from hvdkit.core.state import digest
 from hvdkit.core.stateful import Stateful
 from hvdkit.core.step import Step
@@ -211,10 +211,6 @@ class Session(Stateful):
     def _set_weights(self, weights: Tensor) -> None:
         for name, value in self.unpack(weights).items():
             self.adapter.tensors.assign(self.trainable.parameters[name], value)
-
-    def fit(self, hooks: Hooks) -> None:
-        """Train: call the loop's hooks in this framework's usual way."""
-        self.trainable.fit(hooks)
 
     @property
     def loss_scale(self) -> Number | None:

@@ -1,4 +1,4 @@
-"""Why training ends before its last step: a rank was asked to stop, or validation no longer improves."""
+"""Handlers that end training before its last step: a rank was asked to stop, or validation no longer improves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hvdkit.core import metrics
 from hvdkit.core.group import Group
+from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.seam import Adapter
 from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RequestError
@@ -20,10 +21,10 @@ _GROWTH = 8  # the most by which the interval in steps grows between two checks:
 _LOWER_IS_BETTER = {"loss", "perplexity", "bits_per_byte"}
 
 
-class Stopping:
-    """Whether training stops early: all ranks check, at the same steps, whether any rank was asked to.
+class Preemption(Handler):
+    """All ranks leave if any rank was asked to: they check it at the same steps.
 
-    It checks after the next update and then about every LOOK_S seconds, or after each update if updates take longer.
+    They check after the next update and then about every LOOK_S seconds, or after each update if updates take longer.
 
     `step` is the number of finished updates; `asked()` says whether this rank was asked to stop.
     """
@@ -31,6 +32,9 @@ class Stopping:
     def __init__(self, adapter: Adapter, world: Group, asked: Callable[[], bool], step: int) -> None:
         self._adapter, self._world, self._asked = adapter, world, asked
         self._last, self._next = step, step + 1
+
+    def on_step_end(self, run: Loop) -> None:
+        run.leaving = self.wanted(run.step, run.clock.seconds)
 
     def wanted(self, step: int, seconds: list[float]) -> bool:
         """Whether any rank was asked to stop; collective at the steps that check, False at the others.
@@ -46,6 +50,20 @@ class Stopping:
         fitting = int(1e6 * LOOK_S * steps * self._world.size / max(1.0, sums["taken_us"]))
         self._last, self._next = step, step + max(1, min(fitting, _GROWTH * steps))
         return sums["stop"] > 0
+
+
+class Patience(Handler):
+    """Stops a run whose validation has not improved for some epochs."""
+
+    def __init__(self, run: Loop, settings: EarlyStopping) -> None:
+        self._settings = settings
+        if not run.progress.samples:  # it may have stopped before
+            run.stopped_early = stopped_early(settings, run.progress, run.epoch, run.epochs)
+
+    def on_epoch_end(self, run: Loop) -> None:
+        note_epoch(self._settings, run.task, run.progress)
+        why = stopped_early(self._settings, run.progress, run.epoch + 1, run.epochs)
+        run.stopped_early = run.stopped_early or why
 
 
 def watched(settings: EarlyStopping, task: Task) -> str:
@@ -83,9 +101,9 @@ def note_epoch(settings: EarlyStopping, task: Task, progress: Progress) -> None:
         progress.watched, progress.best, progress.best_epoch = name, value, done
 
 
-def stopped_early(settings: EarlyStopping | None, progress: Progress, done: int, epochs: int) -> str | None:
+def stopped_early(settings: EarlyStopping, progress: Progress, done: int, epochs: int) -> str | None:
     """Why training ends after `done` of `epochs` epochs, in a line; None if it continues."""
-    if settings is None or progress.best is None or done - progress.best_epoch < settings.patience or done >= epochs:
+    if progress.best is None or done - progress.best_epoch < settings.patience or done >= epochs:
         return None
     by = f" by more than {settings.min_delta:g}" if settings.min_delta else ""
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,6 +74,10 @@ class Own:
         """The training and the validation split for `data: {name: own}`, such as `ArraySplit(inputs, targets)`."""
         expected = "expected a method `samples` that returns two splits for `data: {name: own}`"
         raise RequestError(f"{type(self).__name__}: {expected}, got none")
+
+    def handlers(self) -> Sequence[object]:
+        """Objects of `hvdkit.Handler`, called around the steps of training; as many on all ranks."""
+        return ()
 
     # For hvdkit
 

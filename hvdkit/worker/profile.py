@@ -13,18 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
 
 import numpy as np
 
 from hvdkit.core import metrics, network_interface, trace_events, tuning
 from hvdkit.core.heartbeat import Heartbeat
+from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.core.trace_events import Mark
-from hvdkit.core.trainer import Loop
 from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.recording import TRACED, Kind, RankRecord, RunRecord, Samples, StepRecord, TensorRecord
@@ -108,11 +107,13 @@ class Participant:
         epoch = _epoch()
         self._sample_clocks()
         every = self._recipe.sync.every if self._recipe.sync else 1
-        loop = self._steps(turns(self._part.steps, self._recipe.warmup_steps, every))
-        self._session.fit(loop)
-        loop.close()
+        plan = turns(self._part.steps, self._recipe.warmup_steps, every)
+        loop, taken = self._steps(plan), _Turns(plan, self._switch)
+        loop.handlers = [taken]
+        loop.train()
+        taken.close()
         self._sample_clocks()
-        self._report("collectives alone", loop.progress.step)
+        self._report("collectives alone", loop.step)
         collectives = [self._probe(size) for size in self._sizes()] if self._topology.size > 1 else []
         interface = network_interface.interface()
         mine = RankRecord(
@@ -121,7 +122,7 @@ class Participant:
             boot=_boot(),
             epoch=(epoch, _epoch()),
             meetings=self._clock_samples,
-            steps=loop.records,
+            steps=taken.records,
             collectives=collectives,
             interface=interface,
             rated_mbit_per_s=network_interface.rate_mbit_per_s(interface) if interface else None,
@@ -133,14 +134,13 @@ class Participant:
             record = self._record([RankRecord.model_validate(each) for each in everyone])
             write_atomic(self._part.folder / RECORD, record.model_dump_json() + "\n")
 
-    def _steps(self, plan: list[Turn]) -> _Observed:
-        """A loop over the plan's steps without logs, rank checks or checkpoints."""
+    def _steps(self, plan: list[Turn]) -> Loop:
+        """A loop over the plan's steps, without handlers."""
         setup, steps, recipe = self._setup, sum(turn.steps for turn in plan), self._recipe
         epoch = StepPlan(recipe, len(setup.dataset.train), setup.mesh.data.size).steps_per_epoch
-        changes = {"steps": steps, "epochs": max(recipe.epochs, -(-steps // epoch)), "log_every": 0, "check_ranks": 0}
+        changes = {"steps": steps, "epochs": max(recipe.epochs, -(-steps // epoch))}
         recipe = recipe.model_copy(update=changes | dict.fromkeys(_OF_EPOCHS))
-        where = self._adapter, self._session, setup.task, recipe, setup.mesh, setup.dataset
-        return _Observed(plan, self._switch, *where, metrics.MetricsFile(None), report=self._report)
+        return Loop(self._session, setup.task, recipe, setup.mesh, setup.dataset, self._report)
 
     def _switch(self, turn: Turn | None) -> list[Mark]:
         """Start the next turn, or none, while no rank is in a step. Returns late trace events of the last turn."""
@@ -225,43 +225,30 @@ class Participant:
         )
 
 
-class _Observed(Loop):
-    """The training loop, divided into turns, without logs, evaluation or checkpoints."""
+class _Turns(Handler):
+    """Divides a run into turns, and records the trace events of each step."""
 
-    def __init__(
-        self, plan: list[Turn], switch: Callable[[Turn | None], list[Mark]], *arguments: Any, **more: Any
-    ) -> None:
-        super().__init__(*arguments, **more)
+    def __init__(self, plan: list[Turn], switch: Callable[[Turn | None], list[Mark]]) -> None:
         self._left, self._switch = list(plan), switch
         self.records: list[StepRecord] = []
         self._turn: Turn | None = None
         self._done = 0  # steps of the turn
 
-    def begin_epoch(self, epoch: int) -> None:
-        super().begin_epoch(epoch)
+    def on_epoch_begin(self, run: Loop) -> None:
         self._open()
 
-    def begin_step(self) -> None:
-        trace_events.mark(trace_events.STEP)
-        super().begin_step()
-
-    def end_step(self, loss: object) -> None:
-        super().end_step(loss)
-        trace_events.note(trace_events.END, self.clock.last_ns)
+    def on_step_end(self, run: Loop) -> None:
         assert self._turn is not None
-        ns = round(1e9 * self.clock.seconds[-1])
+        ns = round(1e9 * run.clock.seconds[-1])
         found = trace_events.take()
         self.records.append(StepRecord(kind=self._turn.kind, turn=self._turn.number, ns=ns, marks=found))
-        self._unread.clear()
         self._done += 1
         self._open()
+        run.clock.resume()
 
     def close(self) -> None:
         """End the last turn."""
         self._add(self._switch(None))
-
-    def end_epoch(self) -> None:
-        """Skips the evaluation."""
 
     def _open(self) -> None:
         """Begin a step, and before it the next turn if the last one is complete."""
@@ -271,8 +258,6 @@ class _Observed(Loop):
             self._turn, self._done = self._left.pop(0), 0
             self._add(self._switch(self._turn))
         trace_events.take()
-        self.clock.resume()
-        trace_events.note(trace_events.OPEN, self.clock.last_ns)
 
     def _add(self, late: list[Mark]) -> None:
         """Add trace events that came late to the steps in which they occurred."""

@@ -9,14 +9,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from hvdkit.core.loop import Handler
 from hvdkit.core.metrics import checked_sums
 from hvdkit.core.seam import rival_of
 from hvdkit.core.session import Session
 from hvdkit.data.dataset import ArraySplit, Batch, BatchedSplit, Dataset, Split, arguments, own_share
 from hvdkit.errors import RequestError
 from hvdkit.tasks.image_classification import METRICS
+from hvdkit.tasks.own import Own
 from hvdkit.tasks.task import Task
 from hvdkit.worker.model_doubts import doubts, not_sums
+from hvdkit.worker.setup import Setup, check_alike
 
 T = TypeVar("T")
 _TOLERANCE = 1e-5  # relative, for sums of the same float32 values in another order
@@ -74,6 +77,22 @@ def sanity_check(
         with _uncounted(task):
             _called("first training step", on, lambda: session.rehearse(first))
     return warnings
+
+
+def handlers_of(setup: Setup) -> list[Handler]:
+    """The task's handlers; collective. Raises RequestError for what is no handler, and if ranks have others."""
+    task = setup.task
+    if not isinstance(task, Own):
+        return []
+    given, expected = task.handlers(), "expected a list of objects of hvdkit.Handler"
+    if not isinstance(given, list | tuple):
+        raise RequestError(f"{type(task).__name__}.handlers: {expected}, got a {type(given).__name__}")
+    for each in given:
+        if not isinstance(each, Handler):
+            got = f"the class {each.__name__}; call it" if isinstance(each, type) else f"a {type(each).__name__}"
+            raise RequestError(f"{type(task).__name__}.handlers: {expected}, got in it {got}")
+    check_alike(setup.adapter, setup.mesh.world, {"handlers": [type(each).__name__ for each in given]})
+    return list(given)
 
 
 @contextmanager

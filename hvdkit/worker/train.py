@@ -21,13 +21,14 @@ from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.core import metrics, tuning
 from hvdkit.core.group import Mesh
+from hvdkit.core.handlers import attach
 from hvdkit.core.heartbeat import DISK, Heartbeat
+from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest, is_averaged
 from hvdkit.core.step_plan import NOTED, Progress
 from hvdkit.core.topology import threads_per_rank
-from hvdkit.core.trainer import Loop
 from hvdkit.errors import RunError, Stopped
 from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
@@ -110,9 +111,11 @@ def _train(
     keeps = place is not None and recipe.checkpoint is not None
     warnings: list[str] = []
     seen: list[np.ndarray] = []
+    own: list[Handler] = []
     if setup.task.own:
-        from hvdkit.worker.sanity_check import sanity_check
+        from hvdkit.worker.sanity_check import handlers_of, sanity_check
 
+        own = handlers_of(setup)
         doubts = sanity_check(session, setup.task, dataset, recipe.batch_size, recipe.precision, seen)
         warnings = [*session.trainable.warnings, *doubts]
     if keeps or mesh.world.size > 1:
@@ -158,28 +161,23 @@ def _train(
 
     beat = partial(heartbeat.beat, "reading metrics.jsonl")
     metrics_file = _metrics_file(out if mesh.is_root else None, recipe, progress, recounted, beat)
-    loop = Loop(
-        adapter,
-        session,
-        setup.task,
-        recipe,
-        mesh,
-        dataset,
+    loop = Loop(session, setup.task, recipe, mesh, dataset, report, progress)
+    attach(
+        loop,
         metrics_file,
-        report=report,
-        progress=progress,
         keep=keeper.keep,
         commit=keeper.commit if commits else None,
         asked_to_stop=heartbeat.asked_to_stop if keeps else None,
+        own=own,
+        resumed={} if recounted else rest,
     )
-    loop.warnings, loop.notes = warnings, [] if NOTED in os.environ else loop.plan.unreached()
-    loop.notes += metrics_file.notes
+    loop.warn(warnings)
+    loop.notes = [*([] if NOTED in os.environ else loop.plan.unreached()), *metrics_file.notes]
     if mesh.is_root:
-        print("".join(f"warning: {each}\n" for each in [*warnings, *loop.notes]), end="", flush=True)
-    loop.continue_from({} if recounted else rest)
+        print("".join(f"warning: {each}\n" for each in loop.notes), end="", flush=True)
     started = time.perf_counter()
     try:
-        session.fit(loop)
+        loop.train()
         if keeps:
             keeper.end(loop.progress, heartbeat)
     except Stopped:
@@ -228,9 +226,8 @@ class _Keeper:
     commits: Commits | None
     last_own: dict[str, np.ndarray] = field(default_factory=dict)  # of the last checkpoint
 
-    def keep(self, progress: Progress, own: Mapping[str, np.ndarray] | None = None) -> None:
+    def keep(self, progress: Progress, own: Mapping[str, np.ndarray]) -> None:
         """Start writing a checkpoint, with further tensors that all ranks have; collective."""
-        own = own or {}
         if self.checkpoints or not isinstance(self.session.strategy, Dense):  # other strategies' states are collective
             if self.session.update.owned.in_place:
                 taken = self._snapshot(progress, keep=self.checkpoints is not None)

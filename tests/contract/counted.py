@@ -11,10 +11,10 @@ from grown import changed, worst
 from sharded import TINY_BUCKET, sharded, stages
 from tiny import tiny_network, tiny_state, two_inputs
 
+from hvdkit.core.metrics import evaluate
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.trainer import evaluate
 from hvdkit.data.dataset import ArraySplit, Batch
 from hvdkit.errors import RequestError
 from hvdkit.recipe.communication import Sync, TopK, Uncompressed

@@ -11,7 +11,8 @@ from cases import CLASSES, FEATURES, Make, batch, case, error, features, group_o
 from papers import RULES, clipped
 
 from hvdkit import tasks
-from hvdkit.core import trainer as loop_
+from hvdkit.core.handlers import attach, check_ranks
+from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.metrics import MetricsFile
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS
 from hvdkit.core.seam import Adapter
@@ -19,7 +20,7 @@ from hvdkit.core.state import parameters_of
 from hvdkit.core.topology import Topology
 from hvdkit.data.batches import ArraySplit, Batch, Dataset
 from hvdkit.errors import RunError
-from hvdkit.recipe.schema import AdamW, Lamb, Lars, Optimizer, Recipe, Sgd
+from hvdkit.recipe.schema import AdamW, EarlyStopping, Lamb, Lars, Optimizer, Recipe, Sgd
 
 RATES = (0.1, 0.1, 0.03, 0.03, 0.2)
 OPTIMIZERS: dict[str, Optimizer] = {
@@ -106,9 +107,8 @@ def an_update_over_parts_equals_the_whole_batch(adapter: Adapter, topology: Topo
     assert changed(after[0], make(tiny=True, precision="fp64", momentum=0.9).state()) != []
 
 
-@case
-def fit_takes_the_same_updates(adapter: Adapter, topology: Topology, make: Make) -> None:
-    """Over an epoch of three batches in updates of two, so the last of each epoch has one; and a stop in between."""
+def small_run(topology: Topology) -> tuple[Recipe, Dataset]:
+    """Two epochs of three batches in updates of two, so the last of each epoch has one."""
     everything = features(1, count=3 * 4 * topology.size)
     split = ArraySplit(everything.inputs, everything.targets)
     dataset = Dataset(split, ArraySplit(split.inputs[:5], split.targets[:5]), (1, FEATURES, 1), CLASSES)
@@ -124,17 +124,59 @@ def fit_takes_the_same_updates(adapter: Adapter, topology: Topology, make: Make)
             "optimizer": {"name": "adamw", "learning_rate": 0.01},
         }
     )
+    return recipe, dataset
+
+
+@case
+def the_frameworks_own_loop_takes_the_same_updates(adapter: Adapter, topology: Topology, make: Make) -> None:
+    """With a stop in an epoch."""
+    recipe, dataset = small_run(topology)
     sessions = [make(tiny=True, precision="fp64", optimizer=recipe.optimizer) for _ in range(2)]
     loops = [
-        loop_.Loop(adapter, session, tasks.choose(recipe), recipe, mesh_of(topology), dataset, MetricsFile(None))
+        attach(Loop(session, tasks.choose(recipe), recipe, mesh_of(topology), dataset), MetricsFile(None))
         for session in sessions
     ]
     assert loops[0].group_sizes == [2, 1] and loops[0].total_steps == 3
-    sessions[0].fit(loops[0])
-    loop_.drive(sessions[1], loops[1])
+    loops[0].train()
+    loops[1].run()
     assert worst(sessions[0].state(), sessions[1].state()) < 1e-12
     assert loops[0].progress.step == loops[1].progress.step == 3
     assert abs(loops[0].progress.train_loss - loops[1].progress.train_loss) < 1e-6
+
+
+class EndsAtOne(Handler):
+    """Ends the run after its first step if it `asks` for it; notes what it has seen."""
+
+    def __init__(self, asks: bool) -> None:
+        self._asks = asks
+        self.seen: list[tuple[str, int, int]] = []
+
+    def on_epoch_begin(self, run: Loop) -> None:
+        self.seen.append(("epoch begins", run.epoch, run.step))
+
+    def on_step_end(self, run: Loop) -> None:
+        self.seen.append(("step", run.epoch, run.step))
+        assert np.isfinite(run.loss)
+        if self._asks and run.step == 1:
+            run.stop("enough")
+
+    def on_epoch_end(self, run: Loop) -> None:
+        assert 0 <= run.progress.validation["accuracy"] <= 1
+        self.seen.append(("epoch ends", run.epoch, run.step))
+
+
+@case
+def a_handler_on_one_rank_ends_the_run_on_all(adapter: Adapter, topology: Topology, make: Make) -> None:
+    """In the middle of an epoch: at a step that is logged, whatever early stopping says of the epoch."""
+    recipe, dataset = small_run(topology)
+    session = make(tiny=True, precision="fp64", optimizer=recipe.optimizer)
+    recipe = recipe.model_copy(update={"log_every": 1, "early_stopping": EarlyStopping(patience=9)})
+    handler = EndsAtOne(asks=topology.rank == topology.size - 1)
+    loop = Loop(session, tasks.choose(recipe), recipe, mesh_of(topology), dataset)
+    kept: list[int] = []
+    attach(loop, MetricsFile(None), lambda progress, own: kept.append(progress.step), own=[handler]).train()
+    assert handler.seen == [("epoch begins", 0, 0), ("step", 0, 1), ("epoch ends", 0, 1)], handler.seen
+    assert loop.stopped_early == "stopped early after step 1 of 3: enough" and kept == [1] and loop.progress.evaluated
 
 
 @case
@@ -251,7 +293,7 @@ def slots_and_counts_are_saved_loaded_and_broadcast(adapter: Adapter, topology: 
 def ranks_that_have_drifted_apart_are_named(adapter: Adapter, topology: Topology, make: Make) -> None:
     group = group_of(topology)
     session = make()
-    loop_.check_ranks(adapter, session, mesh_of(topology), step=4)
+    check_ranks(session, mesh_of(topology), step=4)
     state = session.state()
     if topology.rank == topology.size - 1:
         state["fc.bias"] = state["fc.bias"] + np.float32(1e-3)
@@ -259,7 +301,7 @@ def ranks_that_have_drifted_apart_are_named(adapter: Adapter, topology: Topology
     if topology.size == 1:
         return
     try:
-        loop_.check_ranks(adapter, session, mesh_of(topology), step=5)
+        check_ranks(session, mesh_of(topology), step=5)
     except RunError as told:
         text = str(told)
         last = group.ranks[-1] - group.root  # of the first of the groups, which all ranks name

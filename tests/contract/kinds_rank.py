@@ -16,7 +16,7 @@ import numpy as np
 from kinds import Task, refused
 
 from hvdkit import adapters
-from hvdkit.core import trainer
+from hvdkit.core import metrics
 from hvdkit.core.group import world_of
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.session import Session
@@ -59,7 +59,7 @@ def main(framework: str, folder: Path) -> None:
     world = world_of(topology)
     adapter.init, adapter.shutdown = (lambda *_: topology), (lambda: None)  # one Horovod for all runs
     faults: list[str] = []
-    evaluate = trainer.evaluate
+    evaluate = metrics.evaluate
 
     def checked(adapter: Any, session: Any, *rest: Any) -> dict[str, float]:
         own = session.model_state() | {name: session.array(each) for name, each in session.trainable.transient.items()}
@@ -68,7 +68,7 @@ def main(framework: str, folder: Path) -> None:
         faults.extend(f"{name} differs at the evaluation" for name in mine if mine[name] != other[name])
         return evaluate(adapter, session, *rest)
 
-    trainer.evaluate = checked
+    metrics.evaluate = checked
     script = Script(Task.build, Task)
     gradients = ["gradients"] if "shard-gradients" in adapter.CAPABILITIES else []
     for sharding in ("none", "optimizer", *gradients):

@@ -16,8 +16,9 @@ from hvdkit.adapters.tensorflow.training import TrainableModel as TensorFlowMode
 from hvdkit.adapters.tensorflow.training import check_complete
 from hvdkit.adapters.trainable import one_tensor
 from hvdkit.core import trace_events
+from hvdkit.core.loop import Loop
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import AnyLoss, Hooks
+from hvdkit.core.seam import AnyLoss
 from hvdkit.core.session import Session
 from hvdkit.core.state import canonical_name
 from hvdkit.errors import RequestError
@@ -83,31 +84,32 @@ class TrainableModel(TensorFlowModel):
     def _check_complete(self) -> None:
         check_complete(self.parameters | self.buffers, [_name(variable) for variable in self.model.weights])
 
-    def fit(self, hooks: Hooks) -> None:
+    def drive(self, loop: Loop) -> None:
+        """Train by `model.fit` (`core.loop.Driver`)."""
         # In Keras every epoch of a `fit` has the same number of batches, so a partial epoch needs a separate `fit`.
-        while hooks.progress.epoch < hooks.epochs and not hooks.stopped_early:
-            first = hooks.progress.epoch
-            if not hooks.group_sizes:  # the run stopped after the epoch's last update
-                hooks.begin_epoch(first)
-                hooks.end_epoch()
-                hooks.enter_epoch(first + 1)
+        while loop.progress.epoch < loop.epochs and not loop.stopped_early:
+            first = loop.progress.epoch
+            if not loop.group_sizes:  # the run stopped after the epoch's last update
+                loop.begin_epoch(first)
+                loop.end_epoch()
+                loop.enter_epoch(first + 1)
                 continue
-            last = first + 1 if hooks.progress.samples else hooks.epochs
+            last = first + 1 if loop.progress.samples else loop.epochs
             self.model.fit(
-                self._batches(hooks, first, last),
+                self._batches(loop, first, last),
                 initial_epoch=first,
                 epochs=last,
-                steps_per_epoch=sum(hooks.group_sizes),
+                steps_per_epoch=sum(loop.group_sizes),
                 shuffle=False,  # the loop has shuffled already
-                callbacks=[_HooksCallback(hooks, self)],
+                callbacks=[_LoopCallback(loop, self)],
                 verbose=0,
             )
-            if not hooks.stopped_early:
-                hooks.enter_epoch(last)
+            if not loop.stopped_early:
+                loop.enter_epoch(last)
 
-    def _batches(self, hooks: Hooks, first: int, last: int) -> Iterator[tuple[Any, np.ndarray]]:
+    def _batches(self, loop: Loop, first: int, last: int) -> Iterator[tuple[Any, np.ndarray]]:
         for epoch in range(first, last):
-            for group in hooks.groups(epoch):
+            for group in loop.groups(epoch):
                 for batch in group:
                     yield self.on_device(batch), batch.targets  # several inputs as a tuple, as `fit` expects
 
@@ -173,21 +175,21 @@ class _Loss(keras.losses.Loss):
         return self._trainable.mean_loss(y_true, y_pred)
 
 
-class _HooksCallback(keras.callbacks.Callback):
-    """Calls core's hooks from `model.fit`. Its steps are batches, and one or more make an update."""
+class _LoopCallback(keras.callbacks.Callback):
+    """Calls core's loop from `model.fit`. Its steps are batches, and one or more make an update."""
 
-    def __init__(self, hooks: Hooks, trainable: TrainableModel) -> None:
+    def __init__(self, loop: Loop, trainable: TrainableModel) -> None:
         super().__init__()
-        self._hooks, self._trainable = hooks, trainable
+        self._loop, self._trainable = loop, trainable
         self._sizes: Iterator[int] = iter(())
         self._size = 1  # batches in this update
         self._losses: list[float] = []
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Begin an epoch; both Keras and core count epochs from 0."""
-        self._hooks.begin_epoch(epoch)
-        self._sizes = iter(self._hooks.group_sizes)
-        if max(self._hooks.group_sizes) > 1:
+        self._loop.begin_epoch(epoch)
+        self._sizes = iter(self._loop.group_sizes)
+        if max(self._loop.group_sizes) > 1:
             self._trainable.accumulate()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
@@ -195,7 +197,7 @@ class _HooksCallback(keras.callbacks.Callback):
         self.model.reset_metrics()
         if not self._losses:
             self._size = next(self._sizes)
-            self._hooks.begin_step()
+            self._loop.begin_step()
         trace_events.mark(trace_events.BEGIN)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
@@ -206,14 +208,14 @@ class _HooksCallback(keras.callbacks.Callback):
                 self._trainable.core.step.end(self._size)
             trace_events.mark(trace_events.UPDATED)
             counting, loss = self._trainable.core.counting, np.mean(self._losses)
-            self._hooks.end_step(loss if counting is None else counting.mean(loss))
+            self._loop.end_step(loss if counting is None else counting.mean(loss))
             self._losses.clear()
-            self.model.stop_training = self._hooks.finished
+            self.model.stop_training = self._loop.finished
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """End an epoch. Core evaluates, not Keras."""
-        self._hooks.end_epoch()
-        self.model.stop_training = self._hooks.finished
+        self._loop.end_epoch()
+        self.model.stop_training = self._loop.finished
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hvdkit.adapters import capabilities, timing
+from hvdkit.adapters import capabilities
 from hvdkit.adapters.local import tensors
 from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
@@ -173,4 +173,4 @@ def _stamp(names: tuple[str, ...], tensors: list[np.ndarray]) -> list[np.ndarray
 
 
 def observer(session: Session) -> Observer:
-    return timing.Observer()
+    return Observer()

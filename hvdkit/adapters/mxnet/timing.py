@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import mxnet as mx
 
-from hvdkit.adapters import timing
-from hvdkit.core import trace_events
+from hvdkit.core import seam, trace_events
 
 if TYPE_CHECKING:
     from hvdkit.results.recording import Kind
@@ -81,7 +80,7 @@ def stamp(names: tuple[str, ...], tensors: list[mx.nd.NDArray]) -> list[mx.nd.ND
     return tensors
 
 
-class Observer(timing.Observer):
+class Observer(seam.Observer):
     """`names` are the names of the trained parameters, in order."""
 
     def __init__(self, hvd: Any, names: list[str]) -> None:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvdkit.adapters import timing
-from hvdkit.core import trace_events
+from hvdkit.core import seam, trace_events
 
 if TYPE_CHECKING:
     from hvdkit.results.recording import Kind
@@ -50,7 +49,7 @@ def settle() -> None:
     _events.clear()
 
 
-class Observer(timing.Observer):
+class Observer(seam.Observer):
     """In detailed steps, hooks record when each gradient is ready and when each layer's forward pass has ended."""
 
     def __init__(self, hvd: Any, model: torch.nn.Module, device: torch.device) -> None:

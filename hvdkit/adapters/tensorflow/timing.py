@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from hvdkit.adapters import timing
-from hvdkit.core import trace_events
+from hvdkit.core import seam, trace_events
 from hvdkit.core.state import layer_of
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ _RESHAPING = {"Reshape", "Squeeze", "ExpandDims", "Identity", "Cast"}  # the opt
 _THROUGH = {"ReadVariableOp", "Identity", "Cast"}  # operations that pass a weight on unchanged
 
 
-class Observer(timing.Observer):
+class Observer(seam.Observer):
     """Compiles a second version of the session's step, with trace events."""
 
     def __init__(self, hvd: Any, session: Any) -> None:

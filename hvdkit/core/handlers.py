@@ -1,0 +1,358 @@
+"""hvdkit's handlers: losses and metrics, comparisons of ranks, evaluation, checkpoints. `attach` has their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hvdkit.core import metrics
+from hvdkit.core.group import Mesh
+from hvdkit.core.heartbeat import DISK
+from hvdkit.core.loop import Handler, Loop
+from hvdkit.core.seam import Tensor
+from hvdkit.core.session import Session
+from hvdkit.core.state import digest
+from hvdkit.core.step_plan import Progress
+from hvdkit.errors import RunError
+from hvdkit.results.train import MetricLine, scores, shown_scores
+
+if TYPE_CHECKING:
+    from hvdkit.core.epoch_average import EpochAverage
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def attach(
+    run: Loop,
+    metrics_file: metrics.MetricsFile,
+    keep: Callable[[Progress, Arrays], None] | None = None,
+    commit: Callable[[Progress], None] | None = None,
+    asked_to_stop: Callable[[], bool] | None = None,
+    own: Sequence[Handler] = (),
+    resumed: Arrays | None = None,
+) -> Loop:
+    """Give a run hvdkit's handlers, and a task's `own`; returns the run.
+
+    `keep` writes a checkpoint of the progress, with tensors that ranks have for themselves; `commit` keeps the state in
+    memory; all ranks call both. If `asked_to_stop` returns true on any rank, an update within seconds raises Stopped.
+    `resumed` is the state of the checkpoint from which the run continues.
+
+    The order is that in which ranks communicate. A task's own handlers see the validation, and may stop the run before
+    the last checkpoint is written.
+    """
+    recipe, losses, evaluation = run.recipe, Losses(run, resumed or {}), Evaluation(run)
+    run.handlers = [losses]
+    if recipe.check_ranks:
+        run.handlers.append(RankChecks())
+    if asked_to_stop:
+        from hvdkit.core.stopping import Preemption  # a run without checkpoints does not need it
+
+        run.handlers.append(Preemption(run.adapter, run.mesh.world, asked_to_stop, run.step))
+    run.handlers += [evaluation, Log(losses, metrics_file)]
+    if recipe.early_stopping:
+        from hvdkit.core.stopping import Patience  # most runs do not need it
+
+        run.handlers.append(Patience(run, recipe.early_stopping))
+    if own:
+        run.handlers.append(OfTask(own))
+    if keep:
+        run.handlers.append(Saving(losses, evaluation.average, keep))
+    if commit and recipe.elastic:
+        run.handlers.append(Committing(losses, commit))
+    return run
+
+
+def due(every: int, count: int) -> bool:
+    """Whether something that happens `every` so many steps or epochs (0: never) happens after `count`."""
+    return every > 0 and count % every == 0
+
+
+class Losses(Handler):
+    """Each update's loss, which stays on the device until it is read: then its mean over ranks is in the progress.
+
+    `resumed` may have the losses that a stopped run had not read (`core.unmerged`).
+    """
+
+    def __init__(self, run: Loop, resumed: Arrays) -> None:
+        losses, counts = list[float](), list[float]()
+        if resumed:
+            from hvdkit.core.unmerged import restore
+
+            losses, counts = restore(run.adapter, run.session, run.mesh, run.progress, resumed)
+        self._unread: list[Tensor] = [run.adapter.from_numpy(np.array([loss])) for loss in losses]
+        self.counts = counts  # of the same updates, if the loss is a sum and a count
+
+    def on_step_end(self, run: Loop) -> None:
+        self._unread.append(run.last_loss)
+        if run.session.counting is not None and (count := run.session.counting.last()) is not None:
+            self.counts.append(count)
+
+    def on_epoch_end(self, run: Loop) -> None:
+        self.read(run)
+        run.progress.train_loss = run.progress.epoch_loss / max(1, run.progress.epoch_steps)
+
+    def local(self, run: Loop) -> list[float]:
+        """This rank's losses that are not read yet."""
+        return [float(run.adapter.to_numpy(loss).mean()) for loss in self._unread]
+
+    def read(self, run: Loop) -> None:
+        """Add the means over all ranks to the progress; collective. Raises RunError if one is no longer a number."""
+        local, steps, progress = self.local(run), len(self._unread), run.progress
+        if self.counts:
+            mean = steps * self._mean_counted(run, local)
+        else:
+            mean = metrics.reduce_sums(run.adapter, run.mesh.data, loss=sum(local))["loss"] / run.mesh.data.size
+        if not np.isfinite(mean):
+            raise _ran_away(run, local)
+        progress.line_loss += mean
+        progress.line_steps += steps
+        progress.epoch_loss += mean
+        progress.epoch_steps += steps
+        self._unread.clear()
+
+    def _mean_counted(self, run: Loop, losses: list[float]) -> float:
+        """The mean over updates of Σ sum / Σ count. Updates without a count get a warning. Raises RunError for none."""
+        from hvdkit.core.counting import over_ranks
+
+        mean, empty = over_ranks(run.adapter, run.mesh.data, losses, self.counts)
+        self.counts.clear()
+        first, progress = run.step - len(losses) + 1, run.progress
+        if empty:
+            steps = ", ".join(str(first + place) for place in empty[:9]) + (", …" if len(empty) > 9 else "")
+            told = f"in step {steps} no target counts on any rank, so nothing is learned"
+            if len(empty) < len(losses):
+                run.warnings.append(told)
+            elif progress.epoch_steps:
+                mean = progress.epoch_loss / progress.epoch_steps
+                run.warnings.append(told)
+            else:
+                raise RunError(f"loss: {told}; expected a count above 0 in each update: look at targets and labels")
+        return mean
+
+
+def _ran_away(run: Loop, losses: list[float]) -> RunError:
+    """The error for losses, of the newest updates, that are no longer numbers on some rank; collective."""
+    first = next((place for place, loss in enumerate(losses) if not np.isfinite(loss)), len(losses) - 1)
+    mine = run.adapter.from_numpy(np.array([first], np.float64))
+    (earliest,) = run.adapter.allreduce([mine], run.mesh.data, op="min", name="ran_away")
+    run.phase("end of step")
+    step = run.step - len(losses) + 1 + int(run.adapter.to_numpy(earliest)[0])
+    remedy = "lower optimizer.learning_rate, or give schedule.warmup_epochs or optimizer.clip_norm"
+    if step == 1:  # of the initial weights, so the learning rate is not the cause
+        remedy = "look for NaN or infinity in the samples, and for log(0) or a division by 0 in the model or the loss"
+    remedy = "; ".join([remedy, *run.warnings])
+    rate = run.rate(step - 1)
+    return RunError(f"the loss is no longer a number from step {step} on, learning rate {rate:.3g}; {remedy}")
+
+
+class RankChecks(Handler):
+    """Compares the weights of all ranks each `check_ranks` steps, or as soon after it as they are to be equal."""
+
+    _pending = False
+
+    def on_step_end(self, run: Loop) -> None:
+        """Compare them if it is due. Raises RunError if they differ."""
+        self._pending |= due(run.recipe.check_ranks, run.step)
+        if self._pending and not run.session.strategy.diverged:
+            self._pending = False
+            run.phase("comparing ranks")
+            check_ranks(run.session, run.mesh, run.step)
+
+
+def check_ranks(session: Session, mesh: Mesh, step: int) -> None:
+    """Compare the weights of all ranks, bit by bit; collective. `step` counts finished updates.
+
+    Raises RunError, the same on every rank, naming the ranks that differ from rank 0 and the first tensor that does.
+    """
+    mine = {name: digest([(name, array)]) for name, array in session.model_arrays() if name in session.shapes}
+    everyone = session.adapter.allgather_object((mesh.data.root, mine), mesh.world, name="check_ranks")[
+        : mesh.world.size
+    ]
+    for root in dict.fromkeys(root for root, _ in everyone):  # of each group that holds the same parameters
+        for name, expected in everyone[root][1].items():
+            differing = [rank for rank, (of, held) in enumerate(everyone) if of == root and held.get(name) != expected]
+            if differing:
+                ranks = f"rank{'s' if len(differing) > 1 else ''} {', '.join(map(str, differing))}"
+                raise RunError(
+                    f"check_ranks: after step {step} the weights of {ranks} differ from rank {root}'s, first in "
+                    f"{name}; expected the same bits everywhere"
+                )
+
+
+class Evaluation(Handler):
+    """Measures the task's metrics over the validation split, by the weights and by their `average` if there is one."""
+
+    def __init__(self, run: Loop) -> None:
+        self.average: EpochAverage | None = None
+        if run.recipe.average_weights:
+            from hvdkit.core.epoch_average import EpochAverage
+
+            on_batch = partial(run.phase, "average of the weights")
+            measure = partial(self._measured, run)
+            self.average = EpochAverage(run.session, run.mesh, run.plan, run.dataset.train, measure, on_batch)
+
+    def on_epoch_end(self, run: Loop) -> None:
+        """Evaluate. Raises RunError if a metric is no longer a number."""
+        run.session.strategy.synchronize()
+        merge_buffers(run)
+        run.progress.validation = self._measured(run)
+        run.progress.average_validation = self.average.end_epoch(run.progress) if self.average else {}
+        run.progress.evaluated = True
+
+    def _measured(self, run: Loop) -> dict[str, float]:
+        """The means of the metrics, by name; empty if the split is."""
+        split, size, on_batch = run.dataset.val, run.recipe.batch_size, partial(run.phase, "evaluation")
+        found = metrics.evaluate(run.adapter, run.session, run.task.metrics, split, size, run.mesh.data, on_batch)
+        if lost := [name for name, value in found.items() if not np.isfinite(value)]:  # JSON cannot represent it
+            raise RunError(
+                f"the validation after step {run.step} is no longer a number ({', '.join(lost)}); lower "
+                "optimizer.learning_rate, or use the checkpoint before"
+            )
+        return found
+
+
+def merge_buffers(run: Loop) -> None:
+    """Make one model of what ranks have changed in their buffers, and warn of it; collective."""
+    if run.mesh.data.size > 1:
+        run.warn(run.session.merge_buffers(run.mesh.data))
+
+
+class Log(Handler):
+    """Writes a line of metrics.jsonl each `log_every` steps and at the end of each epoch, which it also prints."""
+
+    def __init__(self, losses: Losses, file: metrics.MetricsFile) -> None:
+        self._losses, self._file = losses, file
+
+    def on_step_end(self, run: Loop) -> None:
+        """Write the mean since the last line, if a line is due. Raises RunError if it cannot be written."""
+        if due(run.recipe.log_every, run.step) or run.warnings:
+            self._losses.read(run)
+            progress = run.progress
+            self._write(run, progress.line_loss / progress.line_steps, _speed(run, progress.line_steps))
+            progress.line_loss, progress.line_steps = 0.0, 0
+
+    def on_epoch_end(self, run: Loop) -> None:
+        """Write and print the epoch's means. Raises RunError if they cannot be written."""
+        progress, speed = run.progress, _speed(run, run.progress.epoch_steps)
+        both = progress.validation, progress.average_validation
+        self._write(run, progress.train_loss, speed, ends_epoch=True, **scores(*both))
+        if run.is_root:
+            summary = f"loss {progress.train_loss:.4f}, {speed:.1f} {run.task.unit}/s{shown_scores(*both)}"
+            print(f"epoch {run.epoch + 1}/{run.epochs}: {summary}", flush=True)
+
+    def _write(self, run: Loop, loss: float, speed: float, **rest: Any) -> None:
+        warnings, run.warnings, run.notes = [*run.warnings, *run.notes], [], []
+        self._file.write(
+            MetricLine(
+                step=run.step,
+                total_steps=run.total_steps,
+                epoch=run.epoch,
+                loss=loss,
+                learning_rate=run.learning_rate,
+                images_per_second=speed,
+                bytes_per_step=run.session.strategy.bytes_per_step,
+                rss_mib=metrics.rss_mib(),
+                unit=run.task.unit,
+                warnings=warnings or None,
+                **rest,
+            )
+        )
+
+
+def _speed(run: Loop, steps: int) -> float:
+    """The task's units a second over all ranks in the last `steps` steps of this process, measured by this rank."""
+    seconds = run.clock.seconds[-steps:]
+    return run.task.units * sum(run.step_samples[-steps:]) / sum(seconds) if seconds else 0.0
+
+
+class OfTask(Handler):
+    """Calls the handlers of a task of the user's own, in their order, and ends the run if one of them asks for it."""
+
+    def __init__(self, handlers: Sequence[Handler]) -> None:
+        self._handlers = handlers
+
+    def on_epoch_begin(self, run: Loop) -> None:
+        self._call("on_epoch_begin", run)
+
+    def on_step_end(self, run: Loop) -> None:
+        self._call("on_step_end", run)
+        if due(run.recipe.log_every, run.step):
+            self._agree(run)
+
+    def on_epoch_end(self, run: Loop) -> None:
+        self._call("on_epoch_end", run)
+        self._agree(run)
+
+    def _call(self, name: str, run: Loop) -> None:
+        run.phase("handlers of the task")
+        for handler in self._handlers:
+            try:
+                getattr(handler, name)(run)
+            except Exception as error:
+                error.add_note(f"in {type(handler).__name__}.{name}")
+                raise
+
+    def _agree(self, run: Loop) -> None:
+        """Stop all ranks if a handler on any of them has asked for it; collective."""
+        asked = run.adapter.allgather_object(run.asked_to_end, run.mesh.world, name="asked_to_end")
+        why = next((each for each in asked if each is not None), None)
+        if why is not None and not run.finished:
+            run.stopped_early = f"stopped early after step {run.step} of {run.total_steps}: {why}"
+
+
+class Saving(Handler):
+    """Has checkpoints written by `keep`: by `every_steps` and `every_epochs`, at the end, and before ranks leave."""
+
+    def __init__(self, losses: Losses, average: EpochAverage | None, keep: Callable[[Progress, Arrays], None]) -> None:
+        self._losses, self._average, self._keep = losses, average, keep
+
+    def on_step_end(self, run: Loop) -> None:
+        settings = run.recipe.checkpoint
+        planned = settings is not None and due(settings.every_steps, run.step)
+        if planned or run.leaving:
+            self._save(run, between=not planned)
+
+    def on_epoch_end(self, run: Loop) -> None:
+        settings = run.recipe.checkpoint
+        if settings and (due(settings.every_epochs, run.epoch + 1) or run.finished):
+            if not run.plan.group_sizes(run.progress.samples):  # false if the epoch has ended early
+                run.enter_epoch(run.epoch + 1)
+            self._save(run)
+
+    def _save(self, run: Loop, between: bool = False) -> None:
+        """Write a checkpoint. One `between` those of a run that is not stopped has what each rank would have there."""
+        run.phase("checkpoint")
+        own: Arrays = {}
+        if between:
+            from hvdkit.core.unmerged import unmerged  # most runs do not need it
+
+            local = self._losses.local(run), self._losses.counts
+            own = unmerged(run.adapter, run.session, run.mesh, run.progress, *local)
+        run.session.strategy.settle()
+        self._losses.read(run)
+        merge_buffers(run)
+        if self._average:
+            self._average.settle()
+        if not run.is_root:
+            run.phase(DISK)
+        self._keep(run.progress, own)
+        # Only rank 0 copies and writes; the others wait for it here, so that their next step's time excludes the wait.
+        metrics.reduce_sums(run.adapter, run.mesh.world, kept=1.0)
+        run.clock.resume()
+
+
+class Committing(Handler):
+    """Has the state of an elastic run kept in memory by `commit`, each `commit_every` steps."""
+
+    def __init__(self, losses: Losses, commit: Callable[[Progress], None]) -> None:
+        self._losses, self._commit = losses, commit
+
+    def on_step_end(self, run: Loop) -> None:
+        if run.recipe.elastic and due(run.recipe.elastic.commit_every, run.step):
+            run.phase("commit")
+            run.session.strategy.settle()
+            self._losses.read(run)
+            self._commit(run.progress)
