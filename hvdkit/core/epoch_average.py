@@ -3,63 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain
 
 import numpy as np
 
 from hvdkit.core.group import Group, Mesh
+from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
 from hvdkit.core.state import COUNT, is_statistic
-from hvdkit.core.step_plan import Progress, StepPlan
-from hvdkit.data.dataset import Batch, Split
+from hvdkit.data.dataset import Batch
 from hvdkit.errors import RunError
 
 _SAME = 1e-3  # by which a batch norm's share of a batch may differ between channels: rounding
 
 
-class EpochAverage:
-    """What the training loop does with the average at the end of an epoch.
+class EpochAverage(Handler):
+    """Adds the weights at the end of an epoch to the average, and evaluates it by `measure`."""
 
-    `measure` evaluates the model, `report` is called before each batch.
-    """
+    def __init__(self, run: Loop, measure: Callable[[Loop], dict[str, float]]) -> None:
+        assert run.session.update.average
+        self._session, self._mesh, self._average = run.session, run.mesh, run.session.update.average
+        self._measure, self._first = measure, self._average.settings.from_epoch
 
-    def __init__(
-        self,
-        session: Session,
-        mesh: Mesh,
-        plan: StepPlan,
-        train: Split,
-        measure: Callable[[], dict[str, float]],
-        report: Callable[[], None],
-    ) -> None:
-        self._session, self._mesh, self._plan, self._train = session, mesh, plan, train
-        self._measure, self._report = measure, report
-        assert session.update.average
-        self._average = session.update.average
-        self._first = self._average.settings.from_epoch
-
-    def end_epoch(self, progress: Progress) -> dict[str, float]:
-        """Add the weights of a complete epoch from `from_epoch` on; the validation of the average. Collective.
-
-        Empty where the average has not begun.
-        """
-        session, average = self._session, self._average
-        complete = not self._plan.group_sizes(progress.samples)  # false if `steps` ended the epoch early
-        adds = self._first is not None and complete and progress.epoch + 1 >= self._first
+    def on_epoch_end(self, run: Loop) -> None:
+        """Add the weights of a complete epoch from `from_epoch` on. Nothing is evaluated before the average begins."""
+        session, average, progress = self._session, self._average, run.progress
+        complete = not run.plan.group_sizes(progress.samples)  # false if the epoch has ended early
+        adds = self._first is not None and complete and run.epoch + 1 >= self._first
         if adds:
             session.add_to_average()
         if not average.started:
-            return {}
+            return
         session.strategy.settle_average()
         self.settle()
         with session.averaged():
             if adds:
-                groups = self._plan.groups(self._train, self._mesh.shard, progress.epoch)
-                renew_statistics(session, self._mesh, chain.from_iterable(groups), self._report)
-                seed = self._plan.recipe.seed + progress.step + 2_654_435_761 * self._mesh.topology.rank
+                groups = run.plan.groups(run.dataset.train, run.mesh.shard, run.epoch)
+                report = partial(run.phase, "average of the weights")
+                renew_statistics(session, run.mesh, chain.from_iterable(groups), report)
+                seed = run.recipe.seed + run.step + 2_654_435_761 * run.mesh.topology.rank
                 session.adapter.seed(seed % 2**32)  # training draws on, whatever the pass has drawn
-            return self._measure()
+            progress.average_validation = self._measure(run)
 
     def settle(self) -> None:
         """Make averaged statistics equal on all ranks, of which each has averaged its own; collective."""

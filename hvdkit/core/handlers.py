@@ -43,7 +43,7 @@ def attach(
     The order is that in which ranks communicate. A task's own handlers see the validation, and may stop the run before
     the last checkpoint is written.
     """
-    recipe, losses, evaluation = run.recipe, Losses(run, resumed or {}), Evaluation(run)
+    recipe, losses, average = run.recipe, Losses(run, resumed or {}), None
     run.handlers = [losses]
     if recipe.check_ranks:
         run.handlers.append(RankChecks())
@@ -51,7 +51,13 @@ def attach(
         from hvdkit.core.stopping import Preemption  # a run without checkpoints does not need it
 
         run.handlers.append(Preemption(run.adapter, run.mesh.world, asked_to_stop, run.step))
-    run.handlers += [evaluation, Log(losses, metrics_file)]
+    run.handlers.append(Evaluation())
+    if recipe.average_weights:
+        from hvdkit.core.epoch_average import EpochAverage  # most runs do not need it
+
+        average = EpochAverage(run, measured)
+        run.handlers.append(average)
+    run.handlers.append(Log(losses, metrics_file))
     if recipe.early_stopping:
         from hvdkit.core.stopping import Patience  # most runs do not need it
 
@@ -59,7 +65,7 @@ def attach(
     if own:
         run.handlers.append(OfTask(own))
     if keep:
-        run.handlers.append(Saving(losses, evaluation.average, keep))
+        run.handlers.append(Saving(losses, average, keep))
     if commit and recipe.elastic:
         run.handlers.append(Committing(losses, commit))
     return run
@@ -183,35 +189,25 @@ def check_ranks(session: Session, mesh: Mesh, step: int) -> None:
 
 
 class Evaluation(Handler):
-    """Measures the task's metrics over the validation split, by the weights and by their `average` if there is one."""
-
-    def __init__(self, run: Loop) -> None:
-        self.average: EpochAverage | None = None
-        if run.recipe.average_weights:
-            from hvdkit.core.epoch_average import EpochAverage
-
-            on_batch = partial(run.phase, "average of the weights")
-            measure = partial(self._measured, run)
-            self.average = EpochAverage(run.session, run.mesh, run.plan, run.dataset.train, measure, on_batch)
+    """Measures the task's metrics over the validation split."""
 
     def on_epoch_end(self, run: Loop) -> None:
-        """Evaluate. Raises RunError if a metric is no longer a number."""
         run.session.strategy.synchronize()
         merge_buffers(run)
-        run.progress.validation = self._measured(run)
-        run.progress.average_validation = self.average.end_epoch(run.progress) if self.average else {}
+        run.progress.validation, run.progress.average_validation = measured(run), {}
         run.progress.evaluated = True
 
-    def _measured(self, run: Loop) -> dict[str, float]:
-        """The means of the metrics, by name; empty if the split is."""
-        split, size, on_batch = run.dataset.val, run.recipe.batch_size, partial(run.phase, "evaluation")
-        found = metrics.evaluate(run.adapter, run.session, run.task.metrics, split, size, run.mesh.data, on_batch)
-        if lost := [name for name, value in found.items() if not np.isfinite(value)]:  # JSON cannot represent it
-            raise RunError(
-                f"the validation after step {run.step} is no longer a number ({', '.join(lost)}); lower "
-                "optimizer.learning_rate, or use the checkpoint before"
-            )
-        return found
+
+def measured(run: Loop) -> dict[str, float]:
+    """The means of the metrics by name, empty if the split is; collective. Raises RunError if one is not a number."""
+    split, size, on_batch = run.dataset.val, run.recipe.batch_size, partial(run.phase, "evaluation")
+    found = metrics.evaluate(run.adapter, run.session, run.task.metrics, split, size, run.mesh.data, on_batch)
+    if lost := [name for name, value in found.items() if not np.isfinite(value)]:  # JSON cannot represent it
+        raise RunError(
+            f"the validation after step {run.step} is no longer a number ({', '.join(lost)}); lower "
+            "optimizer.learning_rate, or use the checkpoint before"
+        )
+    return found
 
 
 def merge_buffers(run: Loop) -> None:
