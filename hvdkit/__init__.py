@@ -26,7 +26,10 @@ _LAZY = {
 _MOVED = {
     "hvdkit.config": "hvdkit.recipe.schema",
     "hvdkit.core.data": "hvdkit.data.batches",
+    "hvdkit.core.mesh": "hvdkit.core.group",
     "hvdkit.core.native": "hvdkit.data.user_pipeline",
+    "hvdkit.core.owned": "hvdkit.core.pieces",
+    "hvdkit.core.shares": "hvdkit.core.pieces",
     "hvdkit.core.trainer": "hvdkit.core.metrics",
     "hvdkit.core.weights": "hvdkit.checkpoint.weights",
 }
