@@ -124,6 +124,7 @@ def _note(path: Path, found: Outcomes) -> None:
             "versions": {"python": platform.python_version(), **versions},
             "meaning": "kind: way to end; phase; ranks (or checkpoints, for a signal to hvdkit): the exit status",
             "cells": len(cells),
+            "of": len(CELLS) + len(STOPS),
             "wrong": cells.count("wrong"),
         }
         head = json.dumps(facts, indent=2).removesuffix("\n}")

@@ -30,7 +30,7 @@ from hvdkit.core.state import digest, is_averaged
 from hvdkit.core.step_plan import NOTED, Progress
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.errors import RunError, Stopped
-from hvdkit.files import write_atomic
+from hvdkit.files import open_standard_streams, write_atomic
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import TrainResult, kept_lines, result_lines, scores
 from hvdkit.strategies.dense import Dense
@@ -171,6 +171,7 @@ def _train(
         own=own,
         resumed={} if recounted else rest,
     )
+    open_standard_streams()  # the user's model may have closed them
     loop.warn(warnings)
     loop.notes = [*([] if NOTED in os.environ else loop.plan.unreached()), *metrics_file.notes]
     if mesh.is_root:
