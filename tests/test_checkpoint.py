@@ -355,6 +355,6 @@ def test_a_new_run_beside_an_earlier_ones_checkpoints_is_refused(tmp_path: Path)
 def test_ranks_that_speak_json_go_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As rivals without Horovod do."""
     local_run(tmp_path / "run", local_recipe(), kill_at=10)
-    monkeypatch.setattr(local, "allgather_object", lambda value, name="": [json.loads(json.dumps(value))])
+    monkeypatch.setattr(local, "allgather_object", lambda value, group, name="": [json.loads(json.dumps(value))])
     resumed = local_run(tmp_path / "run", local_recipe(), resume=True)
     assert resumed and (resumed.first_step, resumed.steps) == (8, 45)
