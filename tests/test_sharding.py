@@ -40,19 +40,19 @@ from grown import OPTIMIZERS, worst
 SHAPES = {"a.weight": (5, 3), "a.bias": (5,), "b.weight": (7, 5), "b.bias": (7,), "c": ()}
 
 
-@pytest.mark.parametrize("whole_rule", [True, False])
+@pytest.mark.parametrize("may_span", [True, False])
 @pytest.mark.parametrize("most_bytes", [1, 100, 10_000])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 100])
-def test_each_element_has_one_owner(ranks: int, most_bytes: int, whole_rule: bool) -> None:
+def test_each_element_has_one_owner(ranks: int, most_bytes: int, may_span: bool) -> None:
     owned: dict[str, list[int]] = {name: [] for name in SHAPES}
     found = buckets(SHAPES, ranks, 4, most_bytes)
     for bucket in found:
         for rank in range(ranks):
-            pieces = bucket.pieces(rank, whole_rule)
+            pieces = bucket.pieces(rank, may_span)
             assert sum(piece.size for piece in pieces) == bucket.share and all(piece.size for piece in pieces)
             for piece in pieces:
                 kinds = {len(SHAPES[each.name]) < 2 for each in piece.fragments}
-                assert len(kinds) <= 1 and (whole_rule or len(piece.fragments) <= 1)
+                assert len(kinds) <= 1 and (may_span or len(piece.fragments) <= 1)
                 for each in piece.fragments:
                     owned[each.name] += range(each.start, each.stop)
     assert {name: sorted(each) for name, each in owned.items()} == {

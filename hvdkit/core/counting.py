@@ -56,7 +56,7 @@ class Counting:
         return value * self.unit
 
     def of(self, outputs: Tensor, targets: Tensor) -> tuple[float, float | None]:
-        """The mean and None, or the sum and its count. Nothing is learned from it. Raises RequestError as above."""
+        """The mean and None, or the sum and its count. No gradient is computed. Raises RequestError as above."""
         value, count = self._called(outputs, targets)
         to_numpy = self._adapter.to_numpy
         return float(to_numpy(value).mean()), None if count is None else float(to_numpy(count)[0])

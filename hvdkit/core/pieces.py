@@ -81,17 +81,19 @@ class Bucket:
         """The number of zeros at the end."""
         return self.share * self.ranks - self.size
 
-    def pieces(self, rank: int, whole_rule: bool) -> list[Piece]:
-        """A rank's share. With `whole_rule` a piece may span several tensors of the same number of dimensions: 0 or 1,
+    def pieces(self, rank: int, may_span: bool) -> list[Piece]:
+        """A rank's share. With `may_span` a piece may span several tensors of the same number of dimensions: 0 or 1,
         or more. Otherwise each piece is of one tensor."""
         fragments = list(self._fragments(rank * self.share, (rank + 1) * self.share))
         padding = self.share - sum(fragment.size for fragment in fragments)
         if not fragments:
             return [Piece((), padding, ())]
-        runs = [list(run) for _, run in groupby(fragments, lambda each: self._kind(each) if whole_rule else each.name)]
+        runs = [
+            list(run) for _, run in groupby(fragments, lambda part: self._is_vector(part) if may_span else part.name)
+        ]
         return [Piece(tuple(run), padding if run is runs[-1] else 0, self.shapes[run[0].name]) for run in runs]
 
-    def _kind(self, fragment: Fragment) -> bool:
+    def _is_vector(self, fragment: Fragment) -> bool:
         return len(self.shapes[fragment.name]) < 2
 
     def _fragments(self, start: int, stop: int) -> Iterator[Fragment]:
@@ -128,7 +130,8 @@ def bucket(shapes: Mapping[str, Shape], ranks: int) -> Bucket:
 class Owned:
     """All parameters. A subclass divides them into pieces, each with a name, of which a rank has some.
 
-    `shapes` has the shape of the parameter that each piece belongs to. The optimizer's slots are pieces too.
+    `shapes` has, for each piece, the shape of a parameter that it has elements of. The optimizer's slots are divided
+    alike.
     """
 
     keeps_model = True  # whether this rank has all parameters between two steps
@@ -166,7 +169,7 @@ class Owned:
         for parameter, weight in zip(self.parameters.values(), weights, strict=True):
             self.adapter.tensors.assign(parameter, weight)
 
-    def changed(self, weights: list[Tensor]) -> None:
+    def stored_in_place(self, weights: list[Tensor]) -> None:
         """As `store`, of the new weights that a framework's kernel returns; collective."""
 
     def summed(self, number: Tensor) -> Tensor:

@@ -158,7 +158,7 @@ class Session(Stateful):
         return self.trainable.predict(inputs)
 
     def mean_loss(self, outputs: np.ndarray, targets: np.ndarray) -> float:
-        """The `own_loss` of outputs that `predict` has returned, and of their targets. Nothing is learned from it."""
+        """The `own_loss` of outputs that `predict` has returned, and of their targets. No gradient is computed."""
         value, count = self.loss_of(outputs, targets)
         return value if count is None else value / (count or 1)
 

@@ -55,7 +55,7 @@ class Stateful:
     def state_arrays(self, keep: bool = True) -> Iterator[tuple[str, np.ndarray]]:
         """The arrays of `state` one after the other; collective. A rank that shares them has one bucket in memory."""
         yield from self.model_arrays(keep)
-        for name, tensor in self.update.tensors():
+        for name, tensor in self.update.whole_slots():
             if keep:
                 yield name, self.array(tensor)
         for name, (number, dtype) in self.update.numbers().items() if keep else ():
@@ -63,7 +63,7 @@ class Stateful:
 
     def state_layout(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """The dtype and shape of each array of `state`, by name."""
-        whole = self.trainable.parameters | self.trainable.buffers | self.update.slot_tensors()
+        whole = self.trainable.parameters | self.trainable.buffers | self.update.slot_templates()
         found = {name: self._layout(tensor) for name, tensor in whole.items()}
         return found | {name: (dtype, ()) for name, (_, dtype) in self.update.numbers().items()}
 
@@ -122,7 +122,7 @@ class Stateful:
         Each rank takes its own share of the slots.
         """
         tensors = self.trainable.parameters
-        slots = self.update.slot_tensors()
+        slots = self.update.slot_templates()
         if not has_average(state):  # as it has not begun
             slots = {name: tensor for name, tensor in slots.items() if not is_averaged(name)}
         wanted = {**tensors, **self.trainable.buffers, **slots}
@@ -168,7 +168,7 @@ class Stateful:
         else:
             buffers |= self.trainable.buffers
             tensors = dict(self.trainable.parameters if owned.keeps_model else {})
-            tensors |= self.update.tensors() if owned.in_place else ()
+            tensors |= self.update.whole_slots() if owned.in_place else ()
             for name, tensor in self._broadcast(tensors, group, root):
                 self.adapter.tensors.assign(tensors[name], tensor)
         arrays = {name: self.adapter.to_numpy(tensor) for name, tensor in buffers.items()}

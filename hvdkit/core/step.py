@@ -1,6 +1,8 @@
 """The training step, the same for every framework and strategy, from top to bottom:
 
-    forward and backward → accumulate → average → unscale → clip → update → count
+    forward and backward → accumulate → average → unscale → clip → update
+
+Where ranks keep shares only (ZeRO 2 and 3), each microbatch's gradients are averaged first, and shares accumulated.
 
 It is traced, with the strategy and the update, where a framework compiles (TensorFlow, Keras); the others call it.
 """
@@ -89,20 +91,20 @@ class Step:
 
     def add(self, gradients: Mapping[str, Tensor]) -> None:
         """Add a microbatch's gradients to the sums; where ranks keep shares, this rank's share of their means."""
-        gradients = self._own(gradients)
+        gradients = self._to_sum(gradients)
         for name, total in self.sums.items():
             self._adapter.tensors.assign(total, total + gradients[name])
 
     def finish(self, gradients: Mapping[str, Tensor] | None, count: Any = None) -> None:
-        """Update by a microbatch's gradients; with a `count`, by the mean of so many: these, if given, and the sums."""
+        """Update by a microbatch's gradients; with a `count`, by (the sums + these, if there are any) / count."""
         if count is None:
             assert gradients is not None
-            self._change(self._stamped((trace_events.BACKWARD,), gradients), self._averaged)
+            self._average_and_update(self._stamped((trace_events.BACKWARD,), gradients), self._averaged)
             return
-        more = None if gradients is None else self._own(gradients)
+        more = None if gradients is None else self._to_sum(gradients)
         totals = {name: total if more is None else total + more[name] for name, total in self.sums.items()}
         means = {name: total / scalar(self._adapter, count, total) for name, total in totals.items()}
-        self._change(means, dict if self._strategy.keeps_shares else self._averaged, count)
+        self._average_and_update(means, _already_averaged if self._strategy.keeps_shares else self._averaged, count)
         for total in self.sums.values():
             self._adapter.tensors.assign(total, total * 0)
 
@@ -110,7 +112,7 @@ class Step:
         """Update by the mean of `count` microbatches whose gradients were added, by a framework's own loop."""
         self.compiled(self.finish)(None, float(count))
 
-    def _own(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _to_sum(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What of one of several microbatches' gradients is summed."""
         gradients = self._stamped((trace_events.BACKWARD,), gradients)
         if self._counting is not None:
@@ -118,16 +120,16 @@ class Step:
         return self._averaged(gradients) if self._strategy.keeps_shares else gradients
 
     def _averaged(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The means over the ranks that read other data; collective."""
+        """The means over the ranks that hold the same parameters, and read other data; collective."""
         means = self._strategy.average(self._session, dict(gradients))
         if not self.gradient_bytes:  # the same in each update, and slow to count
             self.gradient_bytes = bytes_of(self._adapter, means if self._strategy.keeps_shares else gradients)
         return self._stamped((trace_events.REDUCED,), means)
 
-    def _change(
+    def _average_and_update(
         self, gradients: Mapping[str, Tensor], average: Callable[..., dict[str, Tensor]], count: Any = None
     ) -> None:
-        """Average gradients of the scaled loss, unscale and clip them, apply the optimizer's rule, and count."""
+        """Average gradients of the scaled loss over ranks; unscale, clip, and apply the optimizer's rule."""
         if self._counting is not None and self._counting.counts:
             self._counting.update(self._session, self._strategy, self._update, gradients, average, count)
         else:
@@ -164,6 +166,10 @@ class Step:
             trace_events.mark(name)
         else:
             self._trainable.stamp((name,), list((tensors or {}).values()))
+
+
+def _already_averaged(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return dict(gradients)
 
 
 def bytes_of(adapter: Adapter, tensors: Mapping[str, Tensor]) -> int:

@@ -44,7 +44,9 @@ class Strategy:
         return Owned(session.adapter, session.trainable.parameters)
 
     def average(self, session: Session, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The means over all ranks of each piece that this rank has `owned`; collective.
+        """The means over the strategy's group, in a recipe `Mesh.data`, of each piece that this rank updates; collective.
+
+        The result has the keys of `owned(…).shapes`, in that order, as the update takes gradients by their place.
 
         The gradients are by parameter; they may be overwritten. Those that `begin` has taken are left out.
 
@@ -63,7 +65,8 @@ class Strategy:
     def begin(self, session: Session, name: str, gradient: Tensor) -> bool:
         """Start sending one gradient that backward has just computed; `average` waits for it.
 
-        Returns whether it is taken: backward then lets go of it, and leaves it out of its result.
+        Returns whether it is taken: backward then lets go of it, and leaves it out of its result. True only where the
+        strategy `keeps_shares`.
         """
         raise NotImplementedError
 

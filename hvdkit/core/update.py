@@ -1,4 +1,4 @@
-"""The update of weights by averaged gradients: unscale, clip, apply the optimizer's rule, count."""
+"""The update of weights by averaged gradients: unscale, clip, apply the optimizer's rule, adjust the loss scale."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Update:
             corrections = bias_corrections(settings, self.steps.get())
         rate, weights, slots = self.rate.get(), self.owned.weights(), list(self.slots.values())
         if self._kernel is not None:
-            self.owned.changed(self._kernel(weights, gradients, slots, rate, corrections))
+            self.owned.stored_in_place(self._kernel(weights, gradients, slots, rate, corrections))
             return
         first, second = (scalar(self._adapter, each, gradients[0]) for each in corrections)
         shapes, rate = list(self.owned.shapes.values()), scalar(self._adapter, rate, gradients[0])
@@ -107,7 +107,7 @@ class Update:
                 self._ops.assign(slot, value)
             yield weight
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def whole_slots(self) -> Iterator[tuple[str, Tensor]]:
         """The slots of all parameters, with their names in a state, as `Owned.whole` gives them."""
         for number, slot in enumerate(slot_names(self._settings)):
             for name, tensor in self.owned.whole({piece: held[number] for piece, held in self.slots.items()}):
@@ -115,14 +115,14 @@ class Update:
         if self.average is not None:
             yield from self.average.tensors()
 
-    def slot_tensors(self) -> dict[str, Tensor]:
-        """The names of `tensors`, with the parameter that each slot has the shape and dtype of."""
+    def slot_templates(self) -> dict[str, Tensor]:
+        """For each name of `whole_slots` a tensor of its shape and dtype: the parameter."""
         parameters = self.owned.parameters.items()
         slots = {slot_name(slot, name): each for slot in slot_names(self._settings) for name, each in parameters}
         return slots | (self.average.layout() if self.average is not None else {})
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Set the slots from arrays with the names of `tensors`, in the parameters' shapes and dtype."""
+        """Set the slots from arrays with the names of `whole_slots`, in the parameters' shapes and dtype."""
         for number, slot in enumerate(slot_names(self._settings)):
             whole = {name: arrays[slot_name(slot, name)] for name in self.owned.parameters}
             for piece, array in self.owned.cut(whole).items():

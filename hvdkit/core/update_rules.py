@@ -15,7 +15,11 @@ from hvdkit.recipe.schema import AdamW, Lamb, Lars, Optimizer, Sgd
 
 def slot_names(optimizer: Optimizer) -> tuple[str, ...]:
     """Names of the optimizer's slots for each parameter, in the order that `update` takes; slots start at zero."""
-    return ("exp_avg", "exp_avg_sq") if isinstance(optimizer, AdamW | Lamb) else ("momentum",)
+    if isinstance(optimizer, AdamW | Lamb):
+        return "exp_avg", "exp_avg_sq"
+    if isinstance(optimizer, Sgd | Lars):
+        return ("momentum",)
+    raise TypeError(f"{type(optimizer).__name__} has no rule here")
 
 
 def counts_steps(optimizer: Optimizer) -> bool:
@@ -132,7 +136,9 @@ def _moved(
         return _lars(optimizer, weight, direction, slots, rate, decay, trust)
     if isinstance(optimizer, AdamW):
         return weight - rate * (direction + decay * weight), slots
-    return weight - rate * trust * direction, slots
+    if isinstance(optimizer, Lamb):
+        return weight - rate * trust * direction, slots
+    raise TypeError(f"{type(optimizer).__name__} has no rule here")
 
 
 def clip(

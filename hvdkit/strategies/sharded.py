@@ -26,7 +26,7 @@ from hvdkit.strategies.dense import GRADIENTS, from_wire, mean_count, on_wire, r
 class Shares(Owned):
     """This rank's share of each bucket, as pieces named `BUCKET.PIECE`, such as `0.1`.
 
-    With `whole_rule` all elements of a piece may be updated by one call of the optimizer's rule, which depends on no
+    With `may_span` all elements of a piece may be updated by one call of the optimizer's rule, which depends on no
     norms; otherwise each piece is of one parameter.
     """
 
@@ -38,7 +38,7 @@ class Shares(Owned):
         parameters: Mapping[str, Tensor],
         group: Group,
         name: str,
-        whole_rule: bool,
+        may_span: bool,
         divided: Sequence[Bucket],
     ) -> None:
         super().__init__(adapter, parameters)
@@ -46,7 +46,7 @@ class Shares(Owned):
         self._dtype = adapter.dtype(next(iter(parameters.values())))
         self.buckets = divided
         self._numbers = {parameter: number for number, parameter in enumerate(self.shapes)}
-        self._pieces = [bucket.pieces(group.index, whole_rule) for bucket in self.buckets]
+        self._pieces = [bucket.pieces(group.index, may_span) for bucket in self.buckets]
         self.pieces: dict[str, Piece] = {
             f"{number}.{place}": piece
             for number, pieces in enumerate(self._pieces)
@@ -65,7 +65,7 @@ class Shares(Owned):
             for name, value in self.gathered(number, share).items():
                 self.adapter.tensors.assign(self.parameters[name], value)
 
-    def changed(self, weights: list[Tensor]) -> None:
+    def stored_in_place(self, weights: list[Tensor]) -> None:
         self.store(weights)
 
     def summed(self, number: Tensor) -> Tensor:
@@ -162,10 +162,10 @@ class FlatShares(Shares):
         adapter: Adapter,
         group: Group,
         name: str,
-        whole_rule: bool,
+        may_span: bool,
         divided: Sequence[Bucket],
     ) -> None:
-        super().__init__(adapter, trainable.parameters, group, name, whole_rule, divided)
+        super().__init__(adapter, trainable.parameters, group, name, may_span, divided)
         before = trainable.parameters  # each is freed behind its bucket's copy, so that no two models are in memory
         sizes = {str(number): (list(each.shapes), each.share * each.ranks) for number, each in enumerate(divided)}
         self._vectors, self._own = [], []
@@ -184,9 +184,9 @@ class FlatShares(Shares):
     def store(self, weights: Iterable[Tensor]) -> None:
         for own, share in zip(self._own, self.by_bucket(weights), strict=True):
             self.adapter.tensors.assign(own, share)
-        self.changed([])
+        self.stored_in_place([])
 
-    def changed(self, weights: list[Tensor]) -> None:
+    def stored_in_place(self, weights: list[Tensor]) -> None:
         pending = [
             self._trainable.start_allgather(own, self._group, vector, f"{self._name}.gather.{number}")
             for number, (own, vector) in enumerate(zip(self._own, self._vectors, strict=True))
@@ -240,13 +240,13 @@ class Sharded(Strategy):
         self._bytes = ring_bytes(sent / 2, self._group.size)
         return self._shares
 
-    def _divided(self, session: Session, whole_rule: bool) -> Shares:
+    def _divided(self, session: Session, may_span: bool) -> Shares:
         parameters = session.trainable.parameters
         shapes = {name: tuple(int(size) for size in tensor.shape) for name, tensor in parameters.items()}
         divided = buckets(shapes, self._group.size, np.dtype(session.dtype).itemsize, self._most_bytes)
         if "shard-parameters" in self._adapter.CAPABILITIES:
-            return FlatShares(session.trainable, self._adapter, self._group, self._name, whole_rule, divided)
-        return Shares(self._adapter, parameters, self._group, self._name, whole_rule, divided)
+            return FlatShares(session.trainable, self._adapter, self._group, self._name, may_span, divided)
+        return Shares(self._adapter, parameters, self._group, self._name, may_span, divided)
 
     def _gathers(self, elements: list[int]) -> int:
         """How many elements are gathered for an update, if buckets have so many."""

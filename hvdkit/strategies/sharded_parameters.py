@@ -35,10 +35,10 @@ class HeldShares(Shares):
         parameters: Mapping[str, Tensor],
         group: Group,
         name: str,
-        whole_rule: bool,
+        may_span: bool,
         divided: Sequence[Bucket],
     ) -> None:
-        super().__init__(adapter, parameters, group, name, whole_rule, divided)
+        super().__init__(adapter, parameters, group, name, may_span, divided)
         self.vectors = [self._share_of(number, each) for number, each in enumerate(divided)]
 
     def _share_of(self, number: int, bucket: Bucket) -> Tensor:
@@ -61,7 +61,7 @@ class HeldShares(Shares):
         for vector, share in zip(self.vectors, self.by_bucket(weights), strict=True):
             self.adapter.tensors.assign(vector, share)
 
-    def changed(self, weights: list[Tensor]) -> None:
+    def stored_in_place(self, weights: list[Tensor]) -> None:
         """Nothing: they are views of the shares."""
 
     def model(self) -> Iterator[tuple[str, Tensor]]:
@@ -177,13 +177,13 @@ class ShardedParameters(Sharded):
             else:
                 yield batch
 
-    def _divided(self, session: Session, whole_rule: bool) -> HeldShares:
+    def _divided(self, session: Session, may_span: bool) -> HeldShares:
         trainable: Trainable = session.trainable
         names, ranks = trainable.blocks(), self._group.size
         shapes = {name: tuple(int(size) for size in each.shape) for name, each in trainable.parameters.items()}
         divided = {block: bucket({name: shapes[name] for name in names[block]}, ranks) for block in reversed(names)}
         held = list(divided.values())
-        shares = HeldShares(self._adapter, trainable.parameters, self._group, self._name, whole_rule, held)
+        shares = HeldShares(self._adapter, trainable.parameters, self._group, self._name, may_span, held)
         self._blocks = GatheredBlocks(trainable, self._group, list(names), divided, self._name)
         shares.parameters = trainable.parameters  # which are in the blocks' memory now
         self._blocks.take(dict(zip(divided, shares.vectors, strict=True)))
