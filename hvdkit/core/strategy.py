@@ -44,7 +44,7 @@ class Strategy:
         return Owned(session.adapter, session.trainable.parameters)
 
     def average(self, session: Session, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The means over the strategy's group (`Mesh.data`, in a recipe) of each piece that this rank updates; collective.
+        """The means over the strategy's group, `Mesh.data` in a recipe, of what this rank updates; collective.
 
         The result has the keys of `owned(…).shapes`, in that order, as the update takes gradients by their place.
 
