@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.server
+import os
+import signal
 import socket
 import threading
 import time
@@ -106,13 +108,11 @@ def wandb_slow(folder: Path) -> str:
 def mlflow_lost_in_the_middle(folder: Path) -> str:
     """The tracker's process gets SIGKILL at update 30."""
     uri = (folder / "ml").as_uri()
-    with running(*SMALL, "--log", "mlflow", out=folder / "run", MLFLOW_TRACKING_URI=uri) as job:
+    store = {"MLFLOW_TRACKING_URI": uri, "MLFLOW_ALLOW_FILE_STORE": "true"}
+    with running(*SMALL, "--log", "mlflow", out=folder / "run", **store) as job:
         job.trains(30)
         for pid in job.pids():
             if b"tracking.client" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                import os
-                import signal
-
                 os.kill(pid, signal.SIGKILL)
         expect(job.ended() == 0, job.text())
         job.sound()
