@@ -231,7 +231,7 @@ def undisturbed(words: tuple[str, ...] = TRAIN) -> dict[str, str]:
     """The bits of a run that nobody disturbs, by the direct launcher; kept for an hour."""
     kept = Path(tempfile.gettempdir()) / f"hvdkit-trials-{os.getuid()}-{ROOT.stat().st_ino}.json"
     name = " ".join(words)
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, KeyError):
         if time.time() - kept.stat().st_mtime < 3600:
             return dict(json.loads(kept.read_text())[name])
     with tempfile.TemporaryDirectory() as folder:
