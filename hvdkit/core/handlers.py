@@ -31,10 +31,10 @@ def attach(
     keep: Callable[[Progress, Arrays], None] | None = None,
     commit: Callable[[Progress], None] | None = None,
     asked_to_stop: Callable[[], bool] | None = None,
-    own: Sequence[Handler] = (),
+    of_task: Sequence[Handler] = (),
     resumed: Arrays | None = None,
 ) -> Loop:
-    """Give a run hvdkit's handlers, and a task's `own`; returns the run.
+    """Give a run hvdkit's handlers, and those `of_task`; returns the run.
 
     `keep` writes a checkpoint of the progress, with tensors that ranks have for themselves; `commit` keeps the state in
     memory; all ranks call both. If `asked_to_stop` returns true on any rank, an update within seconds raises Stopped.
@@ -62,8 +62,8 @@ def attach(
         from hvdkit.core.stopping import Patience  # most runs do not need it
 
         run.handlers.append(Patience(run, recipe.early_stopping))
-    if own:
-        run.handlers.append(OfTask(own))
+    if of_task:
+        run.handlers.append(OfTask(of_task))
     if keep:
         run.handlers.append(Saving(losses, average, keep))
     if commit and recipe.elastic:
@@ -309,7 +309,7 @@ class Saving(Handler):
         settings = run.recipe.checkpoint
         planned = settings is not None and due(settings.every_steps, run.step)
         if planned or run.leaving:
-            self._save(run, between=not planned)
+            self._save(run, unscheduled=not planned)
 
     def on_epoch_end(self, run: Loop) -> None:
         settings = run.recipe.checkpoint
@@ -318,15 +318,16 @@ class Saving(Handler):
                 run.enter_epoch(run.epoch + 1)
             self._save(run)
 
-    def _save(self, run: Loop, between: bool = False) -> None:
-        """Write a checkpoint. One `between` those of a run that is not stopped has what each rank would have there."""
+    def _save(self, run: Loop, unscheduled: bool = False) -> None:
+        """Write a checkpoint. One that is `unscheduled`, as ranks were asked to stop, also has what each rank has not
+        merged yet, so that a resumed run continues as if it had not been stopped."""
         run.phase("checkpoint")
-        own: Arrays = {}
-        if between:
+        ranks_own: Arrays = {}
+        if unscheduled:
             from hvdkit.core.unmerged import unmerged  # most runs do not need it
 
             local = self._losses.local(run), self._losses.counts
-            own = unmerged(run.adapter, run.session, run.mesh, run.progress, *local)
+            ranks_own = unmerged(run.adapter, run.session, run.mesh, run.progress, *local)
         run.session.strategy.settle()
         self._losses.read(run)
         merge_buffers(run)
@@ -334,7 +335,7 @@ class Saving(Handler):
             self._average.settle()
         if not run.is_root:
             run.phase(DISK)
-        self._keep(run.progress, own)
+        self._keep(run.progress, ranks_own)
         # Only rank 0 copies and writes; the others wait for it here, so that their next step's time excludes the wait.
         metrics.reduce_sums(run.adapter, run.mesh.world, kept=1.0)
         run.clock.resume()

@@ -163,8 +163,8 @@ class Loop:
 
     def groups(self, epoch: int) -> Iterator[list[Batch]]:
         """This rank's batches for the rest of an epoch, one list per update."""
-        left = self.progress.epoch == epoch
-        samples, sizes = (self.progress.samples, self.group_sizes) if left else (0, None)
+        is_current = self.progress.epoch == epoch
+        samples, sizes = (self.progress.samples, self.group_sizes) if is_current else (0, None)
         return self.plan.groups(self.dataset.train, self.mesh.shard, epoch, samples, sizes)
 
     # For handlers

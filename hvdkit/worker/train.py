@@ -168,7 +168,7 @@ def _train(
         keep=keeper.keep,
         commit=keeper.commit if commits else None,
         asked_to_stop=heartbeat.asked_to_stop if keeps else None,
-        own=own,
+        of_task=own,
         resumed={} if recounted else rest,
     )
     open_standard_streams()  # the user's model may have closed them

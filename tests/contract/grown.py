@@ -174,7 +174,7 @@ def a_handler_on_one_rank_ends_the_run_on_all(adapter: Adapter, topology: Topolo
     handler = EndsAtOne(asks=topology.rank == topology.size - 1)
     loop = Loop(session, tasks.choose(recipe), recipe, mesh_of(topology), dataset)
     kept: list[int] = []
-    attach(loop, MetricsFile(None), lambda progress, own: kept.append(progress.step), own=[handler]).train()
+    attach(loop, MetricsFile(None), lambda progress, own: kept.append(progress.step), of_task=[handler]).train()
     assert handler.seen == [("epoch begins", 0, 0), ("step", 0, 1), ("epoch ends", 0, 1)], handler.seen
     assert loop.stopped_early == "stopped early after step 1 of 3: enough" and kept == [1] and loop.progress.evaluated
 
