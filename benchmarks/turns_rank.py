@@ -44,7 +44,7 @@ class Side:
 
     def turn(self, setup: Setup, heartbeat: Heartbeat) -> list[float]:
         """Seconds of each step that counts, on this rank; all ranks begin together."""
-        synchronize(setup.adapter)
+        synchronize(setup.adapter, setup.mesh.world)
         recipe = self.recipe.model_copy(update={"steps": self.warmup + self.measured})
         loop = Loop(self.session, setup.task, recipe, setup.mesh, setup.dataset, heartbeat.beat)  # without handlers
         loop.train()

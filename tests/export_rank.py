@@ -37,8 +37,8 @@ def main(framework: str, weights: Path, folder: Path, out: Path, images: Path | 
     recipe = schema.revise(found.record.recipe, "test", [f"model.weights={weights}", "seed=99", "device=cpu"])
     begun = setup.start(adapter, setup.Script(module.build), recipe)
     session, dataset, architecture = begun.session(recipe), begun.dataset, begun.architecture
-    batch_size, shard = recipe.batch_size, begun.mesh.shard
-    sums, _ = metrics.summed(adapter, session, begun.task.metrics, dataset.val, batch_size, shard)
+    batch_size, data = recipe.batch_size, begun.mesh.data
+    sums, _ = metrics.summed(adapter, session, begun.task.metrics, dataset.val, batch_size, data)
     told: dict[str, Any] = {"correct": round(sums["accuracy"][0])}
     if framework == "pytorch":  # as torchvision's models are loaded
         from safetensors.torch import load_file

@@ -37,10 +37,11 @@ def test_a_wheel_is_proved_and_its_environment_stays_as_it_is(tmp_path: Path, hv
 
 def test_a_proof_that_finds_a_wrong_result_fails_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof's own allreduce is replaced by one that is wrong in one element of one rank."""
-    whole = horovod._PROOF.read_text(encoding="utf-8")
-    wrong = "got = self._get(got) + (name == 'proof.int64.max' and self.rank == 1)\n        found, expected = got,"
+    whole, right = horovod._PROOF.read_text(encoding="utf-8"), "array, expected = self._get(got),"
+    wrong = "got = self._get(got) + (name == 'proof.int64.max' and self.rank == 1)\n        array, expected = got,"
+    assert whole.count(right) == 1
     broken = tmp_path / "proof.py"
-    broken.write_text(whole.replace("found, expected = self._get(got),", wrong), encoding="utf-8")
+    broken.write_text(whole.replace(right, wrong), encoding="utf-8")
     monkeypatch.setattr(horovod, "_PROOF", broken)
     with pytest.raises(RunError, match=r"(?s)rank 1.*proof\.int64\.max on rank 1 gave .*must not be used"):
         horovod.build(store.find(RUNTIME).python, False, tmp_path / "out", Console(quiet=True))

@@ -163,7 +163,7 @@ def test_a_step_of_local_sgd_is_timed_by_the_slowest_rank(monkeypatch: pytest.Mo
             seconds=slow_in_turn[0], cpu_seconds=[0.1] * 4, first_at=None, since_warmup=lambda: used
         )
 
-        def everyone(mine: dict[str, Any], name: str) -> list[dict[str, Any]]:
+        def everyone(mine: dict[str, Any], world: Any, name: str) -> list[dict[str, Any]]:
             return [mine, mine | {"seconds": slow_in_turn[1]}]
 
         adapter, recipe = SimpleNamespace(allgather_object=everyone), SimpleNamespace(warmup_steps=0, sync=sync)
