@@ -129,7 +129,8 @@ def hvdkit_killed(where: Place, out: Path) -> str:
     "a checkpoint, status 0, the line names --resume; nothing is left; the same bits",
 )
 def terminated(where: Place, out: Path) -> str:
-    with running_on(where, *TRAIN, out=out) as job:
+    train = (*TRAIN, "epochs=8")  # a signal is noticed after some seconds
+    with running_on(where, *train, out=out) as job:
         job.trains(12)
         os.kill(job.hvdkit(), signal.SIGTERM)
         status = job.ended(60)
@@ -137,7 +138,7 @@ def terminated(where: Place, out: Path) -> str:
         expect(status == 0, f"status {status}\n{job.text()}")
         seen = job.line("--resume")
         job.nothing_left()
-    return f"{seen}; {resumes(where, out)}"
+    return f"{seen}; {resumes(where, out, train)}"
 
 
 @on_two_hosts(
