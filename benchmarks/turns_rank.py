@@ -22,13 +22,13 @@ import numpy as np
 
 from hvdkit import adapters, paths
 from hvdkit.core.group import Group
-from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.loop import Loop
 from hvdkit.core.seam import Adapter, Session
-from hvdkit.core.usage import Snapshot, load_of_others
 from hvdkit.files import write_atomic
+from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
+from hvdkit.usage import Snapshot, load_of_others
 from hvdkit.worker.entry import end_as_rank
 from hvdkit.worker.setup import Script, Setup, start
 

@@ -26,11 +26,20 @@ _LAZY = {
 _MOVED = {
     "hvdkit.config": "hvdkit.recipe.schema",
     "hvdkit.core.data": "hvdkit.data.batches",
+    "hvdkit.core.epoch_average": "hvdkit.handlers.weight_average",
+    "hvdkit.core.handlers": "hvdkit.handlers.standard",
+    "hvdkit.core.heartbeat": "hvdkit.heartbeat",
     "hvdkit.core.mesh": "hvdkit.core.group",
     "hvdkit.core.native": "hvdkit.data.user_pipeline",
+    "hvdkit.core.network_interface": "hvdkit.worker.network_interface",
     "hvdkit.core.owned": "hvdkit.core.pieces",
     "hvdkit.core.shares": "hvdkit.core.pieces",
+    "hvdkit.core.stopping": "hvdkit.handlers.stopping",
+    "hvdkit.core.tensorboard": "hvdkit.handlers.tensorboard",
     "hvdkit.core.trainer": "hvdkit.core.metrics",
+    "hvdkit.core.tuning": "hvdkit.worker.tuning",
+    "hvdkit.core.unmerged": "hvdkit.handlers.unmerged",
+    "hvdkit.core.usage": "hvdkit.usage",
     "hvdkit.core.weights": "hvdkit.checkpoint.weights",
 }
 

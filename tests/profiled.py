@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.core import trace_events
-from hvdkit.core.tuning import CACHE, CYCLE, FUSION
 from hvdkit.results.recording import Kind, RankRecord, RunRecord, Samples, StepRecord, TensorRecord
+from hvdkit.worker.tuning import CACHE, CYCLE, FUSION
 
 MS = 1_000_000
 AHEAD = 5_000 * MS  # rank 1's clock

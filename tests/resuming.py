@@ -17,8 +17,8 @@ import pytest
 from launching import wait_until
 
 from hvdkit import adapters
-from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.session import Session
+from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import TrainResult
 from hvdkit.tasks import resnet

@@ -13,14 +13,15 @@ from conftest import FRAMEWORKS, ROOT
 from simulating import profile
 from test_bench import measured
 
+from hvdkit import usage
 from hvdkit.adapters.capabilities import ENVIRONMENT
 from hvdkit.commands.bench import measured as fit
-from hvdkit.core import tuning, usage
 from hvdkit.launch.placement import environment_faults
 from hvdkit.report import bench, parity, plotting
 from hvdkit.report import profile as profile_
 from hvdkit.results import profile as profiles
 from hvdkit.results.parity import read_parity
+from hvdkit.worker import tuning
 
 PREDICT = "predict profile.json --cluster p100-roce25 -n 8 --out out"
 

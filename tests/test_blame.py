@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hvdkit.core.heartbeat import lost_a_peer
 from hvdkit.errors import RequestError
+from hvdkit.heartbeat import lost_a_peer
 from hvdkit.launch import agents, supervise
 from hvdkit.launch.agent import process_tree, watchdog
 from hvdkit.launch.agent.reports import boot_id

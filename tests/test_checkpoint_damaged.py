@@ -21,9 +21,9 @@ from test_checkpoint import STATE, record, written
 from hvdkit.checkpoint import snapshots, writing
 from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.checkpoint.writing import Checkpoints
-from hvdkit.core.heartbeat import DISK, Heartbeat
 from hvdkit.core.state import slot_name
 from hvdkit.errors import RequestError
+from hvdkit.heartbeat import DISK, Heartbeat
 from hvdkit.recipe.schema import Checkpointing
 
 FULL = {**STATE, slot_name("average", "fc.weight"): np.ones((2, 3)), "communication.a": np.ones(3)}
@@ -238,8 +238,8 @@ def test_a_slow_disk_is_named_and_is_no_hang(
 ) -> None:
     monkeypatch.setenv("HVDKIT_RANK_DIR", str(tmp_path))
     monkeypatch.delenv("HVDKIT_TRACE", raising=False)
-    monkeypatch.setattr("hvdkit.core.heartbeat._BEAT_S", 0.01)
-    monkeypatch.setattr("hvdkit.core.heartbeat._PATIENCE_S", 0.05)
+    monkeypatch.setattr("hvdkit.heartbeat._BEAT_S", 0.01)
+    monkeypatch.setattr("hvdkit.heartbeat._PATIENCE_S", 0.05)
     beats, beat = [], tmp_path / "rank-0.beat"
     sound = writing._sync
 

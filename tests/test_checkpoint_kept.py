@@ -23,13 +23,14 @@ from hvdkit.checkpoint.snapshots import Checkpoint, Record
 from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core import metrics
 from hvdkit.core.group import Mesh
-from hvdkit.core.handlers import attach
 from hvdkit.core.loop import Loop
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest, parameters_of
 from hvdkit.core.step_plan import Progress
 from hvdkit.core.topology import Topology
 from hvdkit.data.batches import open_dataset
+from hvdkit.handlers.metrics_file import MetricsFile
+from hvdkit.handlers.standard import attach
 from hvdkit.recipe.schema import Checkpointing, Recipe
 from hvdkit.results.train import kept_lines, read_result
 
@@ -164,7 +165,7 @@ def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytes
                 checkpoints.write(Checkpoint(record, session.state()))
 
         task, mesh = tasks.choose(recipe), Mesh(topology)
-        loop = attach(Loop(session, task, recipe, mesh, dataset), metrics.MetricsFile(None), keep)
+        loop = attach(Loop(session, task, recipe, mesh, dataset), MetricsFile(None), keep)
         loop.train()
         if checkpoints:
             checkpoints.wait()

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from conftest import Hvdkit
 
+from hvdkit import usage
 from hvdkit.baselines import registry
 from hvdkit.commands import compare, train
 from hvdkit.commands.compare import Schedule
 from hvdkit.commands.plan import Plan
-from hvdkit.core import usage
 from hvdkit.errors import RequestError
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema

@@ -17,19 +17,20 @@ from conftest import ROOT
 from hvdkit import adapters, tasks
 from hvdkit.core import metrics
 from hvdkit.core.group import Mesh, world_of
-from hvdkit.core.handlers import attach
-from hvdkit.core.heartbeat import first_line, lost_a_peer
 from hvdkit.core.loop import Loop
 from hvdkit.core.schedule import learning_rate
 from hvdkit.core.session import Session
 from hvdkit.core.state import canonical_name, digest, from_canonical, to_canonical
-from hvdkit.core.stopping import Preemption
 from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.core.update_rules import decay_of, update
 from hvdkit.data import batches, small_images
 from hvdkit.data.augment import augment
 from hvdkit.data.dataset import ArraySplit, PoolSplit, on_device
 from hvdkit.errors import RequestError
+from hvdkit.handlers.metrics_file import MetricsFile
+from hvdkit.handlers.standard import attach
+from hvdkit.handlers.stopping import Preemption
+from hvdkit.heartbeat import first_line, lost_a_peer
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Digits, Recipe, Sgd, Synthetic
 from hvdkit.tasks import resnet
@@ -330,7 +331,7 @@ def trained(recipe: Recipe, folder: Path) -> tuple[Loop, list[dict[str, Any]]]:
     session = Session(adapter, adapter.Linear(32 * 32 * 3, 10), recipe.optimizer, recipe.loss)
     path = folder / "metrics.jsonl"
     loop = Loop(session, tasks.choose(recipe), recipe, Mesh(Topology()), dataset)
-    attach(loop, metrics.MetricsFile(path)).train()
+    attach(loop, MetricsFile(path)).train()
     return loop, [json.loads(line) for line in path.read_text().splitlines()]
 
 

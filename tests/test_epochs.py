@@ -18,12 +18,13 @@ from hvdkit import adapters, tasks
 from hvdkit.checkpoint import snapshots
 from hvdkit.core.session import Session
 from hvdkit.core.step_plan import Progress, StepPlan
-from hvdkit.core.stopping import check_early_stopping, note_epoch, stopped_early
 from hvdkit.data import Shard
 from hvdkit.data.batches import epoch_batches
 from hvdkit.errors import RequestError
+from hvdkit.handlers.stopping import check_early_stopping, note_epoch, stopped_early
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import AverageWeights, EarlyStopping, Loss, Recipe, Sgd
+from hvdkit.worker.unreached import unreached
 
 RECIPE = ROOT / "recipes" / "resnet20-digits.yaml"
 TINY = ["model.name=resnet8", "batch_size=16", "threads=1", "accumulate=2"]  # two updates an epoch of two ranks
@@ -257,7 +258,7 @@ def test_the_best_checkpoint_is_that_of_the_average_and_an_update_that_overflows
 def test_an_average_that_forgets_too_slowly_is_doubted() -> None:
     def said(*overrides: str) -> list[str]:
         plan = StepPlan(schema.load(RECIPE, overrides), 1437, 2)
-        return [line for line in plan.unreached() if "average" in line]
+        return [line for line in unreached(plan) if "average" in line]
 
     assert said("average_weights={decay: 0.999}") == [
         "average_weights.decay: 0.999, and the run ends after 176 steps (8 epochs): 84 % of the average are still the "

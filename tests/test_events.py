@@ -14,8 +14,8 @@ from conftest import Hvdkit
 from resuming import kill_ranks, local_recipe, local_run, under_way
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hvdkit.core import tensorboard
 from hvdkit.errors import RequestError
+from hvdkit.handlers import tensorboard
 from hvdkit.results.train import MetricLine
 
 TAGS = {

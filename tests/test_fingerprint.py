@@ -18,11 +18,11 @@ from resuming import rewrite_record
 
 from hvdkit import adapters
 from hvdkit.checkpoint.resume import last_record
-from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.data import Shard, fingerprint, shares
 from hvdkit.data import batches as data
 from hvdkit.data.dataset import ArraySplit, Batch, Dataset, PoolSplit, SharedSplit
 from hvdkit.errors import RequestError
+from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe.schema import ImageFolder, Recipe
 from hvdkit.results.train import TrainResult
 from hvdkit.tasks.own import Own

@@ -25,10 +25,10 @@ from hvdkit import folder_lock, paths, replaced
 from hvdkit.commands import train
 from hvdkit.commands.plan import MetricsTail, Plan
 from hvdkit.commands.removed import Removals
-from hvdkit.core.metrics import MetricsFile
 from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RequestError, RunError
 from hvdkit.folder_lock import FolderLock
+from hvdkit.handlers.metrics_file import MetricsFile
 from hvdkit.launch.agent import scratch
 from hvdkit.recipe import schema
 from hvdkit.results.train import MetricLine, TrainResult, damage, read_metrics
@@ -374,7 +374,7 @@ def test_a_file_of_metrics_of_any_size_is_read_in_little_memory(tmp_path: Path) 
     code = f"""
 import resource
 from pathlib import Path
-from hvdkit.core.metrics import MetricsFile
+from hvdkit.handlers.metrics_file import MetricsFile
 from hvdkit.core.step_plan import Progress
 from hvdkit.report import csv_files
 from hvdkit.results.train import read_metrics

@@ -16,8 +16,9 @@ from conftest import Hvdkit
 from resuming import local_recipe, local_run
 
 from hvdkit.cli import app
-from hvdkit.core.step_plan import Progress, is_before
+from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RequestError
+from hvdkit.handlers.metrics_file import is_before
 from hvdkit.launch.launchers import Launcher
 from hvdkit.recipe import registry, schema
 from hvdkit.results import profile as profiles

@@ -19,18 +19,17 @@ from hvdkit.commands import evaluate as evaluate_
 from hvdkit.commands import loading, own_script
 from hvdkit.commands import plan as plans
 from hvdkit.commands import train as train_
-from hvdkit.core import tuning
 from hvdkit.core.counting import Counting
-from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.loop import Handler, Loop
 from hvdkit.data.batches import ArraySplit
 from hvdkit.errors import RequestError
+from hvdkit.heartbeat import Heartbeat
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks.own import Own
 from hvdkit.tasks.task import Metrics
-from hvdkit.worker import evaluate, setup, train
+from hvdkit.worker import evaluate, setup, train, tuning
 
 REGRESSION = ROOT / "examples" / "regression.yaml"
 

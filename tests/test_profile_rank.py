@@ -11,14 +11,14 @@ import pytest
 from conftest import ROOT
 
 from hvdkit import adapters, tasks
-from hvdkit.core import network_interface, trace_events, tuning
+from hvdkit.core import trace_events
 from hvdkit.core.group import Mesh
 from hvdkit.core.session import Session
 from hvdkit.core.topology import Topology
 from hvdkit.data.batches import open_dataset
 from hvdkit.profiling import assemble
 from hvdkit.recipe import schema
-from hvdkit.worker import profile
+from hvdkit.worker import network_interface, profile, tuning
 from hvdkit.worker.setup import Script, Setup
 
 

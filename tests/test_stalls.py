@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hvdkit.core.heartbeat import DISK
+from hvdkit.heartbeat import DISK
 from hvdkit.launch import supervise
 from hvdkit.launch.agent.stalls import VARIABLE, StallReader, without
 from hvdkit.launch.diagnosis.exits import RankFailure

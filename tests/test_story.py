@@ -15,11 +15,11 @@ import starving
 from conftest import ROOT
 
 from hvdkit import paths
-from hvdkit.core import metrics
 from hvdkit.core.group import Mesh
 from hvdkit.core.topology import Topology
 from hvdkit.recipe import schema
 from hvdkit.recipe.communication import Sync
+from hvdkit.worker import measurement
 
 COMPUTE_MS, COST = 300.0, 14_000.0  # of an invented machine: a dense step takes 300 + 14000/r ms
 
@@ -158,7 +158,7 @@ def test_a_step_of_local_sgd_is_timed_by_the_slowest_rank(monkeypatch: pytest.Mo
     slow_in_turn = [[0.1, 0.3, 0.1, 0.3], [0.3, 0.1, 0.3, 0.1]]
     used = {"own_s": 0.9, "busy_s": 2.0, "capacity_s": 4.0}
 
-    def gathered(sync: Sync | None) -> metrics.Measurement:
+    def gathered(sync: Sync | None) -> measurement.Measurement:
         clock = SimpleNamespace(
             seconds=slow_in_turn[0], cpu_seconds=[0.1] * 4, first_at=None, since_warmup=lambda: used
         )
@@ -168,7 +168,7 @@ def test_a_step_of_local_sgd_is_timed_by_the_slowest_rank(monkeypatch: pytest.Mo
 
         adapter, recipe = SimpleNamespace(allgather_object=everyone), SimpleNamespace(warmup_steps=0, sync=sync)
         # Two hosts of one machine: one kernel, whose CPU time both see.
-        return metrics.gather(adapter, recipe, Mesh(Topology(size=2)), clock, [100] * 4)
+        return measurement.gather(adapter, recipe, Mesh(Topology(size=2)), clock, [100] * 4)
 
     assert gathered(None).samples_per_second == pytest.approx(400 / 1.2)
     local = gathered(Sync(every=4))

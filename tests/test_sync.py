@@ -13,11 +13,8 @@ import pytest
 from crowd import together
 
 from hvdkit import tasks
-from hvdkit.core import handlers
 from hvdkit.core.group import Mesh, world_of
-from hvdkit.core.handlers import attach
 from hvdkit.core.loop import Handler, Loop
-from hvdkit.core.metrics import MetricsFile
 from hvdkit.core.session import Session
 from hvdkit.core.state import parameters_of
 from hvdkit.core.step_plan import Progress
@@ -25,6 +22,9 @@ from hvdkit.core.strategy import without_strategy
 from hvdkit.core.topology import Topology
 from hvdkit.data import batches
 from hvdkit.errors import RequestError
+from hvdkit.handlers import standard as handlers
+from hvdkit.handlers.metrics_file import MetricsFile
+from hvdkit.handlers.standard import attach
 from hvdkit.recipe.schema import Recipe, flat
 from hvdkit.strategies import choose
 from hvdkit.strategies.compressed import Compressed

@@ -84,7 +84,7 @@ def test_a_start_counts_from_the_command() -> None:
     """`startup_s` begins with the process of the command line, not with that of a rank."""
     code = "import os, time; here = time.time(); time.sleep(0.5); "
     # The least of twenty: whoever is interrupted between two clocks gets a later one.
-    code += "from hvdkit.core.usage import process_began as began, started_at as started; "
+    code += "from hvdkit.usage import process_began as began, started_at as started; "
     code += "print(here, min(began() for _ in range(20)), min(started() for _ in range(20))); "
     code += "os.environ['HVDKIT_STARTED'] = '7.5'; print(started())"
     before = time.time()

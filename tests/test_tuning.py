@@ -13,11 +13,11 @@ from conftest import ROOT, run
 from hvdkit.commands import tune
 from hvdkit.commands.plan import make_plan
 from hvdkit.commands.tune import RULE
-from hvdkit.core import tuning
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.results.train import read_result
 from hvdkit.runtimes import machine
+from hvdkit.worker import tuning
 
 DIGITS = ROOT / "recipes" / "resnet20-digits.yaml"
 

@@ -58,7 +58,7 @@ class Rendezvous:
                 return [self._peers[0].recv_bytes() for _ in range(self._size)]
             everyone = [mine, *(peer.recv_bytes() for peer in self._peers)]
         except EOFError:
-            raise ConnectionResetError("Connection closed by peer") from None  # known to hvdkit.core.heartbeat
+            raise ConnectionResetError("Connection closed by peer") from None  # known to hvdkit.heartbeat
         for peer in self._peers:
             for message in everyone:
                 peer.send_bytes(message)

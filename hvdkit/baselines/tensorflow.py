@@ -9,10 +9,10 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 
+from hvdkit import usage
 from hvdkit.adapters.tensorflow import training  # before TensorFlow, as it silences the start-up messages
 from hvdkit.baselines import base
 from hvdkit.baselines.rendezvous import free_port
-from hvdkit.core import usage
 from hvdkit.core.group import Mesh, Ranks
 from hvdkit.core.seam import Session
 from hvdkit.core.strategy import Strategy

@@ -21,9 +21,9 @@ from typing import Any, Literal, TypeVar
 
 from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.core.group import Group
-from hvdkit.core.heartbeat import WAITING, Heartbeat, first_line, lost_a_peer
 from hvdkit.core.seam import Adapter
 from hvdkit.errors import RunError, Stopped
+from hvdkit.heartbeat import WAITING, Heartbeat, first_line, lost_a_peer
 from hvdkit.rendezvous import ask
 from hvdkit.results.train import Recovery
 

@@ -18,9 +18,9 @@ from safetensors.numpy import save
 
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import BEST, LAST, RECORD, Checkpoint, Record, is_whole, link, name_of, progress_of
-from hvdkit.core.heartbeat import Heartbeat, say
 from hvdkit.errors import RunError
 from hvdkit.files import advice, open_regular, write_atomic
+from hvdkit.heartbeat import Heartbeat, say
 from hvdkit.recipe.schema import Checkpointing
 
 if TYPE_CHECKING:

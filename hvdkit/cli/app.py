@@ -78,9 +78,9 @@ def train(
 ) -> None:
     """Train a recipe under one framework."""
     from hvdkit import api
-    from hvdkit.core.usage import process_began
     from hvdkit.recipe import schema
     from hvdkit.results.train import kept_lines, result_lines
+    from hvdkit.usage import process_began
 
     BEGAN.set(process_began())
     call = partial(

@@ -15,7 +15,6 @@ from pydantic import TypeAdapter
 import hvdkit
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.commands import checks
-from hvdkit.core import tuning
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
@@ -30,6 +29,7 @@ from hvdkit.runtimes.store import Runtime, find
 from hvdkit.simulator import cluster, piecewise_linear
 from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
 from hvdkit.simulator.costs import hop_pieces
+from hvdkit.worker import tuning
 from hvdkit.worker.bench import RANKS, ROWS
 
 LARGEST_BYTES = 2**31 - 1  # Horovod counts a tensor's elements in 31 bits

@@ -52,7 +52,7 @@ def check(
         with faults.collected():
             task.check(samples.shape)
         if recipe.early_stopping and use == "train" and not task.own:
-            from hvdkit.core.stopping import check_early_stopping  # NumPy comes with it
+            from hvdkit.handlers.stopping import check_early_stopping  # NumPy comes with it
 
             with faults.collected():
                 check_early_stopping(recipe.early_stopping, task, samples.val)

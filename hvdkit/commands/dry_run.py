@@ -17,8 +17,7 @@ from hvdkit.commands.compare import Schedule
 from hvdkit.commands.parity import ParityPlan
 from hvdkit.commands.plan import Plan, environment, program
 from hvdkit.commands.profile import ProfilePlan
-from hvdkit.core.step_plan import NOTED, StepPlan
-from hvdkit.core.tuning import CHOSEN, listed
+from hvdkit.core.step_plan import StepPlan
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import place
 from hvdkit.recipe import schema
@@ -31,6 +30,8 @@ from hvdkit.runtimes import machine
 from hvdkit.simulator import memory
 from hvdkit.tasks import duration, few_samples, resnet
 from hvdkit.worker.profile import turns
+from hvdkit.worker.tuning import CHOSEN, listed
+from hvdkit.worker.unreached import NOTED
 
 # Keys of a recipe that do not change how long a step takes; the number of threads is in the result.
 _ANY_SPEED = {

@@ -19,9 +19,8 @@ from hvdkit.baselines import registry
 from hvdkit.commands import checks, own_script
 from hvdkit.commands.checks import Use
 from hvdkit.commands.debug_logs import VARIABLES
-from hvdkit.core import tuning
 from hvdkit.core.precision import unsupported
-from hvdkit.core.step_plan import NOTED, StepPlan
+from hvdkit.core.step_plan import StepPlan
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.data.counts import Counts
 from hvdkit.defaults import FRAMEWORK
@@ -35,6 +34,8 @@ from hvdkit.recipe.schema import OwnModel, Recipe
 from hvdkit.results.train import MetricLine
 from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.runtimes.store import Runtime, find
+from hvdkit.worker import tuning
+from hvdkit.worker.unreached import NOTED, unreached
 
 Watch = Callable[[MetricLine], None]
 _REMOVED = "removed or replaced while the run writes it; rank 0 writes it again, with all lines"
@@ -85,7 +86,7 @@ class Plan:
         known yet."""
         if self.samples is None:
             return []
-        return StepPlan(self.recipe, self.samples.train, checks.world_size(self.np, self.rival)).unreached()
+        return unreached(StepPlan(self.recipe, self.samples.train, checks.world_size(self.np, self.rival)))
 
     def by(self, script: Path) -> Plan:
         """The same run with another script."""

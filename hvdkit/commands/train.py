@@ -16,9 +16,9 @@ import hvdkit
 from hvdkit.commands import tune
 from hvdkit.commands.plan import MetricsTail, Plan, Watch, launch
 from hvdkit.commands.removed import Removals
-from hvdkit.core.step_plan import is_before
 from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.files import open_regular, read_bounded, write_atomic
+from hvdkit.handlers.metrics_file import is_before
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report import csv_files

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from hvdkit import tasks
 from hvdkit.commands.plan import MetricsTail, Plan, launch
-from hvdkit.core import tuning
-from hvdkit.core.tuning import CHOSEN, CYCLE, IDLE
 from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
 from hvdkit.results.train import MetricLine
+from hvdkit.worker import tuning
+from hvdkit.worker.tuning import CHOSEN, CYCLE, IDLE
 
 RULE = "woken by tensors"  # the rule's choice, without further settings
 SETTINGS: dict[str, dict[str, str]] = {RULE: {}} | {

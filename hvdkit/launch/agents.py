@@ -10,9 +10,9 @@ import sys
 import time
 from typing import Any
 
-from hvdkit.core.heartbeat import DISK, STOP, WAITING
 from hvdkit.errors import RunError, Stopped
 from hvdkit.handshake import Listener
+from hvdkit.heartbeat import DISK, STOP, WAITING
 from hvdkit.launch.agent_command import LAUNCHER_GRACE_S, AgentCommand, agent_command
 from hvdkit.launch.clocks import Clocks
 from hvdkit.launch.diagnosis import exits

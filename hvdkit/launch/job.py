@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hvdkit.core.heartbeat import STOP
 from hvdkit.errors import RequestError
 from hvdkit.files import closed_to_writes
+from hvdkit.heartbeat import STOP
 from hvdkit.launch.agent import stalls
 from hvdkit.launch.agent.mirror import MARK
 from hvdkit.launch.agent.reports import REPORTS_DONE
@@ -50,7 +50,7 @@ class Job:
     together), rank-<r>.failure.json (from a rank that knows why it failed) and exits.json.
     Ranks that are ended have `grace_s` seconds from SIGTERM to SIGKILL. Where the launcher gets SIGTERM, they are first
     asked, by a file in `log_dir`, to end by themselves within `preemption_grace_s` seconds.
-    With `reports_done` ranks say when they have done their work (hvdkit.core.heartbeat), and an exit status of 0 before
+    With `reports_done` ranks say when they have done their work (hvdkit.heartbeat), and an exit status of 0 before
     that is a failure.
     With `elastic` the job survives lost ranks, and new ones join; it starts with `np`.
     Where a host does not see `home`, the folder that ranks write into, its agents fetch its files and send theirs back.
@@ -89,7 +89,7 @@ class Job:
 
     @property
     def stop_file(self) -> Path:
-        """The file that asks the ranks to end by themselves (hvdkit.core.heartbeat looks for it)."""
+        """The file that asks the ranks to end by themselves (hvdkit.heartbeat looks for it)."""
         return self.log_dir / STOP
 
     def log(self, rank: int, name: str = "") -> Path:

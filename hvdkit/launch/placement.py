@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 
 from hvdkit.adapters.capabilities import ENVIRONMENT
-from hvdkit.core import tuning
 from hvdkit.errors import Faults
 from hvdkit.launch import namespaces
 from hvdkit.launch.hosts import Host, discovered, parse_hosts
 from hvdkit.launch.launchers import AUTO, LAUNCHERS, choose
+from hvdkit.worker import tuning
 
 
 @dataclass(frozen=True)

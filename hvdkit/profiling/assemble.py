@@ -11,7 +11,6 @@ import numpy as np
 from pydantic import ValidationError
 
 import hvdkit
-from hvdkit.core.tuning import CACHE, CYCLE, FUSION
 from hvdkit.errors import RequestError, RunError, first_fault
 from hvdkit.profiling import breakdown, clocks, communication_time, layers, timeline
 from hvdkit.profiling.breakdown import COMMUNICATION, NEGOTIATION, OVERLAPPED, REDUCTION, Step
@@ -20,6 +19,7 @@ from hvdkit.recipe.schema import Recipe
 from hvdkit.results.profile import Bound, Cost, Memory, Profile, Rank, Slowest, Split, Tuning
 from hvdkit.results.recording import TRACED, Kind, RankRecord, RunRecord
 from hvdkit.worker.profile import RECORD, TIMELINE
+from hvdkit.worker.tuning import CACHE, CYCLE, FUSION
 
 
 @dataclass(frozen=True)

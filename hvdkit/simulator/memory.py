@@ -6,7 +6,6 @@ import math
 
 from hvdkit import tasks
 from hvdkit.adapters import capabilities
-from hvdkit.core import tuning
 from hvdkit.core.pieces import BUCKET_BYTES, BUCKETS_AT_ONCE
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import ROOT_BLOCK
@@ -18,6 +17,7 @@ from hvdkit.results.profile import ITEM_BYTES
 from hvdkit.simulator import sharding
 from hvdkit.simulator.sharding import States, block_of
 from hvdkit.tasks.task import Architecture, parameter_count
+from hvdkit.worker import tuning
 
 _TARGET_BYTES = 8  # of a class or a token
 _AT_ONCE = 2  # blocks that stage `parameters` holds beside the root: the one that computes, and the next

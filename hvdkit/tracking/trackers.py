@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hvdkit.core.tensorboard import scalars
 from hvdkit.errors import Faults, RequestError, Stopped, nearest
+from hvdkit.handlers.tensorboard import scalars
 from hvdkit.launch.diagnosis.exits import Terminated
 from hvdkit.results.train import MetricLine, TrainResult, read_metrics, read_result
 

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from hvdkit.core.group import Group, world_of
-from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter, Tensor
 from hvdkit.core.topology import Topology
 from hvdkit.files import write_atomic
+from hvdkit.heartbeat import Heartbeat
 from hvdkit.results.bench import DTYPES, BenchRequest, BenchRow, bus_factor
 from hvdkit.worker import startup
 from hvdkit.worker.entry import end_as_rank

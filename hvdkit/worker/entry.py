@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hvdkit.core.heartbeat import Heartbeat, first_line, lost_a_peer
 from hvdkit.core.seam import Adapter
 from hvdkit.errors import HvdkitError, RequestError, RunError, Stopped
+from hvdkit.heartbeat import Heartbeat, first_line, lost_a_peer
 from hvdkit.recipe import schema
 from hvdkit.worker.setup import Script
 

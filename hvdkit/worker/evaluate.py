@@ -13,7 +13,6 @@ import hvdkit
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.resume import check_classes
 from hvdkit.core import metrics
-from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest
@@ -22,6 +21,7 @@ from hvdkit.data.counts import check_validation
 from hvdkit.data.dataset import BatchedSplit
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
+from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.evaluate import EvaluationResult
 from hvdkit.worker import alike

@@ -9,12 +9,12 @@ import numpy as np
 
 import hvdkit
 from hvdkit.checkpoint import snapshots
-from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter
 from hvdkit.data.dataset import Dataset
 from hvdkit.data.text import WindowSplit
 from hvdkit.errors import RunError
 from hvdkit.files import read_bounded, write_atomic
+from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.generate import Generation
 from hvdkit.tasks.gpt import GPT

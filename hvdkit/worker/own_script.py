@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start-up it makes faster
-from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.errors import HvdkitError, RequestError
+from hvdkit.heartbeat import Heartbeat
 from hvdkit.worker.entry import end_as_rank
 from hvdkit.worker.user_code import described, hidden_module
 

@@ -45,7 +45,7 @@ from hvdkit.worker.parity_trace import (
 from hvdkit.worker.setup import Script, Setup, start
 
 if TYPE_CHECKING:
-    from hvdkit.core.heartbeat import Heartbeat
+    from hvdkit.heartbeat import Heartbeat
 
 FREE_STEPS = 5  # free-running losses that are compared; later ones diverge chaotically from rounding
 # Batches whose float32 gradients are compared. Rounding flips the sign of a few values before a ReLU, and a flip

@@ -16,8 +16,7 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from hvdkit.core import metrics, network_interface, trace_events, tuning
-from hvdkit.core.heartbeat import Heartbeat
+from hvdkit.core import trace_events
 from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
@@ -25,8 +24,11 @@ from hvdkit.core.step_plan import StepPlan
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.core.trace_events import Mark
 from hvdkit.files import write_atomic
+from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.recording import TRACED, Kind, RankRecord, RunRecord, Samples, StepRecord, TensorRecord
+from hvdkit.worker import network_interface, tuning
+from hvdkit.worker.measurement import peak_rss_mib
 from hvdkit.worker.setup import Script, Setup, start
 
 RECORD, TIMELINE, OWN = "record.json", "timeline.json", "own-profile"
@@ -126,7 +128,7 @@ class Participant:
             collectives=collectives,
             interface=interface,
             rated_mbit_per_s=network_interface.rate_mbit_per_s(interface) if interface else None,
-            peak_rss_mib=metrics.peak_rss_mib(),
+            peak_rss_mib=peak_rss_mib(),
             device_peak_mib=self._observer.device()[1],
         )
         everyone = self._adapter.allgather_object(mine.model_dump(), self._world, name="profile.ranks")

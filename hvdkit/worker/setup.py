@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit import tasks
+from hvdkit import tasks, usage
 from hvdkit.adapters.capabilities import LARGE_MODEL, OWN_PAGES_FROM
-from hvdkit.core import tuning, usage
 from hvdkit.core.group import Group, Mesh
 from hvdkit.core.precision import PRECISIONS, check_can
 from hvdkit.core.seam import Adapter, rival_of
@@ -28,7 +27,7 @@ from hvdkit.recipe.schema import Recipe, flat
 from hvdkit.strategies import choose
 from hvdkit.strategies.dense import GRADIENTS
 from hvdkit.tasks.task import Architecture, Task, parameter_count
-from hvdkit.worker import startup
+from hvdkit.worker import startup, tuning
 
 # One of them is there where a launcher has started this rank.
 _RANKED = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")

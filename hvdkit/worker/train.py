@@ -19,23 +19,25 @@ import numpy as np
 import hvdkit
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import Checkpoint
-from hvdkit.core import metrics, tuning
+from hvdkit.core import metrics
 from hvdkit.core.group import Mesh
-from hvdkit.core.handlers import attach
-from hvdkit.core.heartbeat import DISK, Heartbeat
 from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest, is_averaged
-from hvdkit.core.step_plan import NOTED, Progress
+from hvdkit.core.step_plan import Progress
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.errors import RunError, Stopped
 from hvdkit.files import open_standard_streams, write_atomic
+from hvdkit.handlers.metrics_file import MetricsFile
+from hvdkit.handlers.standard import attach
+from hvdkit.heartbeat import DISK, Heartbeat
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import TrainResult, kept_lines, result_lines, scores
 from hvdkit.strategies.dense import Dense
-from hvdkit.worker import startup
+from hvdkit.worker import measurement, startup, tuning
 from hvdkit.worker.setup import Script, Setup, seed_rank, start
+from hvdkit.worker.unreached import NOTED, unreached
 
 if TYPE_CHECKING:
     from hvdkit.checkpoint.elastic import Commits
@@ -61,7 +63,7 @@ def train(
     asked to stop. Errors of Horovod and the framework are not caught.
     """
     if recipe.tensorboard:
-        from hvdkit.core import tensorboard
+        from hvdkit.handlers import tensorboard
 
         tensorboard.check_installed()
     writer = None
@@ -99,7 +101,7 @@ def _train(
     heartbeat.beat("building the model")
     setup.check_trainable()
     if recipe.early_stopping:
-        from hvdkit.core.stopping import check_early_stopping  # most runs do not need it
+        from hvdkit.handlers.stopping import check_early_stopping  # most runs do not need it
 
         check_early_stopping(recipe.early_stopping, setup.task, len(dataset.val))
     strategy = setup.strategy(recipe)
@@ -173,7 +175,7 @@ def _train(
     )
     open_standard_streams()  # the user's model may have closed them
     loop.warn(warnings)
-    loop.notes = [*([] if NOTED in os.environ else loop.plan.unreached()), *metrics_file.notes]
+    loop.notes = [*([] if NOTED in os.environ else unreached(loop.plan)), *metrics_file.notes]
     if mesh.is_root:
         print("".join(f"warning: {each}\n" for each in loop.notes), end="", flush=True)
     started = time.perf_counter()
@@ -290,14 +292,14 @@ class _Keeper:
 
 def _metrics_file(
     out: Path | None, recipe: Recipe, progress: Progress, recounted: bool, beat: Callable[[], None]
-) -> metrics.MetricsFile:
+) -> MetricsFile:
     """metrics.jsonl and TensorBoard's events, cut to `progress`; writes nothing if `out` is None."""
     event_file = None
     if out and recipe.tensorboard:
-        from hvdkit.core import tensorboard
+        from hvdkit.handlers import tensorboard
 
         event_file = tensorboard.EventFile(out / tensorboard.FOLDER)
-    metrics_file = metrics.MetricsFile(out / "metrics.jsonl" if out else None, event_file)
+    metrics_file = MetricsFile(out / "metrics.jsonl" if out else None, event_file)
     metrics_file.forget_after(progress, recounted, beat)
     return metrics_file
 
@@ -328,7 +330,7 @@ def _result(
     """The result of the run; collective, with the same figures on all ranks, but for digests, which rank 0 has."""
     adapter, recipe, mesh, topology = setup.adapter, setup.recipe, setup.mesh, setup.mesh.topology
     units = [samples * setup.task.units for samples in loop.step_samples]
-    measured, progress = metrics.gather(adapter, recipe, mesh, loop.clock, units), loop.progress
+    measured, progress = measurement.gather(adapter, recipe, mesh, loop.clock, units), loop.progress
     versions = adapter.versions()
     weights = ((name, array) for name, array in session.model_arrays(keep=mesh.is_root) if name in session.shapes)
     final = digest(weights)

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from safetensors import safe_open
 
 import hvdkit.adapters.keras  # noqa: F401 - before Keras, as it quiets TensorFlow's banner
-from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.state import canonical_name, from_canonical
+from hvdkit.heartbeat import Heartbeat
 from hvdkit.worker.entry import end_as_rank
 
 import keras  # isort: skip

@@ -11,15 +11,15 @@ from cases import CLASSES, FEATURES, Make, batch, case, error, features, group_o
 from papers import RULES, clipped
 
 from hvdkit import tasks
-from hvdkit.core.handlers import attach, check_ranks
 from hvdkit.core.loop import Handler, Loop
-from hvdkit.core.metrics import MetricsFile
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS
 from hvdkit.core.seam import Adapter
 from hvdkit.core.state import parameters_of
 from hvdkit.core.topology import Topology
 from hvdkit.data.batches import ArraySplit, Batch, Dataset
 from hvdkit.errors import RunError
+from hvdkit.handlers.metrics_file import MetricsFile
+from hvdkit.handlers.standard import attach, check_ranks
 from hvdkit.recipe.schema import AdamW, EarlyStopping, Lamb, Lars, Optimizer, Recipe, Sgd
 
 RATES = (0.1, 0.1, 0.03, 0.03, 0.2)

@@ -18,10 +18,10 @@ from kinds import Task, refused
 from hvdkit import adapters
 from hvdkit.core import metrics
 from hvdkit.core.group import world_of
-from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest
 from hvdkit.errors import RequestError
+from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe.schema import Loss, Recipe, Sgd
 from hvdkit.worker import train
 from hvdkit.worker.setup import Script

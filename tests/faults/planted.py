@@ -1,6 +1,6 @@
 """Lets some ranks end as PLANTED says: `RANKS PHASE STEP HOW`, such as `0,1 input 5 raise`.
 
-The fault comes where the rank reports a phase that begins so (hvdkit.core.heartbeat) for the first time from that step
+The fault comes where the rank reports a phase that begins so (hvdkit.heartbeat) for the first time from that step
 on; `top` is at once. HOW is a key of WAYS, the name of a signal, or `hvdkit` and a signal, which the process LAUNCHER
 gets.
 """
@@ -69,7 +69,7 @@ def plant(fault: str) -> None:
     if phase == "top":
         act(how)
         return
-    from hvdkit.core import heartbeat
+    from hvdkit import heartbeat
 
     beat, done = heartbeat.Heartbeat.beat, []
 

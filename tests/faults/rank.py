@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hvdkit import adapters
-from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.session import Session
+from hvdkit.heartbeat import Heartbeat
 from hvdkit.worker.entry import main
 
 FAULTY_RANK, STEP = 1, 3

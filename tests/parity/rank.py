@@ -20,8 +20,8 @@ import numpy as np
 from hvdkit import adapters, tasks
 from hvdkit.core import metrics
 from hvdkit.core.group import Mesh
-from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.data import batches
+from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Loss
 from hvdkit.tasks import resnet

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit import adapters
-from hvdkit.core import stopping
-from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.topology import Topology
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
+from hvdkit.handlers import stopping
+from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.worker.evaluate import evaluate as evaluate_

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
 
 MARK = "home-"
-STOP = "stop"  # of core/heartbeat.py
+STOP = "stop"  # of heartbeat.py
 OFFSET, DESTINATION, TARGET = "X-Offset", "X-Destination", "X-Target"
 AWAY = ".away"  # in a copy: the mark of its job, once it is complete
 _LOGS, _CHECKPOINTS = "logs", "checkpoints"
 _RESULTS = (_CHECKPOINTS, "tensorboard", "tracking")  # rank 0's
-_PASSING = (".beat", ".stack")  # of core/heartbeat.py, for the agent alone
+_PASSING = (".beat", ".stack")  # of heartbeat.py, for the agent alone
 _LOOK_S = 1.0
 _TRIES = 3  # to send what is left once the rank has ended
 _PART_BYTES = 2**20

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-SAID = "hvdkit: "  # as in core/heartbeat.py
+SAID = "hvdkit: "  # as in heartbeat.py
 VARIABLE = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 # A tensor that is in Horovod's response cache is dropped from it first and then timed anew: four checks at most.
 CHECKS = 4

@@ -1,7 +1,7 @@
 """Whether a rank makes progress. Standard library only, and no syntax newer than Python 3.8: see rank_agent.py.
 
 A rank that runs hvdkit's core writes `rank-<r>.beat` (count, step, phase) whenever it begins something new, and prints
-its stacks to `rank-<r>.stack` on SIGUSR2 (hvdkit/core/heartbeat.py). A rank that has written nothing is not watched.
+its stacks to `rank-<r>.stack` on SIGUSR2 (hvdkit/heartbeat.py). A rank that has written nothing is not watched.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Watchdog:
 
     @property
     def done(self) -> bool:
-        """Whether the rank has said that its work is done (`DONE` of hvdkit/core/heartbeat.py).
+        """Whether the rank has said that its work is done (`DONE` of hvdkit/heartbeat.py).
 
         Believed where the file could not be made.
         """

@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hvdkit.core.heartbeat import LOST_A_PEER, SAID_BY_HOROVOD
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
+from hvdkit.heartbeat import LOST_A_PEER, SAID_BY_HOROVOD
 from hvdkit.launch.agent import stalls
 from hvdkit.launch.job import Job
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import hvdkit
-from hvdkit.core.heartbeat import STARTING
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
+from hvdkit.heartbeat import STARTING
 from hvdkit.launch.diagnosis.exits import RankEnd, RankFailure, rank_failure
 from hvdkit.launch.diagnosis.stalls import Stall, open_collectives
 from hvdkit.launch.job import STACKS, Job

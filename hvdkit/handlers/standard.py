@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hvdkit.core import metrics
 from hvdkit.core.group import Mesh
-from hvdkit.core.heartbeat import DISK
 from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.seam import Tensor
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest
 from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RunError
+from hvdkit.handlers.metrics_file import MetricsFile
+from hvdkit.heartbeat import DISK
 from hvdkit.results.train import MetricLine, scores, shown_scores
 
 if TYPE_CHECKING:
-    from hvdkit.core.epoch_average import EpochAverage
+    from hvdkit.handlers.weight_average import EpochAverage
 
 Arrays = Mapping[str, np.ndarray]
 
 
 def attach(
     run: Loop,
-    metrics_file: metrics.MetricsFile,
+    metrics_file: MetricsFile,
     keep: Callable[[Progress, Arrays], None] | None = None,
     commit: Callable[[Progress], None] | None = None,
     asked_to_stop: Callable[[], bool] | None = None,
@@ -48,18 +51,18 @@ def attach(
     if recipe.check_ranks:
         run.handlers.append(RankChecks())
     if asked_to_stop:
-        from hvdkit.core.stopping import Preemption  # a run without checkpoints does not need it
+        from hvdkit.handlers.stopping import Preemption  # a run without checkpoints does not need it
 
         run.handlers.append(Preemption(run.adapter, run.mesh.world, asked_to_stop, run.step))
     run.handlers.append(Evaluation())
     if recipe.average_weights:
-        from hvdkit.core.epoch_average import EpochAverage  # most runs do not need it
+        from hvdkit.handlers.weight_average import EpochAverage  # most runs do not need it
 
         average = EpochAverage(run, measured)
         run.handlers.append(average)
     run.handlers.append(Log(losses, metrics_file))
     if recipe.early_stopping:
-        from hvdkit.core.stopping import Patience  # most runs do not need it
+        from hvdkit.handlers.stopping import Patience  # most runs do not need it
 
         run.handlers.append(Patience(run, recipe.early_stopping))
     if of_task:
@@ -79,13 +82,13 @@ def due(every: int, count: int) -> bool:
 class Losses(Handler):
     """Each update's loss, which stays on the device until it is read: then its mean over ranks is in the progress.
 
-    `resumed` may have the losses that a stopped run had not read (`core.unmerged`).
+    `resumed` may have the losses that a stopped run had not read (`handlers.unmerged`).
     """
 
     def __init__(self, run: Loop, resumed: Arrays) -> None:
         losses, counts = list[float](), list[float]()
         if resumed:
-            from hvdkit.core.unmerged import restore
+            from hvdkit.handlers.unmerged import restore
 
             losses, counts = restore(run.adapter, run.session, run.mesh, run.progress, resumed)
         self._unread: list[Tensor] = [run.adapter.from_numpy(np.array([loss])) for loss in losses]
@@ -219,7 +222,7 @@ def merge_buffers(run: Loop) -> None:
 class Log(Handler):
     """Writes a line of metrics.jsonl each `log_every` steps and at the end of each epoch, which it also prints."""
 
-    def __init__(self, losses: Losses, file: metrics.MetricsFile) -> None:
+    def __init__(self, losses: Losses, file: MetricsFile) -> None:
         self._losses, self._file = losses, file
 
     def on_step_end(self, run: Loop) -> None:
@@ -250,12 +253,21 @@ class Log(Handler):
                 learning_rate=run.learning_rate,
                 images_per_second=speed,
                 bytes_per_step=run.session.strategy.bytes_per_step,
-                rss_mib=metrics.rss_mib(),
+                rss_mib=_rss_mib(),
                 unit=run.task.unit,
                 warnings=warnings or None,
                 **rest,
             )
         )
+
+
+def _rss_mib() -> float | None:
+    """The resident memory of this process now, in MiB; None where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * resource.getpagesize() / 2**20
 
 
 def _speed(run: Loop, steps: int) -> float:
@@ -324,7 +336,7 @@ class Saving(Handler):
         run.phase("checkpoint")
         ranks_own: Arrays = {}
         if unscheduled:
-            from hvdkit.core.unmerged import unmerged  # most runs do not need it
+            from hvdkit.handlers.unmerged import unmerged  # most runs do not need it
 
             local = self._losses.local(run), self._losses.counts
             ranks_own = unmerged(run.adapter, run.session, run.mesh, run.progress, *local)
