@@ -36,6 +36,7 @@ _MOVED = {
     "hvdkit.core.shares": "hvdkit.core.pieces",
     "hvdkit.core.stopping": "hvdkit.handlers.stopping",
     "hvdkit.core.tensorboard": "hvdkit.handlers.tensorboard",
+    "hvdkit.core.topology": "hvdkit.core.group",
     "hvdkit.core.trainer": "hvdkit.core.metrics",
     "hvdkit.core.tuning": "hvdkit.worker.tuning",
     "hvdkit.core.unmerged": "hvdkit.handlers.unmerged",

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hvdkit.adapters import local
-from hvdkit.core.group import Group, Ranks
-from hvdkit.core.topology import Topology
+from hvdkit.core.group import Group, Ranks, Topology
 from hvdkit.strategies.reducer import Reducer
 
 T = TypeVar("T")

@@ -12,10 +12,9 @@ from crowd import together
 
 from hvdkit.adapters import local
 from hvdkit.adapters.trainable import Done
-from hvdkit.core.group import Group, Mesh
+from hvdkit.core.group import Group, Mesh, Topology
 from hvdkit.core.seam import ROOT_BLOCK, Block, Uses
 from hvdkit.core.session import Session
-from hvdkit.core.topology import Topology
 from hvdkit.data.dataset import Batch
 from hvdkit.recipe.schema import Loss, Optimizer
 from hvdkit.strategies.dense import Dense

@@ -12,7 +12,7 @@ from conftest import Hvdkit
 
 from hvdkit import adapters
 from hvdkit.commands import bench
-from hvdkit.core.topology import Topology
+from hvdkit.core.group import Topology
 from hvdkit.errors import RequestError
 from hvdkit.launch.placement import Placement
 from hvdkit.results.bench import COLLECTIVES, DTYPES, Bench, BenchRequest, BenchRow, bus_factor

@@ -22,12 +22,11 @@ from hvdkit.checkpoint import snapshots, writing
 from hvdkit.checkpoint.snapshots import Checkpoint, Record
 from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core import metrics
-from hvdkit.core.group import Mesh
+from hvdkit.core.group import Mesh, Topology
 from hvdkit.core.loop import Loop
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest, parameters_of
 from hvdkit.core.step_plan import Progress
-from hvdkit.core.topology import Topology
 from hvdkit.data.batches import open_dataset
 from hvdkit.handlers.metrics_file import MetricsFile
 from hvdkit.handlers.standard import attach

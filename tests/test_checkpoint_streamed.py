@@ -21,7 +21,7 @@ from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.checkpoint.streamed import SafetensorsFile
 from hvdkit.checkpoint.writing import Checkpoints
-from hvdkit.core.topology import Topology
+from hvdkit.core.group import Topology
 from hvdkit.recipe.schema import AdamW, Checkpointing
 
 DTYPES = ["float64", "float32", "float16", "int64", "int32", "uint8", "bool"]

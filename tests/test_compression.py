@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from crowd import averaged, together
 
-from hvdkit.core.group import Mesh, world_of
-from hvdkit.core.topology import Topology
+from hvdkit.core.group import Mesh, Topology, world_of
 from hvdkit.recipe.communication import METHODS, Compression, Int8, PowerSgd, TopK, Uncompressed
 from hvdkit.strategies.codecs.base import RESIDUAL
 from hvdkit.strategies.codecs.powersgd import orthonormal

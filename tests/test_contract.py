@@ -18,12 +18,11 @@ from launching import framework_job
 
 from hvdkit import adapters
 from hvdkit.adapters.capabilities import CAPABILITIES as DECLARED
-from hvdkit.core.group import world_of
+from hvdkit.core.group import Topology, world_of
 from hvdkit.core.seam import CAPABILITIES, Adapter, Trainable
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import Tensors
-from hvdkit.core.topology import Topology
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe.schema import Loss, Optimizer, Sgd
 from hvdkit.strategies.dense import Dense
@@ -104,7 +103,7 @@ def test_what_trains_is_declared(framework: str, report: Any) -> None:
 def test_capabilities_are_of_the_known_ones() -> None:
     """In a process of its own: NumPy has bfloat16 wherever ml_dtypes was imported, as onnx does."""
     code = "import json; from cases import PROBED, probe; from hvdkit import adapters; "
-    code += "from hvdkit.core.topology import Topology; "
+    code += "from hvdkit.core.group import Topology; "
     code += "print(json.dumps({name: probe(name, adapters.load('local'), Topology()) for name in PROBED}))"
     where = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'contract'}"}
     done = run([sys.executable, "-c", code], timeout=60, env=where)

@@ -16,12 +16,11 @@ from conftest import ROOT
 
 from hvdkit import adapters, tasks
 from hvdkit.core import metrics
-from hvdkit.core.group import Mesh, world_of
+from hvdkit.core.group import Mesh, Topology, threads_per_rank, world_of
 from hvdkit.core.loop import Loop
 from hvdkit.core.schedule import learning_rate
 from hvdkit.core.session import Session
 from hvdkit.core.state import canonical_name, digest, from_canonical, to_canonical
-from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.core.update_rules import decay_of, update
 from hvdkit.data import batches, small_images
 from hvdkit.data.augment import augment

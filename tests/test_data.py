@@ -19,7 +19,7 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parent / "data"))
 from pictures import CLASSES, digests, draw_folder, write_cifar
 
-from hvdkit.core.topology import Topology
+from hvdkit.core.group import Topology
 from hvdkit.data import batches as data
 from hvdkit.data import prefetch
 from hvdkit.errors import RequestError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hvdkit.commands import parity
-from hvdkit.core.topology import Topology
+from hvdkit.core.group import Topology
 from hvdkit.data import batches as data
 from hvdkit.errors import HvdkitError, RequestError, RunError
 from hvdkit.launch.placement import Placement

@@ -18,9 +18,8 @@ from safetensors.numpy import load_file
 from hvdkit import adapters
 from hvdkit.checkpoint import snapshots
 from hvdkit.commands import export
-from hvdkit.core.group import Mesh
+from hvdkit.core.group import Mesh, Topology
 from hvdkit.core.state import check_fits, held, held_layout, unheld
-from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe.communication import TopK

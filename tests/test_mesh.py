@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvdkit.core.group import Mesh
-from hvdkit.core.topology import Topology
+from hvdkit.core.group import Mesh, Topology
 from hvdkit.errors import RequestError
 
 

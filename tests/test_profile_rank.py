@@ -12,9 +12,8 @@ from conftest import ROOT
 
 from hvdkit import adapters, tasks
 from hvdkit.core import trace_events
-from hvdkit.core.group import Mesh
+from hvdkit.core.group import Mesh, Topology
 from hvdkit.core.session import Session
-from hvdkit.core.topology import Topology
 from hvdkit.data.batches import open_dataset
 from hvdkit.profiling import assemble
 from hvdkit.recipe import schema

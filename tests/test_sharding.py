@@ -22,9 +22,8 @@ from sharing import CLASSES, FEATURES, InVectors, batch, on_ranks, session_of, s
 
 from hvdkit import tasks
 from hvdkit.adapters import local
-from hvdkit.core.group import Group, Mesh, world_of
+from hvdkit.core.group import Group, Mesh, Topology, world_of
 from hvdkit.core.pieces import buckets
-from hvdkit.core.topology import Topology
 from hvdkit.recipe import registry, schema
 from hvdkit.recipe.schema import AdamW, Loss, Recipe
 from hvdkit.runtimes.store import find

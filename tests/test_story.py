@@ -15,8 +15,7 @@ import starving
 from conftest import ROOT
 
 from hvdkit import paths
-from hvdkit.core.group import Mesh
-from hvdkit.core.topology import Topology
+from hvdkit.core.group import Mesh, Topology
 from hvdkit.recipe import schema
 from hvdkit.recipe.communication import Sync
 from hvdkit.worker import measurement

@@ -13,13 +13,12 @@ import pytest
 from crowd import together
 
 from hvdkit import tasks
-from hvdkit.core.group import Mesh, world_of
+from hvdkit.core.group import Mesh, Topology, world_of
 from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.session import Session
 from hvdkit.core.state import parameters_of
 from hvdkit.core.step_plan import Progress
 from hvdkit.core.strategy import without_strategy
-from hvdkit.core.topology import Topology
 from hvdkit.data import batches
 from hvdkit.errors import RequestError
 from hvdkit.handlers import standard as handlers

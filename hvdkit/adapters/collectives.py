@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.core.group import Group, Ranks
+from hvdkit.core.group import Group, Ranks, Topology
 from hvdkit.core.seam import Op, Tensor
-from hvdkit.core.topology import Topology
 
 
 class Collectives:

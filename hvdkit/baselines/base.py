@@ -13,11 +13,10 @@ from safetensors.numpy import load, save
 
 from hvdkit.baselines.registry import RIVALS
 from hvdkit.baselines.rendezvous import Rendezvous
-from hvdkit.core.group import Group, Mesh, Ranks
+from hvdkit.core.group import Group, Mesh, Ranks, Topology
 from hvdkit.core.seam import Op, Tensor
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.topology import Topology
 from hvdkit.recipe.schema import Recipe
 
 _REDUCTIONS: dict[str, Any] = {"sum": np.sum, "average": np.mean, "min": np.min, "max": np.max}

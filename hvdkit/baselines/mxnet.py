@@ -19,10 +19,9 @@ from hvdkit.adapters import mxnet as own
 from hvdkit.baselines import base
 from hvdkit.baselines.base import Baseline, WithoutHorovod
 from hvdkit.baselines.rendezvous import free_port
-from hvdkit.core.group import Mesh
+from hvdkit.core.group import Mesh, Topology
 from hvdkit.core.seam import Session
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.topology import Topology
 from hvdkit.recipe.schema import Recipe
 
 _PR_SET_PDEATHSIG = 1

@@ -13,10 +13,9 @@ from hvdkit import usage
 from hvdkit.adapters.tensorflow import training  # before TensorFlow, as it silences the start-up messages
 from hvdkit.baselines import base
 from hvdkit.baselines.rendezvous import free_port
-from hvdkit.core.group import Mesh, Ranks
+from hvdkit.core.group import Mesh, Ranks, Topology, threads_per_rank
 from hvdkit.core.seam import Session
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.recipe.schema import Loss, Recipe
 
 import tensorflow as tf  # isort: skip

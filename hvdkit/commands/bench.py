@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 import hvdkit
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.commands import checks
-from hvdkit.core.topology import threads_per_rank
+from hvdkit.core.group import threads_per_rank
 from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.job import Job

@@ -8,9 +8,9 @@ from typing import Literal
 
 from hvdkit import tasks
 from hvdkit.baselines import registry
+from hvdkit.core.group import wants_gpu
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.step_plan import StepPlan
-from hvdkit.core.topology import wants_gpu
 from hvdkit.data import check_classes
 from hvdkit.data.counts import Counts, check_validation
 from hvdkit.errors import Faults

@@ -19,9 +19,9 @@ from hvdkit.baselines import registry
 from hvdkit.commands import checks, own_script
 from hvdkit.commands.checks import Use
 from hvdkit.commands.debug_logs import VARIABLES
+from hvdkit.core.group import threads_per_rank
 from hvdkit.core.precision import unsupported
 from hvdkit.core.step_plan import StepPlan
-from hvdkit.core.topology import threads_per_rank
 from hvdkit.data.counts import Counts
 from hvdkit.defaults import FRAMEWORK
 from hvdkit.errors import Faults, HvdkitError, RunError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hvdkit.core.group import Topology
 from hvdkit.core.seam import Adapter
-from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe
 

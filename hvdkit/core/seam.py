@@ -11,9 +11,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from hvdkit.core.group import Group, Ranks
+from hvdkit.core.group import Group, Ranks, Topology
 from hvdkit.core.tensors import Number, Tensor, Tensors
-from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss, Optimizer
 

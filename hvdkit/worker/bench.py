@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.core.group import Group, world_of
+from hvdkit.core.group import Group, Topology, world_of
 from hvdkit.core.seam import Adapter, Tensor
-from hvdkit.core.topology import Topology
 from hvdkit.files import write_atomic
 from hvdkit.heartbeat import Heartbeat
 from hvdkit.results.bench import DTYPES, BenchRequest, BenchRow, bus_factor

@@ -17,11 +17,11 @@ from time import perf_counter_ns
 import numpy as np
 
 from hvdkit.core import trace_events
+from hvdkit.core.group import threads_per_rank
 from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
 from hvdkit.core.step_plan import StepPlan
-from hvdkit.core.topology import threads_per_rank
 from hvdkit.core.trace_events import Mark
 from hvdkit.files import write_atomic
 from hvdkit.heartbeat import Heartbeat

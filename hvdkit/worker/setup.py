@@ -15,12 +15,11 @@ import numpy as np
 
 from hvdkit import tasks, usage
 from hvdkit.adapters.capabilities import LARGE_MODEL, OWN_PAGES_FROM
-from hvdkit.core.group import Group, Mesh
+from hvdkit.core.group import Group, Mesh, threads_per_rank
 from hvdkit.core.precision import PRECISIONS, check_can
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.topology import threads_per_rank
 from hvdkit.data.dataset import BatchedSplit, Dataset, StreamedSplit
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe, flat

@@ -20,13 +20,12 @@ import hvdkit
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.core import metrics
-from hvdkit.core.group import Mesh
+from hvdkit.core.group import Mesh, threads_per_rank
 from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest, is_averaged
 from hvdkit.core.step_plan import Progress
-from hvdkit.core.topology import threads_per_rank
 from hvdkit.errors import RunError, Stopped
 from hvdkit.files import open_standard_streams, write_atomic
 from hvdkit.handlers.metrics_file import MetricsFile

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.core.group import Group, Mesh
+from hvdkit.core.group import Group, Mesh, Topology
 from hvdkit.core.seam import CAPABILITIES, Adapter
-from hvdkit.core.topology import Topology
 from hvdkit.data.batches import Batch
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Sgd

@@ -8,8 +8,8 @@ import numpy as np
 from cases import Make, case, group_of, mesh_of, same
 
 from hvdkit.core import metrics
+from hvdkit.core.group import Topology
 from hvdkit.core.seam import Adapter
-from hvdkit.core.topology import Topology
 
 
 @case

@@ -11,11 +11,11 @@ from cases import CLASSES, FEATURES, Make, batch, case, error, features, group_o
 from papers import RULES, clipped
 
 from hvdkit import tasks
+from hvdkit.core.group import Topology
 from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS
 from hvdkit.core.seam import Adapter
 from hvdkit.core.state import parameters_of
-from hvdkit.core.topology import Topology
 from hvdkit.data.batches import ArraySplit, Batch, Dataset
 from hvdkit.errors import RunError
 from hvdkit.handlers.metrics_file import MetricsFile

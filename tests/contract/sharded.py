@@ -9,9 +9,9 @@ import numpy as np
 from cases import Make, case, features, fresh, group_of, mesh_of, same
 from grown import OPTIMIZERS, RATES, changed, worst
 
+from hvdkit.core.group import Topology
 from hvdkit.core.seam import Adapter
 from hvdkit.core.state import parameters_of
-from hvdkit.core.topology import Topology
 from hvdkit.recipe.schema import AdamW, Lamb, Sgd
 from hvdkit.strategies.sharded import Sharded
 from hvdkit.strategies.sharded_parameters import ShardedParameters

@@ -11,9 +11,9 @@ import numpy as np
 from cases import Make, case, error, group_of, mesh_of, same
 from grown import changed, features, worst
 
+from hvdkit.core.group import Topology
 from hvdkit.core.seam import Adapter
 from hvdkit.core.state import parameters_of
-from hvdkit.core.topology import Topology
 from hvdkit.recipe.communication import METHODS, Compression, Int8, TopK
 from hvdkit.recipe.schema import Sgd
 from hvdkit.strategies.compressed import Compressed

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit import adapters
-from hvdkit.core.topology import Topology
+from hvdkit.core.group import Topology
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
 from hvdkit.handlers import stopping

@@ -14,9 +14,8 @@ from hvdkit.adapters import capabilities
 from hvdkit.adapters.local import tensors
 from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
-from hvdkit.core.group import Group, Ranks
+from hvdkit.core.group import Group, Ranks, Topology
 from hvdkit.core.seam import AnyLoss, Observer, Op, Session
-from hvdkit.core.topology import Topology
 from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss

@@ -27,9 +27,8 @@ from hvdkit.adapters.collectives import Collectives
 from hvdkit.adapters.mxnet import tensors, timing, training
 from hvdkit.adapters.mxnet.tensors import join, part
 from hvdkit.adapters.trainable import check_synchronized
-from hvdkit.core.group import Group, Ranks
+from hvdkit.core.group import Group, Ranks, Topology, threads_per_rank, wants_gpu
 from hvdkit.core.seam import AnyLoss, Observer, Op, Session
-from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.recipe.schema import Loss
 
 if TYPE_CHECKING:

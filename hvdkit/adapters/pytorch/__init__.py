@@ -16,9 +16,8 @@ from hvdkit.adapters import capabilities
 from hvdkit.adapters.pytorch import tensors, timing, training
 from hvdkit.adapters.pytorch.collectives import TorchCollectives
 from hvdkit.adapters.trainable import check_synchronized
-from hvdkit.core.group import Ranks
+from hvdkit.core.group import Ranks, Topology, threads_per_rank, wants_gpu
 from hvdkit.core.seam import AnyLoss, Observer, Session
-from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss
 

@@ -21,9 +21,8 @@ import numpy as np
 from hvdkit.adapters import capabilities
 from hvdkit.adapters.collectives import Collectives
 from hvdkit.adapters.tensorflow import tensors, timing, training
-from hvdkit.core.group import Group, Ranks
+from hvdkit.core.group import Group, Ranks, Topology, threads_per_rank, wants_gpu
 from hvdkit.core.seam import AnyLoss, Observer, Op, Session
-from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss
 

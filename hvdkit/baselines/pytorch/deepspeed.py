@@ -19,11 +19,10 @@ from hvdkit.baselines.pytorch.process_group import ProcessGroup
 from hvdkit.baselines.pytorch.sessions import torch_optimizer
 from hvdkit.baselines.pytorch.shares import Share, SharesSession, Slots
 from hvdkit.core import seam
-from hvdkit.core.group import Mesh, Ranks
+from hvdkit.core.group import Mesh, Ranks, Topology
 from hvdkit.core.pieces import Owned
 from hvdkit.core.session import Gradients, Session
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.topology import Topology
 from hvdkit.core.update_rules import slot_names
 from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError

@@ -9,8 +9,7 @@ import torch.distributed as dist
 
 from hvdkit.baselines import base
 from hvdkit.baselines.pytorch.sessions import ByHand
-from hvdkit.core.group import Ranks
-from hvdkit.core.topology import Topology
+from hvdkit.core.group import Ranks, Topology
 
 _TIMEOUT = timedelta(days=1)  # the launcher detects ranks that hang
 
