@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 
 .PHONY: help bootstrap runtimes driver compare bench bench-gpt bench-start bench-tools bench-resnet50 validate bench-hosts bench-batch-sizes \
-	bench-simulator check-simulator bench-network bench-memory bench-sharding bench-launchers horovod-matrix gpu-check programs check test prove cluster-check lint image-check clean
+	bench-simulator check-simulator bench-network bench-memory bench-sharding bench-launchers horovod-matrix gpu-check programs check test cluster-check lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
@@ -26,19 +26,19 @@ compare: driver ## Train the digits with all four frameworks at 1 and 2 ranks; t
 		--framework keras --framework mxnet -np 1 -np 2 --out runs/compare --overwrite
 
 bench: runtimes ## What hvdkit costs over Horovod by hand: images/s and memory, interleaved; about 25 minutes
-	@$(BIN)/python benchmarks/cost.py
+	@$(BIN)/python -m benchmarks.cost
 
 bench-gpt: runtimes ## A small GPT beside loops by hand, Horovod by hand and DDP: tokens/s and memory; 25 minutes, resumable
-	@$(BIN)/python benchmarks/gpt.py
+	@$(BIN)/python -m benchmarks.gpt
 
 bench-sharding: runtimes ## Memory and speed of each stage of sharding, and docs/images/sharding.png; 15 minutes, resumable
-	@$(BIN)/python benchmarks/sharding.py
+	@$(BIN)/python -m benchmarks.sharding
 
 bench-start: runtimes ## From a command to the first step, beside two bare processes; about 8 minutes
-	@$(BIN)/python benchmarks/start.py
+	@$(BIN)/python -m benchmarks.start
 
 bench-tools: runtimes ## Seconds of hvdkit --help, predict, report and doctor, ten times each; two minutes, quiet
-	@$(BIN)/python benchmarks/tools.py
+	@$(BIN)/python -m benchmarks.tools
 
 # 64 pixels and 16 images per rank: a run takes 20 s. The parity check needs only small batches.
 RESNET50 := resnet50-synthetic data.height=64 data.width=64 data.train_images=640 data.val_images=32 steps=20 \
@@ -54,22 +54,22 @@ bench-resnet50: runtimes ## ResNet-50, four frameworks and all baselines at 2 ra
 	@$(BIN)/hvdkit report runs/bench-resnet50
 
 bench-memory: runtimes ## Whether training leaks: memory over 2,000 steps, each framework; 20 minutes, resumable
-	@$(BIN)/python benchmarks/memory.py
+	@$(BIN)/python -m benchmarks.memory
 
 bench-launchers: runtimes ## What --launcher mpirun and slurm cost over their own bare launch; needs them, quiet, resumable
-	@$(BIN)/python benchmarks/launchers.py
+	@$(BIN)/python -m benchmarks.launchers
 
 validate: bootstrap ## Compare the simulator with closed forms and published measurements; docs/validation.md
-	@$(BIN)/python benchmarks/validate.py
+	@$(BIN)/python -m benchmarks.validate
 
 bench-hosts: runtimes ## Steps on four hosts with slow links, for make validate; about 25 minutes, quiet, resumable
-	@$(BIN)/python benchmarks/own_hosts.py
+	@$(BIN)/python -m benchmarks.own_hosts
 
 bench-batch-sizes: runtimes ## Profiles at three batch sizes, for make validate; about 5 minutes, quiet, resumable
-	@$(BIN)/python benchmarks/batch_sizes.py
+	@$(BIN)/python -m benchmarks.batch_sizes
 
 bench-simulator: bootstrap ## How many what-ifs a second the simulator answers, on one core
-	@$(BIN)/python benchmarks/simulator.py
+	@$(BIN)/python -m benchmarks.simulator
 
 check-simulator: bootstrap ## Try what every prediction must obey on 4,000 random examples each, and as many damaged files; half an hour
 	@HVDKIT_TEST_EXAMPLES=4000 $(BIN)/python -m pytest -q tests/test_simulator_properties.py tests/test_simulator_damaged.py
@@ -78,13 +78,18 @@ gpu-check: bootstrap ## Compile Horovod for GPUs and check what can be checked w
 	@$(BIN)/python scripts/gpu_check.py
 
 horovod-matrix: bootstrap ## Horovod's wheel for nine environments, each tested: benchmarks/horovod-matrix.md; resumable
-	@$(BIN)/python benchmarks/horovod_matrix.py
+	@$(BIN)/python -m benchmarks.horovod_matrix
 
 bench-network: runtimes ## Training over a slow network: rates, methods, accuracy; an hour, needs a quiet machine
-	@$(BIN)/python benchmarks/network.py
+	@$(BIN)/python -m benchmarks.network
 
-programs: # Chromium, for tests of pages, where root may install it; elsewhere the tests name it
-	@$(PYTHON) scripts/test_programs.py
+# Debian's packages of what tests start besides Python. Where they cannot be installed, the tests name what they lack.
+APT = test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || { apt-get -qq update && \
+	DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends --no-upgrade $(1) >/dev/null; } || true
+
+programs: # Chromium, for tests of pages, where root may install it
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit; done; \
+		$(call APT,chromium fonts-dejavu-core)
 
 check: lint ## Check style and types, and run the tests that start no ranks: under 3 minutes, needs no runtime
 	@$(BIN)/python scripts/run_tests.py --check
@@ -92,11 +97,8 @@ check: lint ## Check style and types, and run the tests that start no ranks: und
 test: runtimes programs ## Run every test, over real processes
 	@$(BIN)/python scripts/run_tests.py
 
-prove: runtimes programs ## Run every test ten times, three of them on a busy machine, one under nohup: benchmarks/suite.md; resumable
-	@$(BIN)/python scripts/prove_tests.py
-
 cluster-check: runtimes ## Install Slurm, two MPIs, sshd (root, Debian) and Ray, and test all launchers; with Docker, over containers
-	@$(PYTHON) scripts/test_programs.py --clusters
+	@$(call APT,openmpi-bin mpich slurm-wlm munge openssh-server openssh-client chromium fonts-dejavu-core)
 	@$(BIN)/python -m pip install --quiet -e '.[ray]'
 	@$(BIN)/python scripts/run_tests.py tests/test_slurm.py tests/test_submit.py tests/test_launch_horovod.py \
 		tests/test_ray.py tests/test_mpi.py tests/test_host_doctor.py tests/test_kubernetes_pods.py

@@ -1,6 +1,6 @@
 """Validation accuracy of the digits recipe on two ranks, three seeds a framework.
 
-    .venv/bin/python benchmarks/accuracy.py
+    .venv/bin/python -m benchmarks.accuracy
 
 Runs that are done are kept in `runs/accuracy` and not run again; `--fresh` starts anew. Writes accuracy.json and
 accuracy.md beside itself.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import harness
+from benchmarks import harness
 
 SEEDS, RANKS = 3, 2
 

@@ -1,6 +1,6 @@
 """How exact is each framework's float32 batch norm? Its output against float64, on one layer's worth of random values.
 
-    .venv/bin/python benchmarks/batch_norm.py
+    .venv/bin/python -m benchmarks.batch_norm
 
 Why it matters: a batch norm's mean and variance shift and scale whole channels, so their rounding errors do not average
 out from layer to layer as those of single values do. Writes batch_norm.json and batch_norm.md beside itself.
@@ -8,8 +8,9 @@ out from layer to layer as those of single values do. Writes batch_norm.json and
 
 from __future__ import annotations
 
-import harness
 import numpy as np
+
+from benchmarks import harness
 
 SHAPES = ((32, 32, 32, 16), (32, 8, 8, 64))  # NHWC: ResNet-20's first and last stage at 32 images
 MEANS, SEEDS, EPSILON = (0.0, 1.0), range(5), 1e-5

@@ -1,6 +1,6 @@
 """Profiles at three batch sizes, from which `make validate` leaves one out and predicts it: batch-sizes.json.
 
-    make bench-batch-sizes      (or: .venv/bin/python benchmarks/batch_sizes.py [--rounds 3] [--framework pytorch])
+    make bench-batch-sizes      (or: .venv/bin/python -m benchmarks.batch_sizes [--rounds 3] [--framework pytorch])
 
 `hvdkit profile resnet20-digits --batch-sizes 8,16,32`, one rank of one thread on MNIST's 5,000 images, under PyTorch
 and MXNet by turns. A round that is done is kept in `runs/batch-sizes`. Needs a quiet machine.
@@ -13,8 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import harness
-
+from benchmarks import harness
 from hvdkit.files import write_atomic
 from hvdkit.results.machine import this_machine
 from hvdkit.results.profile import load as load_profile

@@ -16,8 +16,8 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from validation_row import Row
 
+from benchmarks.validation_row import Row
 from hvdkit.results.profile import Profile
 from hvdkit.simulator.calibration import calibrate
 from hvdkit.simulator.cluster import Cluster, Device, Level, Piece

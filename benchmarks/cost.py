@@ -1,8 +1,8 @@
 """What hvdkit costs over Horovod by hand: images per second and peak memory of both, side by side.
 
-    make bench        (or: .venv/bin/python benchmarks/cost.py --rounds 7 --framework pytorch)
+    make bench        (or: .venv/bin/python -m benchmarks.cost --rounds 7 --framework pytorch)
 
-A round runs `benchmarks/plain/<framework>.py` and hvdkit's recipe directly after each other, in random order, on two
+A round runs `plain/resnet_<framework>.py` and hvdkit's recipe directly after each other, in random order, on two
 ranks of one thread each, through the same launcher and environment, and gives one ratio of each figure. A machine
 that others use too slows both sides of a round alike, so ratios are reported and no absolute figures. Rounds that are
 done are kept in `runs/cost` and not run again: give `--fresh` after a change of code. Writes cost.json and cost.md
@@ -15,8 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import harness
-
+from benchmarks import harness
 from hvdkit import paths
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
@@ -49,7 +48,7 @@ def run(framework: str, _: int, side: str, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True)
     runtime, result = find(framework), folder / "result.json"
     if side == "plain":
-        arguments = [str(harness.HERE / "plain" / f"{framework}.py"), "--out", str(result)]
+        arguments = [str(harness.HERE / "plain" / f"resnet_{framework}.py"), "--out", str(result)]
         arguments += ["--epochs", str(EPOCHS), "--steps", str(STEPS), "--warmup-steps", str(WARMUP_STEPS)]
     else:
         recipe = paths.recipes() / "resnet20-digits.yaml"

@@ -1,6 +1,6 @@
 """Does the input keep up? Images per second that the data side delivers, and that each framework consumes, in turn.
 
-    .venv/bin/python benchmarks/data.py [--data imagefolder] [--framework pytorch] [--rounds 5]
+    .venv/bin/python -m benchmarks.data [--data imagefolder] [--framework pytorch] [--rounds 5]
 
 Folders of JPEG files (500×375, drawn) at 224 px against ResNet-50, digits and CIFAR-10 (random pixels) against
 ResNet-20, with the training changes of each, by one thread either way and one after the other. Also how long a listing
@@ -17,8 +17,9 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-import harness
 import numpy as np
+
+from benchmarks import harness
 
 PICTURES, LISTED, MARK = 256, 100_000, 1.5
 # data -> (recipe that consumes it, its overrides, images a batch)

@@ -1,6 +1,6 @@
 """How long two processes need to average as many bytes as a step sends, over bare TCP sockets: the least for a ring.
 
-    .venv/bin/python benchmarks/exchange.py [BYTES] [COMPUTING_MS]
+    .venv/bin/python -m benchmarks.exchange [BYTES] [COMPUTING_MS]
 
 Each process computes for so long, as a rank does before it sends, and then sums and averages float32 values with its
 neighbor: half of them each way, twice (Patarasuk and Yuan 2009). Nothing is negotiated, packed or unpacked.

@@ -1,9 +1,9 @@
 """How fast a GPT trains, beside the loops that one would write by hand: tokens per second and peak memory.
 
-    make bench-gpt        (or: .venv/bin/python benchmarks/gpt.py --rounds 7 --framework pytorch)
+    make bench-gpt        (or: .venv/bin/python -m benchmarks.gpt --rounds 7 --framework pytorch)
 
 A round runs all sides of a framework directly after each other, in random order, each rank with one thread: hvdkit's
-recipe and `loops/gpt_<framework>.py` at one rank, and at two ranks hvdkit, that loop with Horovod, two processes
+recipe and `plain/gpt_<framework>.py` at one rank, and at two ranks hvdkit, that loop with Horovod, two processes
 without a word between them and, for PyTorch, DistributedDataParallel. Ratios are of one round; the page has their
 medians. What two bare processes need to exchange as many bytes (`exchange.py`) says how near to two processes apart
 any transport over TCP can come. Rounds that are done are kept in `runs/gpt` and not run again: give `--fresh` after a
@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import harness
-from exchange import exchange_ms
-
+from benchmarks import harness
+from benchmarks.exchange import exchange_ms
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
@@ -102,7 +101,7 @@ def by_hand(framework: str, ranks: int, folder: Path) -> dict[str, Any]:
     assert isinstance(recipe.model, schema.GPT)
     sizes = {name: getattr(recipe.model, name) for name in ("layers", "heads", "width", "context")}
     options = sizes | {"batch-size": recipe.batch_size, "steps": STEPS, "warmup-steps": WARMUP_STEPS, "out": result}
-    script = harness.HERE / "loops" / f"gpt_{framework}.py"
+    script = harness.HERE / "plain" / f"gpt_{framework}.py"
     job = Job(
         python=runtime.python,
         arguments=[

@@ -1,6 +1,6 @@
 """Validation loss of the small GPT on two ranks, three seeds a framework, beside n-gram models of the same text.
 
-    .venv/bin/python benchmarks/gpt_loss.py
+    .venv/bin/python -m benchmarks.gpt_loss
 
 Runs that are done are kept in `runs/gpt-loss` and not run again; `--fresh` starts anew. Writes gpt_loss.json and
 gpt_loss.md beside itself and the learning curves, docs/images/gpt-loss.png. Exit status 1 if a limit is missed. The
@@ -15,9 +15,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import harness
-import ngrams
-
+from benchmarks import harness, ngrams
 from hvdkit.data.tokens import open_tokens
 from hvdkit.recipe import registry, schema
 

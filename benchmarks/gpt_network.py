@@ -1,6 +1,6 @@
 """A small GPT on four hosts with slow links: how fast each method is, and its loss after the same tokens.
 
-    .venv/bin/python benchmarks/gpt_network.py        (or with: --method dense --method int8, --loss-only)
+    .venv/bin/python -m benchmarks.gpt_network        (or with: --method dense --method int8, --loss-only)
 
 Transformers communicate much for what they compute. Loss is that of full training by four ranks without a slow link, as
 the arithmetic does not know how fast a link is, with the recipe's tokens an update; so it may be measured on a busy
@@ -17,10 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import harness
-from hosts import Network
-
+from benchmarks import harness
 from hvdkit.recipe import registry, schema
+from tests.cluster.hosts import Network
 
 FRAMEWORK, RECIPE, RANKS, MBIT_PER_S = "pytorch", "gpt-tiny", 4, 200.0
 ROUNDS, SEEDS, EPOCHS = 5, 1, 4

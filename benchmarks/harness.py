@@ -23,13 +23,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hosts import Network, Unavailable
-
 from hvdkit.errors import HvdkitError, RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.results.intervals import of_values
+from tests.cluster.hosts import Network, Unavailable
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 # One thread a rank, whatever the framework reads; TensorFlow does not read OpenMP's variable.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
@@ -156,7 +156,8 @@ def publish(name: str, outcome: Mapping[str, Any], folder: Path) -> None:
     """
     from hvdkit.results.machine import this_machine
 
-    command = " ".join(["python", str(Path(sys.argv[0]).resolve().relative_to(HERE.parent)), *sys.argv[1:]])
+    module = Path(sys.argv[0]).resolve().relative_to(ROOT).with_suffix("")
+    command = " ".join(["python", "-m", ".".join(module.parts), *sys.argv[1:]])
     measured = time.strftime("%-d %B %Y", time.gmtime())
     facts = {"command": command, "measured": measured, "machine": this_machine().model_dump()}
     text = json.dumps(facts | dict(outcome), indent=2, ensure_ascii=False)
@@ -236,10 +237,11 @@ def elsewhere(
     """
     from hvdkit.runtimes.store import find
 
-    asked = {"module": Path(function.__code__.co_filename).stem, "function": function.__name__, "arguments": arguments}
-    options = {"stderr": subprocess.PIPE, "input": json.dumps(asked)} | ({"env": env} if env else {})
+    module = f"benchmarks.{Path(function.__code__.co_filename).stem}"
+    asked = {"module": module, "function": function.__name__, "arguments": arguments}
+    options = {"stderr": subprocess.PIPE, "input": json.dumps(asked), "cwd": ROOT} | ({"env": env} if env else {})
     python = find(runtime).python if runtime else sys.executable
-    return json.loads(run([python, __file__], start=start, **options).splitlines()[-1])
+    return json.loads(run([python, "-m", "benchmarks.harness"], start=start, **options).splitlines()[-1])
 
 
 def train(

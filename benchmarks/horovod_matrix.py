@@ -1,6 +1,6 @@
 """Horovod's wheel for many environments: builds and tests each, and writes benchmarks/horovod-matrix.md.
 
-    python benchmarks/horovod_matrix.py [ROW…]
+    python -m benchmarks.horovod_matrix [ROW…]
 
 A row that is in horovod-matrix.json is not built again. Each environment is made in a temporary folder by the Python
 that the row names, which must be on PATH or in ~/.pyenv/versions, and removed afterwards. A CUDA build of torch has

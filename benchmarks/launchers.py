@@ -1,12 +1,12 @@
 """What `--launcher slurm` and `--launcher mpirun` cost, beside the same programs' own launch of two bare processes.
 
-    sudo .venv/bin/python benchmarks/launchers.py [--framework pytorch] [--rounds 7]
+    sudo .venv/bin/python -m benchmarks.launchers [--framework pytorch] [--rounds 7]
 
 A round takes these directly after each other, in random order:
 
-- the start of two processes of one thread: `bare.py` under srun and under mpirun (framework, model, optimizer, data,
-  one step; no Horovod), and `hvdkit train -np 2` by either launcher, from the command inside the allocation to the end
-  of the slower process's first step;
+- the start of two processes of one thread: `plain/bare.py` under srun and under mpirun (framework, model, optimizer,
+  data, one step; no Horovod), and `hvdkit train -np 2` by either launcher, from the command inside the allocation to
+  the end of the slower process's first step;
 - images per second of four ranks on two hosts (network namespaces with links of 1 Gbit/s): the direct launcher, slurm,
   and mpirun inside the allocation.
 
@@ -28,13 +28,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import harness
-from harness import interval
-from hosts import Network, Unavailable
-from slurm_daemons import Slurm
-
+from benchmarks import harness
+from benchmarks.harness import interval
 from hvdkit.results.train import read_result
 from hvdkit.runtimes.store import find
+from tests.cluster.hosts import Network, Unavailable
+from tests.cluster.slurm_daemons import Slurm
 
 PROGRAMS = {"slurm": "srun", "mpirun": "mpirun"}
 STARTS = tuple(f"{side}-{launcher}" for launcher in PROGRAMS for side in ("bare", "hvdkit"))
@@ -103,7 +102,7 @@ def side_of(slurm: Slurm) -> Callable[[str, int, str, Path], float]:
 
 def bare(slurm: Slurm, framework: str, launcher: str) -> float:
     """Seconds from the program's start, inside an allocation, to the end of the slower process's first step."""
-    program = [*BARE[launcher], str(find(framework).python), str(harness.HERE / "bare.py"), framework]
+    program = [*BARE[launcher], str(find(framework).python), str(harness.HERE / "plain" / "bare.py"), framework]
     began, *ended = said(slurm, 2, ["sh", "-c", 'date +%s.%N; exec "$@"', "sh", *program], framework).split()
     assert len(ended) == 2, ended
     return max(map(float, ended)) - float(began)

@@ -1,6 +1,6 @@
 """Whether training leaks: resident memory over 2,000 steps, with evaluations and checkpoints.
 
-    .venv/bin/python benchmarks/memory.py [--framework pytorch] [--steps 2000]
+    .venv/bin/python -m benchmarks.memory [--framework pytorch] [--steps 2000]
 
 ResNet-8 on the digits, two ranks of one thread. Each line of metrics.jsonl has rank 0's memory. The first tenth of the
 steps, in which caches fill, is left out; of the rest, the median of the last fifth of the lines may be 2 % more than
@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import harness
-from harness import FRAMEWORKS
-
+from benchmarks import harness
+from benchmarks.harness import FRAMEWORKS
 from hvdkit.results.train import read_metrics, read_result
 from hvdkit.runtimes.store import find
 

@@ -1,6 +1,6 @@
 """How fast training gets on a network that is slow beside the computers, and at which accuracy: bench-network.json.
 
-    make bench-network    (or: .venv/bin/python benchmarks/network.py --share 0.7 --method dense --method local8)
+    make bench-network    (or: .venv/bin/python -m benchmarks.network --share 0.7 --method dense --method local8)
 
 Four hosts with slow links between them (`hosts.py`), a rank of one thread on each: ResNet-20 on MNIST's 5,000
 images. The links' rate is chosen so that dense float32 communication takes 70 % of a step, then 90 %. A round runs
@@ -25,15 +25,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import harness
-import network_picture
-import starved
-from harness import say, step_ms
-from hosts import Network
-from starved import COMPUTE, DENSE, MARKS, Row
-
+from benchmarks import harness, network_picture, starved
+from benchmarks.harness import say, step_ms
+from benchmarks.starved import COMPUTE, DENSE, MARKS, Row
 from hvdkit.tasks.resnet import architecture
 from hvdkit.tasks.task import parameter_count
+from tests.cluster.hosts import Network
 
 PICTURE = harness.HERE.parent / "docs" / "images" / "bench-network.png"
 FRAMEWORK, OTHERS = "pytorch", ("tensorflow", "keras", "mxnet")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from starved import COMPUTE, Row, best, limit_of
-
+from benchmarks.starved import COMPUTE, Row, best, limit_of
 from hvdkit.report import plotting
 
 

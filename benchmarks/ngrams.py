@@ -1,6 +1,6 @@
 """Bits per byte of n-gram models of the text that `recipes/gpt-tiny.yaml` trains on, on its validation part:
 
-    .venv/bin/python benchmarks/ngrams.py [RECIPE.yaml] [key=value …]
+    .venv/bin/python -m benchmarks.ngrams [RECIPE.yaml] [key=value …]
 
 An n-gram model predicts a byte from the n - 1 before it, by the counts of the training part, interpolated with shorter
 contexts as Witten and Bell do (1991, method C).

@@ -1,6 +1,6 @@
 """What a recipe's options cost and bring: images per second and peak memory with and without each, side by side.
 
-    .venv/bin/python benchmarks/options.py [--option recompute] [--framework pytorch] [--rounds 5]
+    .venv/bin/python -m benchmarks.options [--option recompute] [--framework pytorch] [--rounds 5]
 
 A round runs the recipe as it is and with the option directly after each other, in random order, and gives one ratio of
 each figure. Rounds that are done are kept in `runs/options`; give `--fresh` after a change of code. What a framework
@@ -12,8 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import harness
-
+from benchmarks import harness
 from hvdkit.errors import RequestError
 
 DIGITS = ("resnet20-digits", 2, ["threads=1", "steps=40", "warmup_steps=10", "epochs=2"])

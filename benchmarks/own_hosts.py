@@ -1,6 +1,6 @@
 """What steps take on hosts with slow links, and what is needed to predict it: own-hosts.json, for `make validate`.
 
-    make bench-hosts      (or: .venv/bin/python benchmarks/own_hosts.py [--framework pytorch])
+    make bench-hosts      (or: .venv/bin/python -m benchmarks.own_hosts [--framework pytorch])
 
 Four hosts with slow links between them (`hosts.py`), a rank of one thread on each: ResNet-20 on MNIST's 5,000 images.
 Three kinds of runs, kept in `runs/own-hosts`, so that what is interrupted goes on where it was:
@@ -23,15 +23,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import harness
-from harness import FRAMEWORKS
-from hosts import Network
-
+from benchmarks import harness
+from benchmarks.harness import FRAMEWORKS
 from hvdkit.files import write_atomic
 from hvdkit.results.bench import Bench
 from hvdkit.results.machine import this_machine
 from hvdkit.results.profile import load as load_profile
 from hvdkit.simulator import cluster as clusters
+from tests.cluster.hosts import Network
 
 RATE, OTHER_RATES = 50.0, (20.0, 100.0)  # Mbit/s: of all frameworks, and of PyTorch beside it
 RANKS, ROUNDS = 4, 5

@@ -18,10 +18,10 @@ from pathlib import Path
 from statistics import NormalDist, median
 from typing import Any
 
-import anchored
 import numpy as np
-from validation_row import Row
 
+from benchmarks import anchored
+from benchmarks.validation_row import Row
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator.calibration import Calibration, calibrate

@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import anchored
-from validation_row import Row
-
+from benchmarks import anchored
+from benchmarks.validation_row import Row
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import step
 from hvdkit.simulator.calibration import Calibration

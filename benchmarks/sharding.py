@@ -1,6 +1,6 @@
 """What sharding saves and costs: memory of each stage at four ranks, its speed at two, and what the simulator foresees.
 
-    make bench-sharding        (or: .venv/bin/python benchmarks/sharding.py --rounds 7 --framework pytorch)
+    make bench-sharding        (or: .venv/bin/python -m benchmarks.sharding --rounds 7 --framework pytorch)
 
 Speed: two ranks of one thread each train two GPTs; in one process a rank, the stages take turns of a few steps, in
 random order in each round (`turns_rank.py`). A ratio is a stage's speed to that without sharding in the same round; the
@@ -21,10 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import harness
-import sharding_foreseen
-import sharding_picture
-
+from benchmarks import harness, sharding_foreseen, sharding_picture
 from hvdkit.recipe import registry, schema
 from hvdkit.simulator import memory as counting
 from hvdkit.simulator import sharding

@@ -10,8 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import harness
-
+from benchmarks import harness
 from hvdkit.results.profile import load as load_profile
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import sharding

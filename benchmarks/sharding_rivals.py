@@ -1,6 +1,6 @@
 """Sharding in hvdkit beside PyTorch's own and DeepSpeed's: tokens per second and memory of a GPT with 25 M parameters.
 
-    .venv/bin/python benchmarks/sharding_rivals.py        (needs: hvdkit runtime build deepspeed)
+    .venv/bin/python -m benchmarks.sharding_rivals        (needs: hvdkit runtime build deepspeed)
 
 For each stage, a round trains the same recipe by hvdkit and by each baseline that has the stage, directly after each
 other in random order, two ranks of one thread each. Ratios are of one round; the page has their medians. Rounds that
@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import harness
-from sharding import ALWAYS, MODELS, RANKS, RECIPE
-
+from benchmarks import harness
+from benchmarks.sharding import ALWAYS, MODELS, RANKS, RECIPE
 from hvdkit.baselines.registry import RIVALS
 
 MODEL, STEPS, WARMUP_STEPS = "25 M", 15, 5

@@ -1,6 +1,6 @@
 """How fast the simulator answers on one core: what-ifs a second, the time of a prediction and of `hvdkit predict`.
 
-    make bench-simulator        (or: .venv/bin/python benchmarks/simulator.py)
+    make bench-simulator        (or: .venv/bin/python -m benchmarks.simulator)
 
 Writes simulator.json and simulator.md beside itself; exit status 1 if a limit is missed.
 """
@@ -17,8 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import harness
-
+from benchmarks import harness
 from hvdkit.profiling import published
 from hvdkit.recipe import grid as grids
 from hvdkit.results.profile import Profile, save

@@ -1,10 +1,11 @@
 """How long until a run begins: from the command to the end of the first step, beside two bare processes.
 
-    .venv/bin/python benchmarks/start.py [--framework pytorch] [--rounds 7]
+    .venv/bin/python -m benchmarks.start [--framework pytorch] [--rounds 7]
 
-A round takes three starts directly after each other, in random order, each of two processes of one thread: `bare.py`
-twice at once (framework, model, optimizer, data, one step; no Horovod), `hvdkit train` by its direct launcher, and by
-horovodrun. Both sides of a ratio are of one round. The first round, which may read from a cold disk, is not counted.
+A round takes three starts directly after each other, in random order, each of two processes of one thread:
+`plain/bare.py` twice at once (framework, model, optimizer, data, one step; no Horovod), `hvdkit train` by its direct
+launcher, and by horovodrun. Both sides of a ratio are of one round. The first round, which may read from a cold disk,
+is not counted.
 Also the time of `hvdkit --help`. Writes start.json and start.md beside itself, where frameworks that were not asked for
 keep what they had; exit status 1 if a limit is missed and the interval leaves no doubt.
 """
@@ -20,9 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import harness
-from harness import FRAMEWORKS, interval
-
+from benchmarks import harness
+from benchmarks.harness import FRAMEWORKS, interval
 from hvdkit.results.machine import this_machine
 from hvdkit.runtimes.store import find
 
@@ -81,7 +81,7 @@ def bare(framework: str) -> float:
     environment = {**os.environ, **runtime.environment, **harness.ONE_THREAD}
 
     def process(_: int) -> float:
-        command = [runtime.python, harness.HERE / "bare.py", framework]
+        command = [runtime.python, harness.HERE / "plain" / "bare.py", framework]
         return float(harness.run(command, TIMEOUT_S, env=environment, stderr=subprocess.PIPE).split()[-1])
 
     began = time.time()

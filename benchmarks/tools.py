@@ -1,6 +1,6 @@
 """How long the quick commands take, from beginning to end: help, predict, report, doctor; `make bench-tools`.
 
-    .venv/bin/python benchmarks/tools.py [--runs 10]
+    .venv/bin/python -m benchmarks.tools [--runs 10]
 
 The commands take turns. A first run of each is not counted: it fills the file cache and makes Matplotlib's list of
 fonts, without which the first report on a machine takes seconds longer. `report` is timed on the tests' comparison
@@ -19,8 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import harness
-
+from benchmarks import harness
 from hvdkit.baselines.registry import RIVALS
 from hvdkit.errors import RequestError, RunError
 from hvdkit.runtimes import store

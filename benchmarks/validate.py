@@ -1,6 +1,6 @@
 """All that the simulator is compared with: docs/validation.json and docs/validation.md.
 
-make validate        (or: .venv/bin/python benchmarks/validate.py)
+make validate        (or: .venv/bin/python -m benchmarks.validate)
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from collections.abc import Mapping, Sequence
 from statistics import NormalDist, fmean
 from typing import Any
 
-import batch_sizes_rows
-import harness
 import numpy as np
-import own_hosts_rows
-from validation_row import Row
-from validation_sets import all_rows
 
+from benchmarks import batch_sizes_rows, harness, own_hosts_rows
+from benchmarks.validation_row import Row
+from benchmarks.validation_sets import all_rows
 from hvdkit.files import write_atomic
 
 BASELINES = {"linear": "linear scaling", "plain_sum": "plain sum", "pollux": "Pollux"}

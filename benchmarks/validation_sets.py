@@ -7,14 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import anchored
-import batch_sizes_rows
-import blind
 import numpy as np
-import own_hosts_rows
-import published_sets
-from validation_row import Row
 
+from benchmarks import anchored, batch_sizes_rows, blind, own_hosts_rows, published_sets
+from benchmarks.validation_row import Row
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import engine, piecewise_linear, step
 from hvdkit.simulator.calibration import Calibration

@@ -1,6 +1,6 @@
 """By which way gradients are best added up on two hosts of two ranks, fast inside and slow between: ways.json.
 
-    .venv/bin/python benchmarks/ways.py [--mbit-per-s 50 --mbit-per-s 1000] [--rounds 8] [--framework pytorch]
+    .venv/bin/python -m benchmarks.ways [--mbit-per-s 50 --mbit-per-s 1000] [--rounds 8] [--framework pytorch]
 
 `allreduce: ring`, `hierarchical` and `central` take turns in one process a rank (`turns_rank.py`): a few steps each in
 random order, round after round, and with them `compute`, the same ranks at the same time that send nothing (Local SGD
@@ -15,12 +15,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import harness
-from harness import interval
-from hosts import Network
-
+from benchmarks import harness
+from benchmarks.harness import interval
 from hvdkit.tasks.resnet import architecture
 from hvdkit.tasks.task import parameter_count
+from tests.cluster.hosts import Network
 
 HOSTS, SLOTS = 2, 2
 KEYS = ["data={name: mnist5k}", "batch_size=16", "threads=1"]

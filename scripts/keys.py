@@ -1,7 +1,7 @@
 """Write docs/file-keys.md: every key of a cluster file and of profile.json, with unit, default and an example.
 
 All of it comes from the classes that read these files and from files that they read, so it cannot be out of date:
-tests/test_schemas.py compares. `python scripts/schemas.py` runs this too.
+tests/test_schemas.py compares. `python -m scripts.schemas` runs this too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Write docs/worked-case.md: from one published figure to a decision, with what the commands really print.
 
-    .venv/bin/python scripts/worked_case.py
+    .venv/bin/python -m scripts.worked_case
 
 Run it after a change of the simulator; tests/test_worked_case.py compares.
 """

@@ -2,7 +2,7 @@
 
 A test fails for a reason of its own only where nothing comes from outside: `nohup`, a cron job, an editor's terminal
 and a login shell differ in signals, open files, umask, locale, time zone and in a hundred variables. `clean_up_parent`
-is called once, before anything of hvdkit is imported. `scripts/hostile_parents.py` tries the suite under such parents.
+is called once, before anything of hvdkit is imported.
 """
 
 from __future__ import annotations

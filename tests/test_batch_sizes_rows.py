@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from test_batch_sizes import LAYERS, at
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import batch_sizes
-import batch_sizes_rows
-
+from benchmarks import batch_sizes, batch_sizes_rows
 from hvdkit.profiling import batch_curves
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 from conftest import FRAMEWORKS, ROOT
 
+from benchmarks import harness, launchers, memory, sharding, simulator
 from hvdkit.recipe import schema
 
 pytestmark = pytest.mark.check
@@ -20,34 +18,17 @@ pytestmark = pytest.mark.check
 PAGES = sorted(path.name.removesuffix(".md.j2") for path in (ROOT / "benchmarks" / "pages").glob("*.md.j2"))
 
 
-@pytest.fixture
-def harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import harness
-
-    yield harness
-    for name in ("harness", "hosts", "memory", "prove_tests", "simulator", "slurm_daemons"):
-        sys.modules.pop(name, None)
-
-
 # Those that are measured by who has the machine for it.
 MADE_ELSEWHERE = ("validation",)
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name not in MADE_ELSEWHERE])
-def test_a_committed_page_is_what_its_json_gives(harness: ModuleType, name: str) -> None:
+def test_a_committed_page_is_what_its_json_gives(name: str) -> None:
     outcome = json.loads((ROOT / "benchmarks" / f"{name}.json").read_text())
     assert harness.page(name, outcome) == (ROOT / "benchmarks" / f"{name}.md").read_text()
 
 
-@pytest.fixture
-def sharding(harness: ModuleType) -> Iterator[Any]:
-    """benchmarks/sharding.py, and what it has measured."""
-    import sharding
-
-    yield SimpleNamespace(measured=json.loads((ROOT / "benchmarks" / "sharding.json").read_text()), **vars(sharding))
-    for name in ("sharding", "sharding_foreseen", "sharding_picture"):
-        sys.modules.pop(name, None)
+MEASURED = json.loads((ROOT / "benchmarks" / "sharding.json").read_text())
 
 
 def percent(page: str, words: str) -> int:
@@ -57,11 +38,11 @@ def percent(page: str, words: str) -> int:
     return int(found[1])
 
 
-def test_the_memory_of_sharding_is_what_was_measured(sharding: Any) -> None:
+def test_the_memory_of_sharding_is_what_was_measured() -> None:
     """What is counted today, beside the measured peaks; a change of either shows in the documentation's figure."""
     within = percent("sharding.md", r"On 2, 3 and 4 ranks `hvdkit memory` is within (\d+) % of the peak in each stage")
     errors = {}
-    for row in sharding.measured["memory"]:
+    for row in MEASURED["memory"]:
         recipe = schema.load(ROOT / "recipes" / f"{sharding.RECIPE}.yaml", sharding.memory_keys(row["stage"]))
         shape = sharding.counting.sample_shape(recipe)
         total = sharding.counting.parts(recipe, shape, "pytorch", False, row["ranks"], row["stage"]).total
@@ -71,9 +52,9 @@ def test_the_memory_of_sharding_is_what_was_measured(sharding: Any) -> None:
     assert within - 1 < 100 * max(map(abs, sharded)) <= within, errors
 
 
-def test_the_bytes_of_sharding_are_what_was_measured(sharding: Any) -> None:
+def test_the_bytes_of_sharding_are_what_was_measured() -> None:
     """By the count of today. A rank also sends heads of messages, and what the ranks agree on."""
-    rows = sharding.measured["speed"]
+    rows = MEASURED["speed"]
     assert {row["framework"] for row in rows} == set(FRAMEWORKS)
     for row in rows:
         recipe = schema.load(ROOT / "recipes" / f"{sharding.RECIPE}.yaml", sharding.MODELS[row["model"]][0])
@@ -84,8 +65,8 @@ def test_the_bytes_of_sharding_are_what_was_measured(sharding: Any) -> None:
         assert sharding.judged(row["ratio"], row["limit"]) == row["verdict"] not in ("missed", "in doubt"), row
 
 
-def test_the_foreseen_steps_of_sharding_are_as_near_as_documented(sharding: Any) -> None:
-    rows = sharding.measured["foreseen"]
+def test_the_foreseen_steps_of_sharding_are_as_near_as_documented() -> None:
+    rows = MEASURED["foreseen"]
     assert {row["framework"] for row in rows} == set(FRAMEWORKS)
     assert percent("simulator.md", r"predicted within \d+ % in all (\d+) cases") == len(rows)
     within = percent("simulator.md", r"predicted within (\d+) % in all")
@@ -99,18 +80,16 @@ def test_the_foreseen_steps_of_sharding_are_as_near_as_documented(sharding: Any)
         assert max(map(abs, errors)) <= (pytorch if row["framework"] == "pytorch" else within), row
 
 
-def test_the_sweep_that_is_timed_has_all_its_what_ifs(harness: ModuleType) -> None:
-    import simulator
-
+def test_the_sweep_that_is_timed_has_all_its_what_ifs() -> None:
     small = simulator.published.profile("resnet18", 1000, 64, "a100")
     simulator.grid(small, simulator.clusters.load(Path("aws-p3-16xlarge")))
 
 
-def test_the_frameworks_are_the_tests(harness: ModuleType) -> None:
+def test_the_frameworks_are_the_tests() -> None:
     assert tuple(FRAMEWORKS) == harness.FRAMEWORKS
 
 
-def test_a_whole_round_is_read_and_half_a_round_starts_again(harness: ModuleType, tmp_path: Path) -> None:
+def test_a_whole_round_is_read_and_half_a_round_starts_again(tmp_path: Path) -> None:
     ran: list[str] = []
 
     def run(side: str, folder: Path) -> float:
@@ -129,7 +108,7 @@ def test_a_whole_round_is_read_and_half_a_round_starts_again(harness: ModuleType
     assert len(ran) == 4
 
 
-def test_a_command_that_fails_is_one_error_with_its_output(harness: ModuleType) -> None:
+def test_a_command_that_fails_is_one_error_with_its_output() -> None:
     command = [sys.executable, "-c", "import sys; print('no such host'); sys.exit(int(sys.argv[1]))"]
     with pytest.raises(harness.RequestError, match=r"^no such host$"):
         harness.run([*command, "2"])
@@ -137,51 +116,21 @@ def test_a_command_that_fails_is_one_error_with_its_output(harness: ModuleType) 
         harness.run([*command, "3"])
 
 
-def test_a_function_is_called_in_another_process(harness: ModuleType) -> None:
+def test_a_function_is_called_in_another_process() -> None:
     assert harness.elsewhere(harness.positive, text="3") == 3
     with pytest.raises(harness.RunError, match="expected 1 or more, got 0"):
         harness.elsewhere(harness.positive, text="0")
 
 
-def test_memory_that_grows_is_told_from_memory_that_moves(harness: ModuleType) -> None:
-    from memory import growth
-
+def test_memory_that_grows_is_told_from_memory_that_moves() -> None:
     steps = range(220, 2001, 20)
-    moving = growth([(step, 300.0 + (step // 20) % 3) for step in steps])
+    moving = memory.growth([(step, 300.0 + (step // 20) % 3) for step in steps])
     assert abs(moving["growth_percent"]) < 0.5 and (moving["least_mib"], moving["most_mib"]) == (300.0, 302.0)
-    leaking = growth([(step, 300.0 + step / 128) for step in steps])
+    leaking = memory.growth([(step, 300.0 + step / 128) for step in steps])
     assert leaking["kib_per_step"] == pytest.approx(8.0) and leaking["growth_percent"] > 2
 
 
-def test_a_series_of_the_suite_goes_on_behind_its_last_row(
-    harness: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import prove_tests
-
-    suite = "import os, signal, sys; ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN; "
-    suite += "ignored and print('not passed: test_a.py::test_b'); print(f'{5 - ignored} passed, {+ignored} failed'); "
-    suite += "sys.exit(ignored)"
-    for name, value in (("ROOT", tmp_path), ("SUITE", [sys.executable, "-c", suite]), ("committed", lambda: "abc")):
-        monkeypatch.setattr(prove_tests, name, value)
-    statuses = []
-    for runs in ("3", "4", "4"):
-        monkeypatch.setattr(sys, "argv", [str(ROOT / "scripts" / "x.py"), "--runs", runs, "--out", str(tmp_path)])
-        statuses.append(prove_tests.main())
-    rows = json.loads((tmp_path / "suite.json").read_text())["rows"]
-    assert statuses == [0, 1, 1] and len(list((tmp_path / "runs").rglob("*.log"))) == 4
-    counted = [(row["condition"], row["passed"], row["failed"], row["not_passed"]) for row in rows]
-    assert counted == [("plain", 5, 0, []), ("busy", 5, 0, []), ("plain", 5, 0, []),
-                       ("nohup", 4, 1, ["test_a.py::test_b"])]  # fmt: skip
-    assert "| 4 | abc | nohup | 4 | 1 | 0 | 0 | 0.0 |" in (tmp_path / "suite.md").read_text()
-    monkeypatch.setattr(prove_tests, "SUITE", [sys.executable, "-c", "print('no tests')"])
-    with pytest.raises(harness.RunError, match="and without its summary"):
-        prove_tests.one_run(5, "plain")
-
-
-def test_the_page_of_the_launchers_has_a_row_for_each(harness: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    import launchers
-
+def test_the_page_of_the_launchers_has_a_row_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     from hvdkit.results.machine import this_machine
 
     monkeypatch.setattr(launchers, "find", lambda _: type("Runtime", (), {"versions": {"mxnet": "1.9.1"}}))

@@ -22,9 +22,6 @@ from conftest import ROOT, Hvdkit
 from conftest import run as run_command
 from launching import wait_until
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import elastic_chaos
-
 from hvdkit.checkpoint.elastic import Commits, Kept, close_peer_sockets, recording_peer_sockets
 from hvdkit.errors import RunError
 from hvdkit.launch.agent_command import AgentCommand
@@ -33,6 +30,7 @@ from hvdkit.launch.job import Elastic, Job
 from hvdkit.launch.launchers import elastic
 from hvdkit.results.train import TrainResult, read_result
 from hvdkit.runtimes.store import find
+from tests.cluster import elastic_chaos
 
 RECIPE = ROOT / "recipes" / "resnet20-digits.yaml"
 ONE_KILLED = ["elastic={min_np: 1, max_np: 3, commit_every: 1}", "log_every=1"]
@@ -262,7 +260,7 @@ def test_a_rank_lost_before_it_met_the_others_is_not_waited_for(start: Any, tmp_
 
 @pytest.mark.usefixtures("warm")
 def test_a_schedule_of_losses_and_joins_is_survived(tmp_path: Path) -> None:
-    """A short one of benchmarks/elastic_chaos.py: also losses in a recovery, and of all ranks."""
+    """A short one of tests/cluster/elastic_chaos.py: also losses in a recovery, and of all ranks."""
     chaos = elastic_chaos.Chaos("mxnet", 3, tmp_path, events=4, epochs=12, kinds=["two", "joining", "all", "offer"])
     outcome = chaos.run()
     assert not outcome["faults"], outcome

@@ -11,7 +11,6 @@ from typing import Any
 
 import hygiene
 import pytest
-import starving
 from conftest import ROOT, Hvdkit
 
 from hvdkit.commands import doctor, host_faults
@@ -19,6 +18,7 @@ from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import Host, read_hostfile
 from hvdkit.results.doctor import HostReport, HostsReport, Interface, RuntimeThere, Way
 from hvdkit.results.json_files import read
+from tests.cluster import starving
 
 # Runs what a real one would run there. The names of some hosts say what is wrong with them.
 _SSH = """\

@@ -18,15 +18,16 @@ from typing import Any
 
 import hygiene
 import pytest
-import starving
 from conftest import Hvdkit, run
 from launching import MARK, gone_within, marked, wait_until
 
 from hvdkit.errors import RequestError
 from hvdkit.launch import namespaces
 from hvdkit.launch.hosts import Host, parse_hosts, shown
+from tests.cluster import hosts, starving
 
 MBIT_PER_S = 40.0
+HOSTS = Path(hosts.__file__)
 
 # Sends COUNT bytes from one host to another, after WAIT_S seconds of silence; the sender prints how many seconds passed
 # until it heard that they were there.
@@ -147,7 +148,7 @@ def here() -> set[str]:
 def test_nothing_stays_of_a_killed_program(number: signal.Signals) -> None:
     starving.network(1, 10.0)
     before, mark = here(), uuid.uuid4().hex
-    command = [sys.executable, str(starving.HOSTS), "--", "sleep", "3600"]
+    command = [sys.executable, str(HOSTS), "--", "sleep", "3600"]
     program = subprocess.Popen(command, env=os.environ | {MARK: mark})
     assert wait_until(lambda: "sleep" in names(mark), 60)
     assert len(names(mark)) >= 3, "the program, what holds the network, and the command"
@@ -178,7 +179,7 @@ def test_without_root() -> None:
     folder = Path(tempfile.mkdtemp(dir=next(each for each in public if open_to_all(each))))
     try:
         folder.chmod(0o755)
-        script = Path(shutil.copy(starving.HOSTS, folder / "hosts.py"))
+        script = Path(shutil.copy(HOSTS, folder / "hosts.py"))
         script.chmod(0o644)
         drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
         python = next(p for p in ("/usr/bin/python3", sys.executable) if Path(p).exists())
@@ -202,12 +203,11 @@ def test_without_root() -> None:
     ],
 )
 def test_a_wrong_request_is_told_in_a_line(arguments: list[str], path: str | None, said: str) -> None:
-    done = run([sys.executable, str(starving.HOSTS), *arguments], 30)
+    done = run([sys.executable, str(HOSTS), *arguments], 30)
     assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_where_a_tool_is_missing_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = starving.module()
     monkeypatch.setattr(hosts, "_path", lambda: "/nowhere")
     with pytest.raises(hosts.Unavailable, match="ip, tc, unshare, nsenter: not found; install iproute2"):
         hosts.Network(1, 10.0).__enter__()

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from inside import call
 from kubeflow_trainer_api.models import TrainerV1alpha1TrainingRuntime as TrainingRuntime
 from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob as TrainJob
-from mpijob import MPIJob
 
 from hvdkit.launch.submission.kubernetes import CLEAN, Pods, default_name
 from hvdkit.launch.submission.manifest import manifest
 from hvdkit.recipe import schema
+from tests.cluster.mpijob import MPIJob
 
 RECIPE = "resnet20-digits"
 ASKED = ["--to", "kubernetes", "--image", "example.org:5000/hvdkit:pytorch", "--results", "runs"]

@@ -13,9 +13,10 @@ from typing import Any
 
 import hygiene
 import pytest
-import starving
 from inside import call
-from pods import Cluster, end, missing
+
+from tests.cluster import starving
+from tests.cluster.pods import Cluster, end, missing
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import hygiene
 import pytest
-import starving
 from launching import wait_until
 
 from hvdkit.launch.agent.interfaces import address_of
@@ -22,6 +21,7 @@ from hvdkit.launch.diagnosis.exits import RankEnd, Record
 from hvdkit.launch.diagnosis.partition import unreachable
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
+from tests.cluster import starving
 
 pytestmark = pytest.mark.timeout(240)
 # Nothing but what the test is about ends the run: no watchdog, and no timeout of Gloo's where it is not set.

@@ -14,10 +14,7 @@ from typing import Any
 
 import hygiene
 import pytest
-import starving
 from conftest import ROOT
-from sshd_daemons import Sshd
-from starving import Slurm
 from test_slurm import HVDKIT, RECIPE, rank_of, steps, wait_for
 
 from hvdkit.errors import RunError
@@ -26,6 +23,9 @@ from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.runtimes.store import find
+from tests.cluster import starving
+from tests.cluster.slurm_daemons import Slurm
+from tests.cluster.sshd_daemons import Sshd
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import simulating
-import starving
-from conftest import ROOT
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import own_hosts
-import own_hosts_rows
-from validation_row import Row
+from benchmarks import own_hosts, own_hosts_rows
+from benchmarks.validation_row import Row
+from tests.cluster import starving
 
 FREE, RING_MS, GATHER_MS = 260.0, 150.0, 12.0
 

@@ -14,12 +14,12 @@ from hvdkit.data.batches import ArraySplit, open_dataset
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe.schema import Digits
 
-BENCHMARKS = ROOT / "benchmarks"
+PLAIN = ROOT / "benchmarks" / "plain"
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_two_steps_on_two_ranks(framework: str, tmp_path: Path) -> None:
-    out, script = tmp_path / "result.json", BENCHMARKS / "plain" / f"{framework}.py"
+    out, script = tmp_path / "result.json", PLAIN / f"resnet_{framework}.py"
     LAUNCHERS["direct"].run(framework_job(framework, tmp_path, script, "--steps", 2, "--out", out))
     result = json.loads(out.read_text())
     assert result["parameters"] == 272_474
@@ -30,14 +30,14 @@ def test_two_steps_on_two_ranks(framework: str, tmp_path: Path) -> None:
 
 @pytest.mark.check
 def test_plain_means_without_hvdkit() -> None:
-    for path in [BENCHMARKS / "shared.py", *(BENCHMARKS / "plain").glob("*.py")]:
+    for path in PLAIN.glob("*.py"):
         assert not any("hvdkit" in line for line in path.read_text().splitlines() if "import" in line), path
 
 
 @pytest.mark.check
 def test_the_digits_are_the_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same pictures and as many of them held out; only the order differs."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(PLAIN))
     import shared
 
     dataset = open_dataset(Digits(name="digits"), 10, seed=1)

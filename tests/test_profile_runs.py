@@ -9,13 +9,13 @@ from pathlib import Path
 
 import hygiene
 import pytest
-import starving
 from conftest import FRAMEWORKS, ROOT, Hvdkit
 
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.results.profile import Profile, load
 from hvdkit.runtimes import store
 from hvdkit.tasks import resnet
+from tests.cluster import starving
 
 SLOWER_S = 0.3  # more than what a busy machine does to the other rank
 SLOW_INPUT = f"""

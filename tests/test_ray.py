@@ -50,7 +50,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         pytest.skip("needs Ray: make cluster-check")
     apart = tmp_path_factory.mktemp("apart") if os.geteuid() == 0 else None
     with subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "ray_cluster.py"), *([str(apart)] if apart else [])],
+        [sys.executable, str(ROOT / "tests" / "cluster" / "ray_cluster.py"), *([str(apart)] if apart else [])],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdin and process.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -14,14 +13,11 @@ import simulating
 import yaml
 from conftest import ROOT, Hvdkit
 
-sys.path.insert(0, str(ROOT / "scripts"))
-import keys
-import schemas
-
 from hvdkit.errors import RequestError
 from hvdkit.recipe import schema, yaml_files
 from hvdkit.results import profile as profiles
 from hvdkit.simulator import cluster
+from scripts import keys, schemas
 
 RECIPE, CLUSTER = (schemas.schema(*kind) for kind in schemas.FILES.values())
 RECIPES = [*(ROOT / "recipes").glob("*.yaml"), ROOT / "examples" / "regression.yaml"]
@@ -44,7 +40,7 @@ def named_schema(path: Path) -> Path:
 
 @pytest.mark.parametrize("path", schemas.FILES, ids=lambda path: path.name)
 def test_the_files_are_up_to_date(path: Path) -> None:
-    assert path.read_text() == schemas.text(*schemas.FILES[path]), "run `python scripts/schemas.py`"
+    assert path.read_text() == schemas.text(*schemas.FILES[path]), "run `python -m scripts.schemas`"
 
 
 def test_the_cluster_files_of_the_page_are_whole_ones(tmp_path: Path) -> None:
@@ -58,7 +54,7 @@ def test_the_cluster_files_of_the_page_are_whole_ones(tmp_path: Path) -> None:
 
 def test_the_page_of_keys_is_up_to_date_and_complete() -> None:
     """Each number of a file has a unit, and all keys but those that some files lack have an example."""
-    assert keys.PAGE.read_text() == keys.page(), "run `python scripts/schemas.py`"
+    assert keys.PAGE.read_text() == keys.page(), "run `python -m scripts.schemas`"
     plain = {"schema_version", "rank"}  # numbers without a unit
     for model, examples in ((keys.Cluster, keys._clusters()), (keys.Profile, keys._profiles())):
         for _, kind, values in keys._sections(model, list(examples)):

@@ -17,11 +17,11 @@ from typing import Any
 
 import hygiene
 import pytest
-import starving
 from conftest import ROOT
-from starving import Slurm
 
 from hvdkit.launch.launchers.slurm import _counts
+from tests.cluster import starving
+from tests.cluster.slurm_daemons import Slurm
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
 

@@ -4,84 +4,65 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import starving
 from conftest import ROOT
 
+from benchmarks import harness, network, starved
+from benchmarks import network_picture as picture
 from hvdkit import paths
 from hvdkit.core.group import Mesh, Topology
 from hvdkit.recipe import schema
 from hvdkit.recipe.communication import Sync
 from hvdkit.worker import measurement
+from tests.cluster import starving
 
 COMPUTE_MS, COST = 300.0, 14_000.0  # of an invented machine: a dense step takes 300 + 14000/r ms
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """The benchmark's modules, imported as its own folder's."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import harness
-    import network
-    import network_picture
-    import overlap
-    import starved
-
-    yield SimpleNamespace(
-        network=network, starved=starved, harness=harness, picture=network_picture.picture, overlap=overlap
-    )
-    for name in set(sys.modules) - before:
-        if str(ROOT / "benchmarks") in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
 
 
 def _invented(rate: float) -> tuple[float, float]:
     return COMPUTE_MS, COMPUTE_MS + COST / rate
 
 
-def test_the_rate_is_found_however_wrong_the_guess(bench: SimpleNamespace) -> None:
+def test_the_rate_is_found_however_wrong_the_guess() -> None:
     for share in (0.7, 0.9):
         for guess in (0.3 * COST, COST, 5 * COST):
-            found = bench.starved.solve(share, guess, _invented, COMPUTE_MS)
+            found = starved.solve(share, guess, _invented, COMPUTE_MS)
             assert found.share == pytest.approx(share, abs=1e-9)
             assert found.mbit_per_s == pytest.approx(COST * (1 - share) / (COMPUTE_MS * share))
             assert found.tries == (1 if guess == COST else 2)
             assert found.cost == pytest.approx(COST)
 
 
-def test_latency_beside_bandwidth_takes_one_try_more(bench: SimpleNamespace) -> None:
-    found = bench.starved.solve(0.7, 3 * COST, lambda rate: (COMPUTE_MS, COMPUTE_MS + 60 + COST / rate), COMPUTE_MS)
+def test_latency_beside_bandwidth_takes_one_try_more() -> None:
+    found = starved.solve(0.7, 3 * COST, lambda rate: (COMPUTE_MS, COMPUTE_MS + 60 + COST / rate), COMPUTE_MS)
     assert found.share == pytest.approx(0.7, abs=0.02) and found.tries <= 3
 
 
-def test_a_machine_that_wavers_gets_the_nearest_try(bench: SimpleNamespace) -> None:
+def test_a_machine_that_wavers_gets_the_nearest_try() -> None:
     tries = iter([(300.0, 1035.0), (300.0, 1300.0), (300.0, 1050.0)])  # 71.0 %, 76.9 % and 71.4 %
-    found = bench.starved.solve(0.7, COST, lambda rate: next(tries), COMPUTE_MS, tolerance=0.005)
+    found = starved.solve(0.7, COST, lambda rate: next(tries), COMPUTE_MS, tolerance=0.005)
     assert found.share == pytest.approx(1 - 300 / 1035) and found.tries == 3
-    assert found.mbit_per_s == pytest.approx(bench.starved.rate_for(0.7, COMPUTE_MS, COST))
+    assert found.mbit_per_s == pytest.approx(starved.rate_for(0.7, COMPUTE_MS, COST))
 
 
-def test_no_rate_where_communication_costs_nothing(bench: SimpleNamespace) -> None:
+def test_no_rate_where_communication_costs_nothing() -> None:
     with pytest.raises(ValueError, match="no longer than computing"):
-        bench.starved.solve(0.7, COST, lambda rate: (COMPUTE_MS, COMPUTE_MS), COMPUTE_MS)
+        starved.solve(0.7, COST, lambda rate: (COMPUTE_MS, COMPUTE_MS), COMPUTE_MS)
     for share in (0.0, 1.0, 1.5):
         with pytest.raises(ValueError, match="share"):
-            bench.starved.rate_for(share, COMPUTE_MS, COST)
+            starved.rate_for(share, COMPUTE_MS, COST)
 
 
-def test_a_row_is_of_ratios_within_rounds(bench: SimpleNamespace) -> None:
+def test_a_row_is_of_ratios_within_rounds() -> None:
     # The second round is on a machine half as fast: ratios are the same, times are not.
     first = {"compute": 300.0, "dense": 1000.0, "local8": 312.5}
     rounds = [first, {name: 2 * ms for name, ms in first.items()}]
-    row = bench.starved.row(rounds, "local8", 40, [0.98, 0.99, 0.97], [0.985, 0.975, 0.98])
-    limit = bench.starved.limit_of(row["share"])
+    row = starved.row(rounds, "local8", 40, [0.98, 0.99, 0.97], [0.985, 0.975, 0.98])
+    limit = starved.limit_of(row["share"])
     assert row["share"] == pytest.approx(0.7) and limit == pytest.approx(10 / 3)
     assert row["share_of_limit"] == pytest.approx(0.96) and row["speedup"] == pytest.approx(3.2)
     assert row["share_of_limit"] * limit == pytest.approx(row["speedup"])
@@ -89,25 +70,25 @@ def test_a_row_is_of_ratios_within_rounds(bench: SimpleNamespace) -> None:
     assert row["epoch_s"] == pytest.approx(40 * 0.46875)
     assert (row["accuracy_mean"], row["accuracy_low"], row["accuracy_high"]) == (pytest.approx(0.98), 0.97, 0.99)
     assert row["as_accurate"] is True and row["seeds"] == 3 and row["rounds"] == 2
-    untrained = bench.starved.row(rounds, "local8", 40, [], [0.98])
+    untrained = starved.row(rounds, "local8", 40, [], [0.98])
     assert untrained["accuracy_mean"] is None and untrained["as_accurate"] is None
     where = {"framework": "pytorch", "asked_share": 0.7}
-    assert bench.starved.missed([untrained | where], "pytorch") == ["70%: nothing was trained"]
+    assert starved.missed([untrained | where], "pytorch") == ["70%: nothing was trained"]
 
 
-def test_as_accurate_means_near_the_mean_or_inside_the_range(bench: SimpleNamespace) -> None:
+def test_as_accurate_means_near_the_mean_or_inside_the_range() -> None:
     dense = [0.96, 0.98, 0.985]  # mean 0.975
-    assert bench.starved.as_accurate(0.965, dense) and bench.starved.as_accurate(0.99, dense)
-    assert bench.starved.as_accurate(0.96, dense) and not bench.starved.as_accurate(0.959, dense)
+    assert starved.as_accurate(0.965, dense) and starved.as_accurate(0.99, dense)
+    assert starved.as_accurate(0.96, dense) and not starved.as_accurate(0.959, dense)
     narrow = [0.975, 0.975]
-    assert bench.starved.as_accurate(0.965, narrow) and not bench.starved.as_accurate(0.9649, narrow)
+    assert starved.as_accurate(0.965, narrow) and not starved.as_accurate(0.9649, narrow)
 
 
-def _rows(bench: SimpleNamespace, local_ms: float, accuracy: float) -> list[dict[str, Any]]:
+def _rows(local_ms: float, accuracy: float) -> list[dict[str, Any]]:
     rounds = [{"compute": 300.0, "dense": 1000.0, "local8": local_ms}]
     where = {"framework": "pytorch", "asked_share": 0.7, "rate_mbit_per_s": 20.0}
     return [
-        where | {"method": method, "bytes_per_step": sent} | bench.starved.row(rounds, method, 40, [reached], [0.98])
+        where | {"method": method, "bytes_per_step": sent} | starved.row(rounds, method, 40, [reached], [0.98])
         for method, sent, reached in (("dense", 1.6e6, 0.98), ("local8", 2e5, accuracy))
     ]
 
@@ -120,28 +101,25 @@ def _rows(bench: SimpleNamespace, local_ms: float, accuracy: float) -> list[dict
         (310.0, 0.90, ["70%: dense reaches 0.300 of the limit, 1.00 times; the target is 0.95, 3.17 times"]),
     ],
 )
-def test_a_target_counts_for_what_is_as_accurate(
-    bench: SimpleNamespace, local_ms: float, accuracy: float, told: list[str]
-) -> None:
-    assert bench.starved.missed(_rows(bench, local_ms, accuracy), "pytorch") == told
+def test_a_target_counts_for_what_is_as_accurate(local_ms: float, accuracy: float, told: list[str]) -> None:
+    assert starved.missed(_rows(local_ms, accuracy), "pytorch") == told
 
 
-def test_page_and_picture_tell_each_row(bench: SimpleNamespace, tmp_path: Path) -> None:
-    rows = _rows(bench, 310.0, 0.98)
+def test_page_and_picture_tell_each_row(tmp_path: Path) -> None:
+    rows = _rows(310.0, 0.98)
     story = json.loads((ROOT / "benchmarks" / "bench-network.json").read_text()) | {"rows": rows}
     assert rows[0].keys() == story["rows"][0].keys()
-    text = bench.harness.page("bench-network", story)
+    text = harness.page("bench-network", story)
     assert (
         "| local8 | 310 (310–310) | 12.4 | 3.23 | 0.968 (0.968–0.968) | 200,000 | 0.9800 (0.9800–0.9800) | yes |"
         in text
     )
     assert "limit is 3.33" in text
-    bench.picture(rows, tmp_path / "p.png")
+    picture.picture(rows, tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_methods_are_recipes_and_their_windows_whole_rounds_of_one_epoch(bench: SimpleNamespace) -> None:
-    network = bench.network
+def test_methods_are_recipes_and_their_windows_whole_rounds_of_one_epoch() -> None:
     left = network.IMAGES - network.STEPS_PER_EPOCH * network.RANKS * network.BATCH
     assert 0 <= left < network.RANKS * network.BATCH, "an epoch leaves out what makes no whole step"
     for method in network.METHODS.values():
@@ -173,27 +151,6 @@ def test_a_step_of_local_sgd_is_timed_by_the_slowest_rank(monkeypatch: pytest.Mo
     local = gathered(Sync(every=4))
     assert local.samples_per_second == pytest.approx(400 / 0.8)
     assert local.figures["load"] == pytest.approx((2.0 - 2 * 0.9) / 4.0)
-
-
-def test_the_sweep_asks_for_recipes_and_tells_ratios_within_rounds(bench: SimpleNamespace) -> None:
-    overlap, sides = bench.overlap, bench.overlap.SIDES
-    for side in sides.values():
-        schema.load(paths.recipes() / "resnet20-digits.yaml", [*bench.network.KEYS, *side.keys])
-        assert not side.overlapped or "HOROVOD_FUSION_THRESHOLD" in side.environment
-    assert overlap.WARMUP + overlap.MEASURED <= bench.network.STEPS_PER_EPOCH
-
-    def result(ms: float) -> dict[str, Any]:
-        return _result(images_per_second=1e5 / ms)
-
-    name = next(name for name, side in sides.items() if side.overlapped)
-    rounds = [
-        {overlap.COMPUTE: result(300 * k), overlap.BEHIND: result(1000 * k), name: result(900 * k)} for k in (1, 2)
-    ]
-    row = overlap._row(20.0, name, rounds)
-    assert row["over_behind"]["median"] == pytest.approx(0.9) and row["exposed_ms"]["median"] == pytest.approx(900)
-    outcome = {"rows": [row], "rounds": 2, "command": "c", "machine": {"processor": "P", "cores": 2, "system": "S"}}
-    outcome |= {"steps": 12}
-    assert f"| {name} | 1350 | 0.900 | 900 | 1,000,000 |" in bench.harness.page("overlap", outcome)
 
 
 class _Machine:
@@ -236,10 +193,7 @@ def _result(**given: Any) -> dict[str, Any]:
     return example | given
 
 
-def test_a_broken_benchmark_goes_on_where_it_was(
-    bench: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network = bench.network
+def test_a_broken_benchmark_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def go(machine: _Machine) -> Any:
         monkeypatch.setattr(network.harness, "train", machine.train)
@@ -272,12 +226,12 @@ def test_a_broken_benchmark_goes_on_where_it_was(
 
 
 @pytest.mark.timeout(200)
-def test_a_starved_run_of_local_sgd(bench: SimpleNamespace, tmp_path: Path) -> None:
-    method = bench.network.Method("each 2 updates", ("sync={every: 2}",), every=2, measured=2)
-    with starving.network(bench.network.RANKS, 100.0) as network:
-        result = bench.network.timed(network, 50.0, "pytorch", method, tmp_path / "run")
+def test_a_starved_run_of_local_sgd(tmp_path: Path) -> None:
+    method = network.Method("each 2 updates", ("sync={every: 2}",), every=2, measured=2)
+    with starving.network(network.RANKS, 100.0) as slow:
+        result = network.timed(slow, 50.0, "pytorch", method, tmp_path / "run")
     assert result["steps"] == 6 and result["measured_steps"] == 2
-    ring = 1.5 * 4 * bench.network.PARAMETERS
+    ring = 1.5 * 4 * network.PARAMETERS
     assert result["bytes_per_step"] == pytest.approx(ring / 2)
     # Two steps hold one meeting, which cannot be quicker than the links.
-    assert 2 * bench.harness.step_ms(result) > 1e3 * ring * 8 / 50e6
+    assert 2 * harness.step_ms(result) > 1e3 * ring * 8 / 50e6

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import blind
-import own_hosts_rows
-import validate
-import validation_sets
-from validation_row import Row
-
+from benchmarks import blind, own_hosts_rows, validate, validation_sets
+from benchmarks.validation_row import Row
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator.piecewise_linear import of_pieces
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import pytest
-from conftest import ROOT
 
-sys.path.insert(0, str(ROOT / "scripts"))
-import worked_case
+from scripts import worked_case
 
 pytestmark = pytest.mark.check
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
@@ -18,7 +15,7 @@ NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 def test_the_page_shows_what_the_commands_print() -> None:
     """Another processor may round the last digit otherwise."""
     written, printed = worked_case.PAGE.read_text().splitlines(), worked_case.page().splitlines()
-    told = "run `python scripts/worked_case.py`, and see whether the decision still follows"
+    told = "run `python -m scripts.worked_case`, and see whether the decision still follows"
     assert len(written) == len(printed), told
     for line, now in zip(written, printed, strict=True):
         assert NUMBER.sub("#", " ".join(line.split())) == NUMBER.sub("#", " ".join(now.split())), told

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -20,8 +19,10 @@ from typing import Any
 from resumed import bits
 from trial import ROOT, Running, expect, ran
 
-sys.path.append(str(ROOT / "tests"))
-from sshd_daemons import Sshd
+sys.path += [str(ROOT), str(ROOT / "tests")]
+from tests.cluster.hosts import Network
+from tests.cluster.slurm_daemons import Slurm
+from tests.cluster.sshd_daemons import Sshd
 
 # 44 updates of two ranks, one on each host.
 TRAIN = (
@@ -53,16 +54,6 @@ while time.monotonic() < until and os.getppid() != 1 and not os.path.exists(sys.
     time.sleep(0.01)
 sys.stdout.buffer.write(b"\\n".join(seen))
 """
-
-
-def _module(name: str) -> Any:
-    """What the benchmarks have for hosts."""
-    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", ROOT / "benchmarks" / f"{name}.py")
-    assert spec and spec.loader
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = found
-    spec.loader.exec_module(found)
-    return found
 
 
 class _Apart(Sshd):
@@ -133,10 +124,10 @@ def place(kind: str, size: str = "100m") -> Iterator[Place]:
     """Two hosts for ranks of a launcher; all of it is gone at the end. `size` is what h2's own folder may hold."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdkit-place-")))
-        network = stack.enter_context(_module("hosts").Network(2, 1000.0))
+        network = stack.enter_context(Network(2, 1000.0))
         if kind == "slurm":
             folder /= "slurm"
-            daemons = stack.enter_context(_module("slurm_daemons").Slurm(network, folder))
+            daemons = stack.enter_context(Slurm(network, folder))
         else:
             (folder / "apart").mkdir()
             daemons = _Apart(network, folder)

@@ -52,7 +52,7 @@ class Cluster:
 def cluster() -> Iterator[Cluster]:
     expect(importlib.util.find_spec("ray"), "Ray is not installed here: pip install 'hvdkit[ray]'")
     with subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "ray_cluster.py")],
+        [sys.executable, str(ROOT / "tests" / "cluster" / "ray_cluster.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -1,7 +1,7 @@
 """A small GPT in Keras 3 by hand, from its own layers: what hvdkit is measured against (`make bench-gpt`).
 
-python benchmarks/loops/gpt_keras.py
-horovodrun -np 2 python benchmarks/loops/gpt_keras.py --horovod
+python benchmarks/plain/gpt_keras.py
+horovodrun -np 2 python benchmarks/plain/gpt_keras.py --horovod
 
 Horovod's own Keras front end does not work under Keras 3, so the optimizer averages the gradients by
 horovod.tensorflow.
@@ -9,8 +9,8 @@ horovod.tensorflow.
 
 import keras
 import numpy as np
+import shared
 import tensorflow as tf
-import text
 from keras import layers, ops
 
 
@@ -47,10 +47,10 @@ class Clock(keras.callbacks.Callback):
 
     def __init__(self, args):
         super().__init__()
-        self.args, self.clock, self.step, self.loss = args, text.Clock(), 0, 0.0
+        self.args, self.clock, self.step, self.loss = args, shared.Clock(), 0, 0.0
 
     def on_train_batch_begin(self, batch, logs=None):
-        self.model.optimizer.learning_rate.assign(text.rate(self.step, self.args.steps))
+        self.model.optimizer.learning_rate.assign(shared.text_rate(self.step, self.args.steps))
 
     def on_train_batch_end(self, batch, logs=None):
         self.loss = logs["loss"]
@@ -59,7 +59,7 @@ class Clock(keras.callbacks.Callback):
 
 
 def main():
-    args = text.options()
+    args = shared.text_options()
     hvd = None
     if args.horovod:
         import horovod.tensorflow as hvd
@@ -86,12 +86,12 @@ def main():
     x = layers.LayerNormalization(epsilon=1e-5)(x)
     model = keras.Model(tokens, embedding(x, reverse=True))
     optimizer = AdamW(
-        text.RATE,
-        weight_decay=text.DECAY,
-        beta_1=text.BETAS[0],
-        beta_2=text.BETAS[1],
+        shared.RATE,
+        weight_decay=shared.DECAY,
+        beta_1=shared.BETAS[0],
+        beta_2=shared.BETAS[1],
         epsilon=1e-8,
-        global_clipnorm=text.CLIP,
+        global_clipnorm=shared.CLIP,
     )
     optimizer.exclude_from_weight_decay(var_names=["bias", "beta", "gamma"])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -101,7 +101,7 @@ def main():
     if hvd:
         hvd.broadcast_variables([each.value for each in [*model.variables, *optimizer.variables]], root_rank=0)
 
-    drawn = text.Text(args, hvd.rank() if hvd else 0)
+    drawn = shared.Text(args, hvd.rank() if hvd else 0)
     callback = Clock(args)
 
     def batches():
@@ -110,7 +110,7 @@ def main():
             yield np.ascontiguousarray(inputs), np.ascontiguousarray(targets)
 
     model.fit(batches(), steps_per_epoch=args.steps, verbose=0, callbacks=[callback])
-    text.report(args, hvd, callback.clock.seconds, callback.loss)
+    shared.report_text(args, hvd, callback.clock, callback.loss)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """One process, one training step, no Horovod and no hvdkit: the least time from an interpreter's start to there.
 
-    .runtimes/pytorch/bin/python benchmarks/bare.py pytorch
+    .runtimes/pytorch/bin/python benchmarks/plain/bare.py pytorch
 
-Runs `plain/<framework>.py` to the end of its first step, with a stand-in for Horovod that does nothing, and prints the
+Runs `resnet_<framework>.py` to the end of its first step, with a stand-in for Horovod that does nothing, and prints the
 wall clock there, in seconds.
 """
 
@@ -44,6 +44,6 @@ if __name__ == "__main__":
 
         sys.modules["horovod.mxnet"].DistributedTrainer = gluon.Trainer
     shared.Clock.tick = first_step_done
-    script = str(Path(__file__).with_name("plain") / f"{framework}.py")
+    script = str(Path(__file__).with_name(f"resnet_{framework}.py"))
     sys.argv = [script, "--steps", "1"]
     runpy.run_path(script, run_name="__main__")

@@ -1,14 +1,8 @@
 """ResNet-20 on the digits in PyTorch with Horovod, by hand: what hvdkit is measured against.
 
-horovodrun -np 2 python benchmarks/plain/pytorch.py --epochs 2
+horovodrun -np 2 python benchmarks/plain/resnet_pytorch.py --epochs 2
 """
 
-import sys
-from pathlib import Path
-
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: its keras.py is not Keras
-
-# ruff: noqa: E402 - the imports follow the path that they are found by
 import horovod.torch as hvd
 import shared
 import torch

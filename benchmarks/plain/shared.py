@@ -1,4 +1,4 @@
-"""What the four scripts in `plain/` share: options, digits, the loop over epochs, a clock. Nothing of hvdkit is in it.
+"""What the scripts of this folder share: options, digits, text, the loops, a clock. Nothing of hvdkit is in it.
 
 It computes what the recipe computes, so that both sides of the comparison have the same work.
 """
@@ -19,16 +19,31 @@ from typing import Any
 import numpy as np
 
 TRAIN_IMAGES, VAL_IMAGES = 1437, 360
+RATE, WARMUP, DECAY, BETAS, CLIP = 4e-3, 100, 0.1, (0.9, 0.95), 1.0  # of the GPT
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
 def options() -> argparse.Namespace:
-    """The command line of a plain script."""
+    """The command line of a script that trains ResNet-20."""
     parser = argparse.ArgumentParser(description="ResNet-20 on the digits by Horovod, without hvdkit.")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--steps", type=int, help="stop after so many steps")
-    parser.add_argument("--warmup-steps", type=int, default=10, help="first steps that throughput leaves out")
-    parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
+    return _common(parser, batch_size=32, warmup_steps=10)
+
+
+def text_options() -> argparse.Namespace:
+    """The command line of a script that trains a GPT; without `--horovod` it is one process that knows of no other."""
+    parser = argparse.ArgumentParser(description="A small GPT on the bytes of Python's English text, without hvdkit.")
+    for name, default in (("layers", 4), ("heads", 4), ("width", 128), ("context", 64), ("steps", 200)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--horovod", action="store_true", help="average the gradients over Horovod's ranks")
+    parser.set_defaults(vocabulary=256)
+    return _common(parser, batch_size=4, warmup_steps=20)
+
+
+def _common(parser: argparse.ArgumentParser, batch_size: int, warmup_steps: int) -> argparse.Namespace:
+    parser.add_argument("--batch-size", type=int, default=batch_size, help="samples per rank and step")
+    parser.add_argument("--warmup-steps", type=int, default=warmup_steps, help="first steps that speeds leave out")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads a rank")
     parser.add_argument("--out", type=Path, help="file for the result, JSON")
     return parser.parse_args()
@@ -68,6 +83,30 @@ def learning_rate(step: int, steps_per_epoch: int, epochs: int, size: int, base:
         return base + (base * size - base) * step / steps_per_epoch
     progress = (step - steps_per_epoch) / max(1, (epochs - 1) * steps_per_epoch)
     return base * size * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+class Text:
+    """Random windows of the text, as nanoGPT draws them."""
+
+    def __init__(self, args: argparse.Namespace, rank: int) -> None:
+        from pydoc_data.topics import topics
+
+        self._bytes = np.frombuffer("\n".join(topics[name] for name in sorted(topics)).encode(), np.uint8)
+        self._random, self._args = np.random.default_rng([1, rank]), args
+
+    def batch(self) -> Arrays:
+        """Bytes and those that follow each, int64 (batch, context)."""
+        context = self._args.context
+        starts = self._random.integers(0, len(self._bytes) - context - 1, (self._args.batch_size, 1))
+        windows = self._bytes[starts + np.arange(context + 1)].astype(np.int64)
+        return windows[:, :-1], windows[:, 1:]
+
+
+def text_rate(step: int, steps: int) -> float:
+    """The GPT's learning rate: a warm-up, then a cosine down to 0."""
+    if step < WARMUP:
+        return RATE * (step + 1) / WARMUP
+    return RATE * 0.5 * (1 + math.cos(math.pi * (step - WARMUP) / max(1, steps - WARMUP)))
 
 
 class Clock:
@@ -110,28 +149,47 @@ def train(args: argparse.Namespace, hvd: Any, step: Callable, correct: Callable,
             print(f"epoch {epoch + 1}: accuracy {accuracy:.4f}", flush=True)
         if done == args.steps:
             break
-    report(args, clock, hvd, accuracy, parameters)
+    report_images(args, hvd, clock, accuracy, parameters)
 
 
-def report(args: argparse.Namespace, clock: Clock, hvd: Any, accuracy: float, parameters: int) -> None:
+def train_text(args: argparse.Namespace, hvd: Any, step: Callable[[np.ndarray, np.ndarray, float], float]) -> None:
+    """Train a GPT and report; `step(bytes, following, rate)` is one update, and returns the rank's loss."""
+    text, clock, loss = Text(args, hvd.rank() if hvd else 0), Clock(), math.nan
+    for number in range(args.steps):
+        loss = step(*text.batch(), text_rate(number, args.steps))
+        clock.tick()
+    report_text(args, hvd, clock, loss)
+
+
+def report_images(args: argparse.Namespace, hvd: Any, clock: Clock, accuracy: float, parameters: int) -> None:
+    """`report` for ResNet-20."""
+    report(args, hvd, clock, "images", args.batch_size, val_accuracy=accuracy, parameters=parameters)
+
+
+def report_text(args: argparse.Namespace, hvd: Any, clock: Clock, loss: float) -> None:
+    """`report` for a GPT."""
+    report(args, hvd, clock, "tokens", args.batch_size * args.context, loss=float(loss))
+
+
+def report(args: argparse.Namespace, hvd: Any, clock: Clock, unit: str, per_step: int, **figures: float) -> None:
     """Rank 0 prints the result and writes it to `--out`; then all ranks end.
 
-    A step takes as long as on the rank that was slowest at it, as in hvdkit.
+    A rank computes `per_step` units a step. A step takes as long as on the rank that was slowest at it, as in hvdkit.
     """
-    slowest = np.max(hvd.allgather_object(clock.seconds, name="seconds"), axis=0)
+    mine = clock.seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    ranks = hvd.allgather_object(mine, name="report") if hvd else [mine]
+    slowest = np.max([seconds for seconds, _ in ranks], axis=0)
     measured = slowest[min(args.warmup_steps, len(slowest) - 1) :]
-    memory = hvd.allgather_object(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, name="memory")
-    if hvd.rank() == 0:
+    if hvd is None or hvd.rank() == 0:
         result = {
-            "images_per_second": args.batch_size * len(memory) * len(measured) / float(measured.sum()),
+            f"{unit}_per_second": per_step * len(ranks) * len(measured) / float(measured.sum()),
             "step_ms": 1e3 * float(np.median(measured)),
-            "peak_rss_mib": max(memory),
-            "val_accuracy": accuracy,
-            "parameters": parameters,
+            "peak_rss_mib": max(memory for _, memory in ranks),
             "steps": len(slowest),
-        }
+        } | figures
         text = json.dumps(result, indent=2)
         print(text, flush=True)
         if args.out:
             args.out.write_text(text + "\n", encoding="utf-8")
-    hvd.shutdown()
+    if hvd:
+        hvd.shutdown()

@@ -1,17 +1,11 @@
 """ResNet-20 on the digits in Keras 3 with Horovod, by hand: what hvdkit is measured against.
 
-horovodrun -np 2 python benchmarks/plain/keras.py --epochs 2
+horovodrun -np 2 python benchmarks/plain/resnet_keras.py --epochs 2
 
 Horovod's own Keras front end does not work under Keras 3, so the optimizer averages the gradients by
 horovod.tensorflow.
 """
 
-import sys
-from pathlib import Path
-
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: its keras.py is not Keras
-
-# ruff: noqa: E402 - the imports follow the path that they are found by
 import horovod.tensorflow as hvd
 import keras
 import shared
@@ -101,7 +95,7 @@ def main():
     )
     accuracy = float(hvd.allreduce(tf.constant(history.history["val_accuracy"][-1]), op=hvd.Average, name="accuracy"))
     parameters = sum(variable.value.shape.num_elements() for variable in model.trainable_variables)
-    shared.report(args, callback.clock, hvd, accuracy, parameters)
+    shared.report_images(args, hvd, callback.clock, accuracy, parameters)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Elastic runs under random schedules: ranks are killed, slots come and go, and training has to continue.
 
-    .venv/bin/python benchmarks/elastic_chaos.py [--framework pytorch] [--runs 10] [--events 12]
+    .venv/bin/python -m benchmarks.elastic_chaos [--framework pytorch] [--runs 10] [--events 12]
 
 Each run trains ResNet-8 on the digits with three ranks on this machine, two at least and four at most, on slots that a
 discovery script prints. A schedule, drawn from the run's number, kills a rank, the oldest, one that joins, two within a
@@ -25,8 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import harness
-
+from benchmarks import harness
 from hvdkit.results.train import read_result
 
 RANKS, LEAST, MOST, BATCH_SIZE, COMMIT_EVERY = 3, 2, 4, 32, 3

@@ -1,11 +1,11 @@
 """A small GPT in MXNet's Gluon by hand: what hvdkit is measured against (`make bench-gpt`).
 
-python benchmarks/loops/gpt_mxnet.py
-horovodrun -np 2 python benchmarks/loops/gpt_mxnet.py --horovod
+python benchmarks/plain/gpt_mxnet.py
+horovodrun -np 2 python benchmarks/plain/gpt_mxnet.py --horovod
 """
 
 import mxnet as mx
-import text
+import shared
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -20,7 +20,7 @@ class AdamW(mx.optimizer.Optimizer):
     def update(self, index, weight, grad, state):
         self._update_count(index)
         rate, decay, number = self._get_lr(index), self._get_wd(index), self._index_update_count[index]
-        (first, second), (mean, square) = text.BETAS, state
+        (first, second), (mean, square) = shared.BETAS, state
         root = (1 - second**number) ** 0.5
         mx.nd.contrib.adamw_update(
             weight, grad, mean, square, mx.nd.array([self.rescale_grad]), out=weight,
@@ -73,7 +73,7 @@ class GPT(nn.HybridBlock):
 
 
 def main():
-    args = text.options()
+    args = shared.text_options()
     hvd = None
     if args.horovod:
         import horovod.mxnet as hvd
@@ -86,7 +86,7 @@ def main():
     params = net.collect_params()
     for name, each in params.items():
         each.wd_mult = 1.0 if name.endswith(("weight", "wte", "wpe")) else 0.0
-    settings = {"learning_rate": text.RATE, "wd": text.DECAY}
+    settings = {"learning_rate": shared.RATE, "wd": shared.DECAY}
     size = hvd.size() if hvd else 1
     trainer = hvd.DistributedTrainer(params, "adamw", settings) if hvd else gluon.Trainer(params, "adamw", settings)
     if hvd:
@@ -101,11 +101,11 @@ def main():
             loss = criterion(logits, mx.nd.array(following, dtype="int32")).mean()
         loss.backward()
         trainer.allreduce_grads()  # Horovod's sums
-        gluon.utils.clip_global_norm([each.grad() for each in trained], text.CLIP * size)
+        gluon.utils.clip_global_norm([each.grad() for each in trained], shared.CLIP * size)
         trainer.update(1)
         return float(loss.asscalar())
 
-    text.train(args, hvd, step)
+    shared.train_text(args, hvd, step)
 
 
 if __name__ == "__main__":

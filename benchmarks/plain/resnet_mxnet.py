@@ -1,14 +1,8 @@
 """ResNet-20 on the digits in MXNet's Gluon with Horovod, by hand: what hvdkit is measured against.
 
-horovodrun -np 2 python benchmarks/plain/mxnet.py --epochs 2
+horovodrun -np 2 python benchmarks/plain/resnet_mxnet.py --epochs 2
 """
 
-import sys
-from pathlib import Path
-
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: its mxnet.py is not MXNet
-
-# ruff: noqa: E402 - the imports follow the path that they are found by
 import horovod.mxnet as hvd
 import mxnet as mx
 import shared

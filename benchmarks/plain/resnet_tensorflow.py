@@ -1,14 +1,8 @@
 """ResNet-20 on the digits in TensorFlow with Horovod, by hand: what hvdkit is measured against.
 
-horovodrun -np 2 python benchmarks/plain/tensorflow.py --epochs 2
+horovodrun -np 2 python benchmarks/plain/resnet_tensorflow.py --epochs 2
 """
 
-import sys
-from pathlib import Path
-
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: its tensorflow.py is not TensorFlow
-
-# ruff: noqa: E402 - the imports follow the path that they are found by
 import horovod.tensorflow as hvd
 import numpy as np
 import shared

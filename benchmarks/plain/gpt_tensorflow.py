@@ -1,12 +1,12 @@
 """A small GPT in TensorFlow by hand: what hvdkit is measured against (`make bench-gpt`).
 
-python benchmarks/loops/gpt_tensorflow.py
-horovodrun -np 2 python benchmarks/loops/gpt_tensorflow.py --horovod
+python benchmarks/plain/gpt_tensorflow.py
+horovodrun -np 2 python benchmarks/plain/gpt_tensorflow.py --horovod
 """
 
 import keras
+import shared
 import tensorflow as tf
-import text
 
 
 class Linear(tf.Module):
@@ -64,7 +64,7 @@ class GPT(tf.Module):
 
 
 def main():
-    args = text.options()
+    args = shared.text_options()
     hvd = None
     if args.horovod:
         import horovod.tensorflow as hvd
@@ -76,7 +76,7 @@ def main():
     model = GPT(args)
     variables = model.trainable_variables
     optimizer = keras.optimizers.AdamW(
-        text.RATE, weight_decay=text.DECAY, beta_1=text.BETAS[0], beta_2=text.BETAS[1], epsilon=1e-8
+        shared.RATE, weight_decay=shared.DECAY, beta_1=shared.BETAS[0], beta_2=shared.BETAS[1], epsilon=1e-8
     )
     optimizer.exclude_from_weight_decay(var_names=["bias", "gain"])
     optimizer.build(variables)
@@ -91,7 +91,7 @@ def main():
             loss = tf.reduce_mean(losses)
         if hvd:
             tape = hvd.DistributedGradientTape(tape)
-        gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, variables), text.CLIP)
+        gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, variables), shared.CLIP)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
@@ -101,7 +101,7 @@ def main():
 
     if hvd:
         hvd.broadcast_variables([*variables, *(each.value for each in optimizer.variables)], root_rank=0)
-    text.train(args, hvd, step)
+    shared.train_text(args, hvd, step)
 
 
 if __name__ == "__main__":

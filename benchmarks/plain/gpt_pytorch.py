@@ -1,10 +1,10 @@
 """A small GPT in PyTorch by hand, as nanoGPT trains it: what hvdkit is measured against (`make bench-gpt`).
 
-python benchmarks/loops/gpt_pytorch.py
-horovodrun -np 2 python benchmarks/loops/gpt_pytorch.py --horovod
+python benchmarks/plain/gpt_pytorch.py
+horovodrun -np 2 python benchmarks/plain/gpt_pytorch.py --horovod
 """
 
-import text
+import shared
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -49,7 +49,7 @@ class GPT(nn.Module):
 
 
 def main():
-    args = text.options()
+    args = shared.text_options()
     hvd = None
     if args.horovod:
         import horovod.torch as hvd
@@ -60,10 +60,10 @@ def main():
     model = GPT(args)
     named = dict(model.named_parameters())
     groups = [
-        {"params": [each for each in named.values() if each.dim() >= 2], "weight_decay": text.DECAY},
+        {"params": [each for each in named.values() if each.dim() >= 2], "weight_decay": shared.DECAY},
         {"params": [each for each in named.values() if each.dim() < 2], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=text.RATE, betas=text.BETAS)
+    optimizer = torch.optim.AdamW(groups, lr=shared.RATE, betas=shared.BETAS)
     if hvd:
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named.items())
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -77,7 +77,7 @@ def main():
         loss.backward()
         if hvd:
             optimizer.synchronize()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), text.CLIP)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), shared.CLIP)
         if hvd:
             with optimizer.skip_synchronize():
                 optimizer.step()
@@ -86,7 +86,7 @@ def main():
         optimizer.zero_grad()
         return loss.item()
 
-    text.train(args, hvd, step)
+    shared.train_text(args, hvd, step)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Hosts with slow links between them, on one machine: network namespaces, a switch, a rate limit on each link.
 
-    .venv/bin/python benchmarks/hosts.py --hosts 4 --mbit-per-s 100 -- \\
+    .venv/bin/python -m tests.cluster.hosts --hosts 4 --mbit-per-s 100 -- \\
         .venv/bin/hvdkit bench allreduce --framework pytorch -np 4 -H HOSTS --link-mbit-per-s 100 --out runs/slow
 
 runs the command with HOSTS replaced by the hosts (netns:h1:1,netns:h2:1,…; `--slots 2` for two ranks on each); without
