@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 _LAZY = {
     **dict.fromkeys(("HvdkitError", "RequestError", "RunError", "Stopped"), "hvdkit.errors"),
     **dict.fromkeys(("train", "evaluate", "predict_images", "export", "compare", "parity", "profile"), "hvdkit.api"),
-    **dict.fromkeys(("advise", "bench", "diff", "dry_run", "generate", "predict", "published_profile"), "hvdkit.api"),
+    **dict.fromkeys(("advise", "diff", "dry_run", "generate", "predict", "published_profile"), "hvdkit.api"),
     **dict.fromkeys(("memory", "submit", "sweep"), "hvdkit.api"),
     "Own": "hvdkit.tasks.own",
     "Handler": "hvdkit.core.loop",
@@ -22,6 +22,7 @@ _LAZY = {
     **dict.fromkeys(("ArraySplit", "Batch"), "hvdkit.data.dataset"),
     **dict.fromkeys(("NativeJob", "NativePipeline"), "hvdkit.data.user_pipeline"),
 }
+_COMMANDS = {"bench"}  # functions that are made of a module in hvdkit/commands/
 # Modules that scripts imported from earlier versions, and what has their content now.
 _MOVED = {
     "hvdkit.config": "hvdkit.recipe.schema",
@@ -63,10 +64,13 @@ def __getattr__(name: str) -> object:
 
     if name == "report":  # the package, which can be called
         return importlib.import_module("hvdkit.report")
+    if name in _COMMANDS:
+        globals()[name] = importlib.import_module("hvdkit.commands.request").function(name)
+        return globals()[name]
     if name not in _LAZY:
         raise AttributeError(f"module 'hvdkit' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, "report"})
+    return sorted({*globals(), *_LAZY, *_COMMANDS, "report"})

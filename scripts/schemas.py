@@ -19,7 +19,7 @@ from hvdkit.recipe.communication import METHODS
 from hvdkit.recipe.schema import Recipe
 from hvdkit.simulator import cluster
 from hvdkit.simulator.cluster import Cluster
-from scripts import keys
+from scripts import keys, stub
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES: dict[Path, tuple[type[BaseModel], str]] = {
@@ -119,6 +119,7 @@ def main() -> None:
         path.write_text(text(model, title), encoding="utf-8")
         print(path.relative_to(ROOT), file=sys.stderr)
     keys.main()
+    stub.main()
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from conftest import Hvdkit
 
+import hvdkit
 from hvdkit import adapters
 from hvdkit.commands import bench
 from hvdkit.core.group import Topology
 from hvdkit.errors import RequestError
-from hvdkit.launch.placement import Placement
-from hvdkit.results.bench import COLLECTIVES, DTYPES, Bench, BenchRequest, BenchRow, bus_factor
+from hvdkit.results.bench import COLLECTIVES, DTYPES, Bench, BenchRow, BenchSpec, bus_factor
 from hvdkit.results.machine import this_machine
 from hvdkit.simulator import cluster, piecewise_linear
 from hvdkit.simulator.costs import Network
@@ -24,9 +24,9 @@ from hvdkit.worker import bench as bench_rank
 LOCAL: Any = adapters.load("local")
 
 
-def request(collective: str, **changes: Any) -> BenchRequest:
+def request(collective: str, **changes: Any) -> BenchSpec:
     given = {"collective": collective, "dtype": "float32", "redop": "sum", "sizes_bytes": [48], "seconds": 0.001}
-    return BenchRequest.model_validate(given | changes)
+    return BenchSpec.model_validate(given | changes)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -107,20 +107,30 @@ def test_bus_factors_are_nccl_tests() -> None:
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(RequestError) as caught:
-        placement = Placement(0, None, "ssh", -1)
-        bench.plan("reduce", "mxnet", placement, 8, 4, 1, "float128", "prod", 0, "tpu", -1.0, Path("no.yaml"))
+        hvdkit.bench(
+            "reduce", framework="mxnet", min_bytes=0, factor=1, dtype="float128", redop="prod", seconds=0,
+            device="tpu", link_mbit_per_s=-1,
+        )  # fmt: skip
+    assert str(caught.value).splitlines() == [
+        "reduce: expected one of allreduce, allgather, broadcast, alltoall, reducescatter",
+        "--min-bytes 0: expected 1 to 2147483647",
+        "--factor 1: expected 1.1 to 1024",
+        "--dtype float128: expected one of float16, float32, float64, int32, int64, uint8, int8",
+        "--redop prod: expected one of sum, average, min, max",
+        "--seconds 0: expected more than 0, up to 3600",
+        "--device tpu: expected one of auto, cpu, gpu",
+        "--link-mbit-per-s -1: expected more than 0",
+    ]
+    with pytest.raises(RequestError) as caught:
+        hvdkit.bench(
+            "allreduce", framework="mxnet", np=0, launcher="ssh", stall_timeout=-1, min_bytes=8, max_bytes=4,
+            add_to="no.yaml",
+        )  # fmt: skip
     for said in (
-        "reduce: expected one of allreduce",
         "-np 0: ",
         "--launcher ssh: ",
-        "--stall-timeout -1: ",
-        "--min-bytes 8, --max-bytes 4: ",
-        "--factor 1: ",
-        "--dtype float128: ",
-        "--redop prod: ",
-        "--seconds 0: ",
-        "--device tpu: ",
-        "--link-mbit-per-s -1: ",
+        "--stall-timeout -1.0: ",
+        "--min-bytes 8: expected at most --max-bytes 4",
         "--add-to: no.yaml: no such file",
     ):
         assert said in str(caught.value)
@@ -133,17 +143,13 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         ({"framework": "pytorch", "dtype": "int8"}, "--dtype int8: pytorch does not reduce it"),
         ({"framework": "caffe"}, "unknown framework 'caffe'"),
         ({"max_bytes": 2**40}, "--max-bytes 1099511627776: expected 1 to 2147483647"),
-        ({"placement": Placement(2, "a")}, "no number of slots"),
+        ({"hosts": "a"}, "no number of slots"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
-    given: dict[str, Any] = {
-        "collective": "allreduce", "framework": "mxnet", "placement": Placement(2),
-        "min_bytes": 4, "max_bytes": 64, "factor": 2.0, "dtype": "float32", "redop": "sum",
-        "seconds": 1.0, "device": "cpu", "link_mbit_per_s": None, "add_to": None,
-    }  # fmt: skip
+    given: dict[str, Any] = {"collective": "allreduce", "framework": "mxnet", "max_bytes": 64}
     with pytest.raises(RequestError, match=said):
-        bench.plan(**given | changes)
+        hvdkit.bench(**given | changes)
 
 
 def measured(collective: str, np_: int, latency_us: float, us_per_byte: float, algorithm: str = "ring") -> Bench:

@@ -27,7 +27,7 @@ from nbclient.exceptions import CellExecutionError
 import hvdkit
 from hvdkit import arguments
 from hvdkit.api import calls
-from hvdkit.cli import app, bench, diff, images, predict
+from hvdkit.cli import app, diff, images, predict
 from hvdkit.recipe import schema
 from hvdkit.results import profile as profiles
 from hvdkit.results.compare import read_comparison
@@ -38,6 +38,7 @@ from hvdkit.results.parity import read_parity
 from hvdkit.results.train import read_result
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator.sweep import Sweep
+from scripts import stub
 
 RECIPE = "resnet20-digits"
 COMMANDS = (
@@ -49,7 +50,6 @@ COMMANDS = (
     "profile",
     "predict_images",
     "diff",
-    "bench",
     "predict",
     "advise",
 )
@@ -76,7 +76,7 @@ ELSEWHERE = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_function_has_the_options_of_its_command_and_their_defaults(name: str) -> None:
     command = getattr(
-        {"predict_images": images, "diff": diff, "bench": bench, "predict": predict, "advise": predict}.get(name, app),
+        {"predict_images": images, "diff": diff, "predict": predict, "advise": predict}.get(name, app),
         name,
     )
     theirs = {
@@ -97,10 +97,16 @@ def test_a_function_has_the_options_of_its_command_and_their_defaults(name: str)
 def test_type_checkers_see_what_there_is() -> None:
     stub = ast.parse((ROOT / "hvdkit" / "__init__.pyi").read_text())
     named = {alias.asname for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names} - {None}
-    assert named == set(hvdkit._LAZY) and {*named, "report"} <= set(dir(hvdkit))  # type: ignore[attr-defined]
+    named |= {node.name for node in stub.body if isinstance(node, ast.FunctionDef)}
+    assert named == {*hvdkit._LAZY, *hvdkit._COMMANDS, "report"} <= set(dir(hvdkit))  # type: ignore[attr-defined]
     assert all(callable(getattr(hvdkit, name)) for name in named)
     with pytest.raises(AttributeError, match="module 'hvdkit' has no attribute 'trian'"):
         hvdkit.trian  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.check
+def test_the_functions_that_type_checkers_see_are_those_that_the_commands_declare() -> None:
+    assert stub.FILE.read_text() == stub.text(stub.FILE.read_text()), "run `python -m scripts.schemas`"
 
 
 @pytest.mark.check

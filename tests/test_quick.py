@@ -40,8 +40,8 @@ except SystemExit as end:
 print(status, *sys.modules, file=sys.stderr)
 """
 PARTS = (
-    "app", "bench", "completion", "diff", "help", "images", "memory", "options", "predict", "published", "setting_up",
-    "submit", "text",
+    "app", "completion", "diff", "generated", "help", "images", "memory", "options", "predict", "published",
+    "setting_up", "submit", "text",
 )  # fmt: skip
 PLOTS = {"matplotlib", "jinja2"}
 
@@ -63,7 +63,9 @@ def test_help_loads_what_it_is_drawn_by_and_no_more(arguments: list[str]) -> Non
     assert "pydantic" not in modules or arguments[:1] == ["compare"], "typer reads a command's arguments by it"
     own = {name for name in modules if name.startswith("hvdkit.")}
     commands = {f"hvdkit.cli.{part}" for part in PARTS}
-    ground = {f"hvdkit.{part}" for part in ("__main__", "defaults", "errors", "files", "cli", "cli.terminal")}
+    ground = {
+        f"hvdkit.{part}" for part in ("__main__", "defaults", "errors", "files", "cli", "cli.terminal", "commands")
+    }
     assert commands <= own <= ground | commands
     assert "rich.markdown" not in modules, "what stood in its place is gone"
 

@@ -8,7 +8,6 @@ Ctrl-C, once all ranks have ended.
 
 from hvdkit.api.comparing import compare as compare
 from hvdkit.api.comparing import parity as parity
-from hvdkit.api.measuring import bench as bench
 from hvdkit.api.measuring import profile as profile
 from hvdkit.api.measuring import published_profile as published_profile
 from hvdkit.api.predicting import advise as advise

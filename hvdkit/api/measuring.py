@@ -6,12 +6,11 @@ import operator
 from typing import TYPE_CHECKING
 
 from hvdkit import paths
-from hvdkit.api.calls import claimed, load_recipe, say, show_line
+from hvdkit.api.calls import claimed, load_recipe, say
 from hvdkit.arguments import AnyRecipe, Names, PathLike, Settings, Wholes, as_path, checked, joined, wholes
 from hvdkit.defaults import FRAMEWORK, LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
 
 if TYPE_CHECKING:
-    from hvdkit.results.bench import Bench
     from hvdkit.results.profile import Profile
 
 
@@ -70,45 +69,3 @@ def published_profile(
     profiled = published.profile(model, images_per_second, operator.index(batch_size), device, tokens_per_second)
     with claimed(as_path(out) or paths.default_out(profiled.recipe, "profile"), overwrite) as folder:
         return profile_.write(profiled, folder).at(folder)
-
-
-@checked
-def bench(
-    collective: str,
-    *,
-    framework: str = FRAMEWORK,
-    np: int = 2,
-    hosts: Names = None,
-    min_bytes: int = 4,
-    max_bytes: int = 64 * 2**20,
-    factor: float = 4.0,
-    dtype: str = "float32",
-    redop: str = "sum",
-    seconds: float = 2.0,
-    device: str = "auto",
-    link_mbit_per_s: float | None = None,
-    add_to: PathLike | None = None,
-    launcher: str = LAUNCHER,
-    stall_timeout: float = STALL_TIMEOUT_S,
-    out: PathLike | None = None,
-    overwrite: bool = False,
-) -> Bench:
-    """Time a collective by size, check each element, and write a cluster file for `predict`.
-
-    Wrong elements are no error: see `wrong` of the rows.
-    """
-    from hvdkit.commands import bench as bench_
-    from hvdkit.launch.placement import Placement
-    from hvdkit.report.bench import bench_plot, row_line
-
-    placement, known = Placement(operator.index(np), joined(hosts), launcher, stall_timeout), as_path(add_to)
-    plan = bench_.plan(
-        collective, framework, placement, min_bytes, max_bytes, factor, dtype, redop, seconds, device, link_mbit_per_s,
-        known,
-    )  # fmt: skip
-    target = as_path(out) or paths.default_out(collective, "bench")
-    with claimed(target, overwrite, inputs=[known]) as folder:
-        say([] if device == "gpu" or plan.runtime.gpu else placement.crowding)
-        result = bench_.run(plan, folder, lambda row: show_line(row_line(row)))
-        bench_plot(result, bench_.measured(result), folder / "bench.png")
-        return result.at(folder)

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from hvdkit.cli import bench, completion, diff, help, images, memory, predict, published, setting_up, submit, text
+from hvdkit.cli import completion, diff, help, images, memory, predict, published, setting_up, submit, text
 from hvdkit.cli import terminal as console
+from hvdkit.cli.generated import Lazy
 from hvdkit.cli.options import (
     RIVALS,
     App,
@@ -39,6 +40,7 @@ from hvdkit.cli.options import (
     show,
     whole_numbers,
 )
+from hvdkit.commands import COMMANDS
 from hvdkit.defaults import BEGAN, FRAMEWORK, LAUNCHER, MARGIN, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
 from hvdkit.errors import RequestError
 
@@ -233,12 +235,15 @@ for command in (
     diff.diff,
     text.generate,
     submit.submit,
-    bench.bench,
     predict.predict,
     predict.advise,
     memory.memory,
 ):
     app.command()(command)
+
+
+for name, text_ in COMMANDS.items():
+    app.command(name, help=text_, cls=Lazy)(lambda: None)
 
 
 @app.command()

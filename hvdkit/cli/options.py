@@ -93,7 +93,7 @@ class App(typer.Typer):
 
     def command(self, *arguments: Any, **settings: Any) -> Any:
         """The same as typer's."""
-        return super().command(*arguments, **{"cls": _Command} | settings)
+        return super().command(*arguments, **{"cls": Command} | settings)
 
 
 class _Group(TyperGroup):
@@ -106,7 +106,7 @@ class _Group(TyperGroup):
             return super().parse_args(ctx, args)
 
 
-class _Command(TyperCommand):
+class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # click's context; typer may have a click of its own
         given = list(args)
         if "" in given:

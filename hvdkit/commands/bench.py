@@ -6,16 +6,22 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
+from rich.table import Table
 
 import hvdkit
+from hvdkit import paths
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.commands import checks
+from hvdkit.commands.fields import Framework, Hosts, Launcher, Overwrite, Ranks, StallTimeout
+from hvdkit.commands.request import Argument, Option, Request, say
 from hvdkit.core.group import threads_per_rank
+from hvdkit.defaults import FRAMEWORK, LAUNCHER, STALL_TIMEOUT_S
 from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.job import Job
@@ -23,7 +29,8 @@ from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
 from hvdkit.launch.slots import Slot
 from hvdkit.report import csv_files
-from hvdkit.results.bench import COLLECTIVES, DTYPES, Bench, BenchRequest, BenchRow, step_bytes
+from hvdkit.report.bench import bench_plot, bench_table, fit_lines, row_line
+from hvdkit.results.bench import Bench, BenchRow, BenchSpec, Collective, Dtype, Redop, step_bytes
 from hvdkit.results.machine import this_machine
 from hvdkit.runtimes.store import Runtime, find
 from hvdkit.simulator import cluster, piecewise_linear
@@ -39,15 +46,44 @@ _ROWS = TypeAdapter(list[BenchRow])
 _OF_A_RANK = {f"HOROVOD_{field.name.upper()}" for field in fields(Slot)} | {"HOROVOD_GLOO_RENDEZVOUS_PORT"}
 
 
+class BenchRequest(Request):
+    """Time a collective by size, check each element, and write a cluster file for `predict`.
+
+    Wrong elements are no error: see `wrong` of the rows.
+    """
+
+    collective: Annotated[
+        Collective,
+        Argument(
+            "allreduce, allgather, broadcast, alltoall or reducescatter", complete="hvdkit.results.bench:COLLECTIVES"
+        ),
+    ]
+    framework: Framework = FRAMEWORK
+    np: Ranks = 2
+    hosts: Hosts = None
+    min_bytes: Annotated[int, Option("the smallest size"), Field(ge=1, le=LARGEST_BYTES)] = 4
+    max_bytes: Annotated[int, Option("the largest size"), Field(ge=1, le=LARGEST_BYTES)] = 64 * 2**20
+    factor: Annotated[float, Option("ratio of each size to the one before"), Field(ge=1.1, le=1024)] = 4.0
+    dtype: Annotated[Dtype, Option("float16, float32, float64, int32, int64, uint8 or int8")] = "float32"
+    redop: Annotated[Redop, Option("sum, average, min or max")] = "sum"
+    seconds: Annotated[float, Option("seconds to spend on a size, with at least 3 repeats"), Field(gt=0, le=3600)] = 2.0
+    device: Annotated[Literal["auto", "cpu", "gpu"], Option("auto, cpu or gpu")] = "auto"
+    link_mbit_per_s: Annotated[float | None, Option("the link's rate, to show the share of it"), Field(gt=0)] = None
+    add_to: Annotated[Path | None, Option("a cluster file to add the result to, in a new file")] = None
+    launcher: Launcher = LAUNCHER
+    stall_timeout: StallTimeout = STALL_TIMEOUT_S
+    out: Annotated[Path | None, Option("the folder to write into", shown="runs/<collective>-bench-<time>")] = None
+    overwrite: Overwrite = False
+
+
 @dataclass(frozen=True)
 class Plan:
     """A bench that has passed every check that can be made before it starts."""
 
     request: BenchRequest
-    framework: str
+    measure: BenchSpec
     runtime: Runtime
     placement: Placement
-    link_mbit_per_s: float | None
     known: Cluster | None  # an earlier cluster file, which this is added to
 
     def cluster_with(self, bench: Bench) -> Cluster:
@@ -60,60 +96,39 @@ class Plan:
         return self.known.model_copy(update={"measured": [*others, row]})
 
 
-def plan(
-    collective: str,
-    framework: str,
-    placement: Placement,
-    min_bytes: int,
-    max_bytes: int,
-    factor: float,
-    dtype: str,
-    redop: str,
-    seconds: float,
-    device: str,
-    link_mbit_per_s: float | None,
-    add_to: Path | None,
-) -> Plan:
+def plan(request: BenchRequest) -> Plan:
     """Check a request. Raises RequestError with all its faults."""
-    np, faults, known = placement.np, Faults(), None
+    framework, dtype, np = request.framework, request.dtype, request.np
+    placement, faults, known = Placement(np, request.hosts, request.launcher, request.stall_timeout), Faults(), None
     with faults.collected():
         runtime = find(framework)
     faults += placement.faults(framework, elastic=False)
-    if collective not in COLLECTIVES:
-        faults.append(f"{collective}: expected one of {', '.join(COLLECTIVES)}")
-    if dtype not in DTYPES:
-        faults.append(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
-    elif framework in CAPABILITIES and dtype not in CAPABILITIES[framework]:
+    if framework in CAPABILITIES and dtype not in CAPABILITIES[framework]:
         faults.append(f"--dtype {dtype}: {framework} does not reduce it")
-    redops = ("sum", "average") if collective == "reducescatter" else ("sum", "average", "min", "max")
-    if redop not in redops:
-        faults.append(f"--redop {redop}: expected one of {', '.join(redops)}")
+    if request.collective == "reducescatter" and request.redop not in ("sum", "average"):
+        faults.append(f"--redop {request.redop}: expected one of sum, average")
     if np == 1:
         faults.append("-np 1: expected 2 or more ranks; one has nobody to send to")
-    if not 1 <= min_bytes <= max_bytes <= LARGEST_BYTES:
-        faults.append(
-            f"--min-bytes {min_bytes}, --max-bytes {max_bytes}: expected 1 to {LARGEST_BYTES}, the smaller one first"
-        )
-    if not 1.1 <= factor <= 1024:
-        faults.append(f"--factor {factor:g}: expected 1.1 to 1024")
-    if not 0 < seconds <= 3600:
-        faults.append(f"--seconds {seconds:g}: expected more than 0, up to 3600")
-    if device not in ("auto", "cpu", "gpu"):
-        faults.append(f"--device {device}: expected auto, cpu or gpu")
+    if request.min_bytes > request.max_bytes:
+        faults.append(f"--min-bytes {request.min_bytes}: expected at most --max-bytes {request.max_bytes}")
     with faults.collected():
-        if device == "gpu" and placement.here:
+        if request.device == "gpu" and placement.here:
             checks.check_gpu(framework, np)
-    if link_mbit_per_s is not None and not 0 < link_mbit_per_s < float("inf"):
-        faults.append(f"--link-mbit-per-s {link_mbit_per_s:g}: expected the link's rate, more than 0")
     try:
-        known = cluster.load(add_to) if add_to else None
+        known = cluster.load(request.add_to) if request.add_to else None
     except RequestError as error:
         faults.append(f"--add-to: {error}")
     faults.report()
-    step = step_bytes(collective, dtype, np)  # type: ignore[arg-type]  # checked above
-    chosen = {"collective": collective, "dtype": dtype, "redop": redop, "seconds": seconds, "device": device}
-    request = BenchRequest.model_validate(chosen | {"sizes_bytes": sizes(min_bytes, max_bytes, factor, step)})
-    return Plan(request, framework, runtime, placement, link_mbit_per_s, known)
+    step = step_bytes(request.collective, dtype, np)
+    measure = BenchSpec(
+        collective=request.collective,
+        dtype=dtype,
+        redop=request.redop,
+        sizes_bytes=sizes(request.min_bytes, request.max_bytes, request.factor, step),
+        seconds=request.seconds,
+        device=request.device,
+    )
+    return Plan(request, measure, runtime, placement, known)
 
 
 def sizes(min_bytes: int, max_bytes: int, factor: float, step: int) -> list[int]:
@@ -128,19 +143,47 @@ def sizes(min_bytes: int, max_bytes: int, factor: float, step: int) -> list[int]
     return chosen
 
 
-def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = None) -> Bench:
-    """Measure, into `folder` (absolute, existing, empty); `watch` is called with each row as soon as it is known.
+def run(request: BenchRequest) -> Bench:
+    """Measure; each row is printed on standard error as soon as it is known. Raises what the launcher raises."""
+    checked = plan(request)
+    with paths.claimed(
+        request.out or paths.default_out(request.collective, "bench"), request.overwrite, inputs=[request.add_to]
+    ) as folder:
+        say([] if request.device == "gpu" or checked.runtime.gpu else checked.placement.crowding)
+        result = _measure(checked, folder)
+        bench_plot(result, measured(result), folder / "bench.png")
+        return result.at(folder)
 
-    Writes bench.json and cluster.yaml. Raises what the launcher raises.
-    """
-    placement, environment = plan.placement, dict(plan.runtime.environment)
+
+def lines(request: BenchRequest, result: Bench) -> Iterator[str | Table]:
+    """The columns of nccl-tests, and what the network is by them."""
+    yield bench_table(result)
+    yield from fit_lines(measured(result))
+    yield f"written to {result.folder / 'bench.json'}, .csv and .png, and cluster.yaml"
+
+
+def status(result: Bench) -> int:
+    """1 where elements were wrong."""
+    return int(any(row.wrong for row in result.rows))
+
+
+def _measure(plan: Plan, folder: Path) -> Bench:
+    """Measure, into `folder` (absolute, existing, empty): bench.json and cluster.yaml."""
+    framework, placement, environment = plan.request.framework, plan.placement, dict(plan.runtime.environment)
     if placement.here:
         environment["OMP_NUM_THREADS"] = str(threads_per_rank(None, placement.np))
     if tuning.CYCLE not in os.environ:
         environment[tuning.IDLE] = os.environ.get(tuning.IDLE, str(tuning.IDLE_MS))  # as in training on CPUs
     job = Job(
         python=plan.runtime.python,
-        arguments=["-P", "-m", "hvdkit.worker.bench", plan.framework, plan.request.model_dump_json(), str(folder)],
+        arguments=[
+            "-P",
+            "-m",
+            "hvdkit.worker.bench",
+            framework,
+            plan.measure.model_dump_json(),
+            str(folder),
+        ],
         np=placement.np,
         hosts=placement.hosts,
         environment=environment,
@@ -154,18 +197,17 @@ def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = Non
     def look() -> None:
         content = (folder / ROWS).read_bytes() if (folder / ROWS).exists() else b"[]"
         for row in _ROWS.validate_json(content)[len(rows) :]:
-            if plan.link_mbit_per_s:
-                row = row.model_copy(update={"of_link": row.busbw_mbit_per_s / plan.link_mbit_per_s})
+            if plan.request.link_mbit_per_s:
+                row = row.model_copy(update={"of_link": row.busbw_mbit_per_s / plan.request.link_mbit_per_s})
             rows.append(row)
-            if watch:
-                watch(row)
+            say([row_line(row)])
 
     LAUNCHERS[placement.launcher].run(job, look)
     look()
     ranks = json.loads((folder / RANKS).read_text())
     result = Bench(
         collective=plan.request.collective,
-        framework=plan.framework,
+        framework=framework,
         framework_version=ranks["versions"]["framework"],
         horovod_version=ranks["versions"].get("horovod"),
         hvdkit_version=hvdkit.__version__,
@@ -173,7 +215,7 @@ def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = Non
         hosts=ranks["hosts"],
         device=ranks["device"],
         algorithm="ring",
-        link_mbit_per_s=plan.link_mbit_per_s,
+        link_mbit_per_s=plan.request.link_mbit_per_s,
         memory_bytes_per_s=ranks["memory_bytes_per_s"],
         settings={key: value for key, value in sorted(ranks["settings"].items()) if key not in _OF_A_RANK},
         rows=rows,

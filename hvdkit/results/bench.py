@@ -10,14 +10,17 @@ from hvdkit.results.machine import Machine
 Collective = Literal["allreduce", "allgather", "broadcast", "alltoall", "reducescatter"]
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 Redop = Literal["sum", "average", "min", "max"]
-DTYPES = {"float16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8, "uint8": 1, "int8": 1}  # bytes an element
+Dtype = Literal["float16", "float32", "float64", "int32", "int64", "uint8", "int8"]
+DTYPES: dict[Dtype, int] = {  # bytes an element
+    "float16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8, "uint8": 1, "int8": 1,
+}  # fmt: skip
 
 
-class BenchRequest(Record):
+class BenchSpec(Record):
     """What the ranks measure. Sizes are as in `BenchRow`, each a multiple of `step_bytes`."""
 
     collective: Collective
-    dtype: str
+    dtype: Dtype
     redop: Redop
     sizes_bytes: list[int]
     seconds: float  # to spend on a size
@@ -82,6 +85,6 @@ def bus_factor(collective: str, np: int) -> float:
     return {"allreduce": 2 * share, "allgather": share, "reducescatter": share, "alltoall": share}.get(collective, 1.0)
 
 
-def step_bytes(collective: Collective, dtype: str, np: int) -> int:
+def step_bytes(collective: Collective, dtype: Dtype, np: int) -> int:
     """The unit of sizes: one element, or one per rank if the collective splits the tensor between ranks."""
     return DTYPES[dtype] * (np if collective in ("allgather", "alltoall", "reducescatter") else 1)

@@ -25,7 +25,7 @@ from hvdkit.core.group import Group, Topology, world_of
 from hvdkit.core.seam import Adapter, Tensor
 from hvdkit.files import write_atomic
 from hvdkit.heartbeat import Heartbeat
-from hvdkit.results.bench import DTYPES, BenchRequest, BenchRow, bus_factor
+from hvdkit.results.bench import DTYPES, BenchRow, BenchSpec, bus_factor
 from hvdkit.worker import startup
 from hvdkit.worker.entry import end_as_rank
 
@@ -39,7 +39,7 @@ _COPIED_BYTES, _COPIES = 32 * 2**20, 15
 def measure(
     adapter: Adapter,
     topology: Topology,
-    request: BenchRequest,
+    request: BenchSpec,
     after: Callable[[BenchRow], None] | None = None,
     moved: Callable[[], None] = lambda: None,
 ) -> list[BenchRow]:
@@ -55,7 +55,7 @@ def measure(
     return rows
 
 
-def _row(adapter: Adapter, topology: Topology, request: BenchRequest, size: int, moved: Callable[[], None]) -> BenchRow:
+def _row(adapter: Adapter, topology: Topology, request: BenchSpec, size: int, moved: Callable[[], None]) -> BenchRow:
     world = world_of(topology)
     count, name = size // DTYPES[request.dtype], f"bench.{request.collective}.{size}"
     mine, expected = _arrays(request, topology, count)
@@ -124,7 +124,7 @@ def _all_agree(adapter: Adapter, world: Group, mine: bool) -> bool:
     return all(adapter.allgather_object(mine, world, name="bench.agree"))
 
 
-def _collective(adapter: Adapter, world: Group, request: BenchRequest, tensor: Tensor, name: str) -> Tensor:
+def _collective(adapter: Adapter, world: Group, request: BenchSpec, tensor: Tensor, name: str) -> Tensor:
     if request.collective == "allreduce":
         return adapter.allreduce([tensor], world, op=request.redop, name=name, overwrite=True)[0]
     if request.collective == "reducescatter":
@@ -134,7 +134,7 @@ def _collective(adapter: Adapter, world: Group, request: BenchRequest, tensor: T
     return (adapter.allgather if request.collective == "allgather" else adapter.alltoall)(tensor, world, name=name)
 
 
-def _arrays(request: BenchRequest, topology: Topology, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _arrays(request: BenchSpec, topology: Topology, count: int) -> tuple[np.ndarray, np.ndarray]:
     """This rank's input and the expected result, both (n,) and exact in the request's dtype.
 
     Values are whole numbers from 0 to 10 that differ between ranks and along the tensor. For an average they are
@@ -186,11 +186,11 @@ def _faults(got: np.ndarray, expected: np.ndarray) -> int:
 
 def main(argv: list[str]) -> None:
     """Run one rank as the command line says, and end the process."""
-    framework, request, out = argv[0], BenchRequest.model_validate_json(argv[1]), Path(argv[2])
+    framework, request, out = argv[0], BenchSpec.model_validate_json(argv[1]), Path(argv[2])
     end_as_rank(lambda heartbeat: _run(framework, request, out, heartbeat))
 
 
-def _run(framework: str, request: BenchRequest, out: Path, heartbeat: Heartbeat) -> None:
+def _run(framework: str, request: BenchSpec, out: Path, heartbeat: Heartbeat) -> None:
     from hvdkit import adapters
 
     heartbeat.beat("loading the framework")

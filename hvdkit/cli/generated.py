@@ -1,0 +1,135 @@
+"""A command of typer's, made of a command's Request. A command's module is imported when the command is used."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from hvdkit.cli.options import App, Command
+from hvdkit.errors import RequestError
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from hvdkit.commands.request import Option, Request
+
+_WIDTH = 160  # characters of a table where there is no terminal
+_DRY_RUN = typer.Option("--dry-run", help="show what would be started, and start and write nothing")
+_JSON = typer.Option("--json", help="with --dry-run: as JSON")
+
+
+class Lazy(Command):
+    """A command in a list, of which only name and help are known; it becomes the whole one when it is used."""
+
+    @cached_property
+    def whole(self) -> Command:
+        """The command with its parameters."""
+        app = App(add_completion=False)
+        app.command(self.name, help=self.help)(_callback(self.module))
+        command: Any = typer.main.get_command(app)
+        return command  # type: ignore[no-any-return]
+
+    @property
+    def module(self) -> str:
+        """The command's module in `hvdkit/commands/`."""
+        return str(self.name).replace("-", "_")
+
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """The whole command's: what runs, completes or explains a command begins with it."""
+        return self.whole.make_context(info_name, args, parent, **extra)
+
+
+def _callback(name: str) -> Callable[..., None]:
+    """What typer takes a command's parameters from, and calls with them."""
+    module = import_module(f"hvdkit.commands.{name}")
+    kind: type[Request] = get_type_hints(module.run)["request"]
+    fields = kind.declared()
+    parameters = [_parameter(name, *field) for name, field in fields.items()]
+    if hasattr(module, "preview"):
+        parameters += [_named("dry_run", bool, _DRY_RUN, False), _named("json", bool, _JSON, False)]
+
+    def callback(**values: Any) -> None:
+        dry, as_json = values.pop("dry_run", False), values.pop("json", False)
+        if as_json and not dry:
+            raise RequestError("--json: expected --dry-run with it")
+        given = {name: not value if _turned(fields[name][1]) else value for name, value in values.items()}
+        request = kind.of(given, typed=True)
+        if dry:
+            from hvdkit.report.dry_run import lines
+
+            plan = module.preview(request)
+            return typer.echo(plan.model_dump_json(indent=2) if as_json else "\n".join(lines(plan)))
+        result = module.run(request)
+        show(module.lines(request, result))
+        raise typer.Exit(module.status(result) if hasattr(module, "status") else 0)
+
+    callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return callback
+
+
+def _parameter(name: str, info: FieldInfo, option: Option) -> inspect.Parameter:
+    """A field as typer's argument or option."""
+    from hvdkit.commands.request import Argument, plain
+
+    kind: Any = plain(info)
+    words: dict[str, Any] = {
+        "help": option.help,
+        "metavar": option.metavar,
+        "show_default": option.shown or True,
+        "rich_help_panel": option.panel,
+        "autocompletion": _completion(option.complete),
+    }
+    default = inspect.Parameter.empty if info.is_required() else info.default
+    if isinstance(option, Argument):
+        declared: Any = typer.Argument(**words)
+    else:
+        names = option.names or ((option.option(name),) if kind is bool else ())
+        declared = typer.Option(*names, **words)
+    if default is None:
+        kind |= None
+    return _named(name, kind, declared, not default if _turned(option) else default)
+
+
+def _named(name: str, kind: Any, declared: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared]
+    )
+
+
+def _turned(option: Option | None) -> bool:
+    """Whether the option is the contrary of its field."""
+    return option is not None and option.names[:1] != () and option.names[0].startswith("--no-")
+
+
+def _completion(place: str | None) -> Callable[[str], list[str]] | None:
+    """Completes what a list has, or a function gives, of a module that is imported then."""
+    if place is None:
+        return None
+    module, _, name = place.partition(":")
+
+    def complete(incomplete: str) -> list[str]:
+        known = getattr(import_module(module), name)
+        return list(known(incomplete) if callable(known) else known)
+
+    return complete
+
+
+def show(lines: Iterable[Any]) -> None:
+    """Print lines, and tables as wide as the terminal, or _WIDTH characters without one."""
+    console = None
+    for line in lines:
+        if isinstance(line, str):
+            typer.echo(line)
+            continue
+        if console is None:
+            from rich.console import Console
+
+            console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+        console.print(line)

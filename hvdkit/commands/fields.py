@@ -1,0 +1,118 @@
+"""Fields that the requests of several commands have."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from hvdkit.commands.request import Accepts, Argument, Option, as_path
+from hvdkit.errors import RequestError
+
+RIVALS = "plain, ddp, zero_redundancy, fsdp, deepspeed, deepspeed_offload, multiworker, kvstore or independent"
+LAUNCHERS = "auto, direct (this machine), horovodrun, mpirun, slurm or ray"
+_FRAMEWORKS = "pytorch, tensorflow, keras or mxnet"
+_COMPLETE_FRAMEWORKS = "hvdkit.runtimes.pins:FRAMEWORKS"
+_COMPLETE_RIVALS = "hvdkit.baselines.registry:RIVALS"
+_COMPLETE_LAUNCHERS = "hvdkit.launch.launchers:LAUNCHERS"
+
+
+def texts(name: str, given: Any) -> list[str]:
+    """Settings as `key=value`, with values in JSON, which is YAML. Raises RequestError for what has no JSON."""
+    if isinstance(given, str):
+        raise RequestError(f"{name}: expected a dictionary, or a list such as [{given!r}], got a text")
+    if not isinstance(given, Mapping):
+        if not isinstance(given, Iterable):
+            raise RequestError(f"{name}: expected a dictionary, or a list of key=value, got {given!r}")
+        words = list(given)
+        if wrong := [word for word in words if not isinstance(word, str)]:
+            raise RequestError(f'{name}: expected words such as "epochs=2", got {wrong[0]!r}')
+        return words
+    texts = []
+    for key, value in given.items():
+        try:
+            texts.append(f"{key}={json.dumps(value, ensure_ascii=False, default=_plain)}")
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"{name}: {key}: expected a number, text, list or dictionary ({error})") from None
+    return texts
+
+
+def _plain(value: Any) -> Any:
+    """A path as text, NumPy's numbers and arrays as Python's."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if callable(tolist := getattr(value, "tolist", None)):
+        return tolist()
+    raise TypeError(f"got {type(value).__name__}")
+
+
+def _recipe(name: str, given: Any) -> Any:
+    if isinstance(given, Mapping):
+        return copy.deepcopy(dict(given))
+    return as_path(given) if isinstance(given, str | os.PathLike) else given
+
+
+def profile_file(name: str, given: Any) -> Any:
+    """The file of a profile that is given as a path or as the result of `profile`."""
+    if hasattr(given, "folder"):
+        return given.folder / "profile.json"
+    return as_path(given) if isinstance(given, str | os.PathLike) else given
+
+
+def _hosts(name: str, given: Any) -> Any:
+    """Hosts as the command line has them."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        return given
+    several = list(given)
+    return (",".join(several) or None) if all(isinstance(one, str) for one in several) else several
+
+
+OF_RECIPES = Accepts("AnyRecipe", "a recipe's name, file or content", _recipe)
+SETTINGS = Accepts("Settings", "a dictionary, or a list of key=value", texts)
+RecipeFile = Annotated[
+    Path | dict[str, Any],
+    OF_RECIPES,
+    Argument(
+        "the recipe: a file, or a name from `hvdkit recipes list`",
+        metavar="RECIPE.yaml",
+        complete="hvdkit.cli.completion:recipes",
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    SETTINGS,
+    Argument("such as epochs=2", metavar="[key=value]...", complete="hvdkit.cli.completion:overrides"),
+]
+CheckpointFolder = Annotated[Path, Argument("RUN, or a checkpoint of it", metavar="CHECKPOINT_DIR")]
+RunOrCheckpoint = Annotated[Path, Argument("such as runs/photos", metavar="RUN_OR_CHECKPOINT_DIR")]
+Average = Annotated[
+    bool, Option("the weights themselves, where the checkpoint has an average of them", ("--no-average",))
+]
+Framework = Annotated[str, Option(_FRAMEWORKS, complete=_COMPLETE_FRAMEWORKS)]
+WritersFramework = Annotated[
+    str | None, Option(_FRAMEWORKS, shown="that of the checkpoint", complete=_COMPLETE_FRAMEWORKS)
+]
+Frameworks = Annotated[
+    list[str] | None,
+    Option("may be repeated", ("--framework",), shown="all four", complete=_COMPLETE_FRAMEWORKS),
+]
+Ranks = Annotated[int, Option("number of ranks", ("-np", "--np", "-n"))]
+Hosts = Annotated[
+    str | None,
+    Accepts("Names", "a text, or a list of texts", _hosts),
+    Option("host:slots or netns:NAME:slots,..., or ./FILE of hosts", ("-H", "--hosts"), shown="this machine"),
+]
+Rival = Annotated[str | None, Option("train with another method: " + RIVALS, complete=_COMPLETE_RIVALS)]
+Rivals = Annotated[list[str] | None, Option(f"{RIVALS}; may be repeated", ("--rival",), complete=_COMPLETE_RIVALS)]
+Launcher = Annotated[str, Option(LAUNCHERS, complete=_COMPLETE_LAUNCHERS)]
+StallTimeout = Annotated[float, Option("seconds after which a rank that hangs ends the run; 0: never")]
+Debug = Annotated[bool, Option("collect Horovod's and NCCL's own logs in RUN/debug, by rank")]
+Log = Annotated[
+    list[str] | None,
+    Option("wandb, mlflow or tensorboard; may be repeated", ("--log",), complete="hvdkit.tracking.trackers:NAMES"),
+]
+Out = Annotated[Path | None, Option("the run's folder", shown="runs/<recipe>-<command>-<time>")]
+Overwrite = Annotated[bool, Option("replace the results of an earlier run in the folder")]

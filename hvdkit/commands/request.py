@@ -1,0 +1,260 @@
+"""What a command is asked for, declared once: a Request's fields are options of the command line and arguments of the
+Python function, with their types, ranges, defaults and help.
+
+A command is a module of this room, with `run(request: SomeRequest) -> Result` and `lines(request, result)`, which
+yields what people read: lines and tables. It may have `status(result)`, the exit status of the command where a result
+can be a bad one, and `preview(request)`, what would be started. `COMMANDS` names them; `function` and
+`hvdkit/cli/generated.py` make the two interfaces of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import os
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from hvdkit import paths
+from hvdkit.errors import LARGEST, Faults, RequestError
+
+
+@dataclass(frozen=True)
+class Option:
+    """A field as an option: its help and its names, `--field-name` where none are given.
+
+    `shown` is the default as the help has it, `complete` what a shell completes: `module:NAME` of a list or function.
+    """
+
+    help: str
+    names: tuple[str, ...] = ()
+    metavar: str | None = None
+    shown: str | None = None
+    panel: str | None = None
+    complete: str | None = None
+    missing: str = "expected a value"  # told where it is needed and not given
+    positional: bool = False  # in Python
+    in_python: bool = True
+
+    def option(self, field: str) -> str:
+        """Its first long name, for messages."""
+        names = [name.partition("/")[0] for name in self.names]
+        return next((name for name in names if name.startswith("--")), f"--{field.replace('_', '-')}")
+
+
+@dataclass(frozen=True)
+class Argument(Option):
+    """A field without a name on the command line, and positional in Python."""
+
+
+@dataclass(frozen=True)
+class Accepts:
+    """What a Python function takes for the field where its type does not tell, and how that becomes the field's value.
+
+    `annotation` stands in signatures, with the names of `hvdkit/__init__.pyi`.
+    """
+
+    annotation: str
+    expected: str
+    convert: Callable[[str, Any], Any]
+
+
+class Request(BaseModel):
+    """Base of all. `typed`: on a command line, which is then where a wrong key comes from."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    typed: bool = False
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], typed: bool = False) -> Self:
+        """The request, with NumPy's numbers as Python's and one value in place of a list of one.
+
+        Raises RequestError with all faults.
+        """
+        faults, values = Faults(), {}
+        for name, value in given.items():
+            with faults.collected():
+                info, option = cls.declared()[name]
+                values[name] = _converted(name, info, value)
+                _check_size(option.option(name), values[name])
+        faults.report()
+        try:
+            return cls(**values, typed=typed)
+        except ValidationError as error:
+            raise RequestError("\n".join(_fault(cls, fault) for fault in error.errors(include_url=False))) from None
+
+    @classmethod
+    def declared(cls) -> dict[str, tuple[FieldInfo, Option]]:
+        """The fields that users give."""
+        return {name: (info, _only(info, Option)) for name, info in cls.model_fields.items() if name != "typed"}
+
+
+def say(lines: Iterable[str]) -> None:
+    """Print lines on standard error, which a progress bar may have replaced."""
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)
+
+
+def function(name: str) -> Callable[..., Any]:
+    """The Python function of a command: checks its arguments, and runs."""
+    module = import_module(f"hvdkit.commands.{name}")
+    hints = get_type_hints(module.run)
+    kind: type[Request] = hints["request"]
+    signature = inspect.Signature(_parameters(kind), return_annotation=hints["return"])
+
+    def ask(*arguments: Any, **options: Any) -> Request:
+        try:
+            given = signature.bind(*arguments, **options).arguments
+        except TypeError as error:
+            if "overrides" in signature.parameters:
+                error.add_note('keys of the recipe are given in a dictionary, such as overrides={"epochs": 2}')
+            raise
+        return kind.of(given)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        return module.run(ask(*arguments, **options))
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__, call.__module__ = kind.__doc__, module.__name__
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    call.preview = lambda *arguments, **options: module.preview(ask(*arguments, **options))  # type: ignore[attr-defined]
+    call.can_preview = hasattr(module, "preview")  # type: ignore[attr-defined]
+    return call
+
+
+def _parameters(kind: type[Request]) -> list[inspect.Parameter]:
+    """Of the Python function: arguments come first."""
+    parameters = []
+    for name, (info, option) in kind.declared().items():
+        if option.in_python:
+            first = isinstance(option, Argument) or option.positional
+            parameters.append(
+                inspect.Parameter(
+                    name,
+                    inspect.Parameter.POSITIONAL_OR_KEYWORD if first else inspect.Parameter.KEYWORD_ONLY,
+                    default=inspect.Parameter.empty if info.is_required() else info.default,
+                    annotation=_annotation(info),
+                )
+            )
+    return sorted(parameters, key=lambda parameter: (parameter.kind, parameter.default is not inspect.Parameter.empty))
+
+
+_ACCEPTED: dict[Any, tuple[str, str]] = {
+    bool: ("bool", "True or False"),
+    int: ("int", "a whole number"),
+    float: ("float", "a number"),
+    str: ("str", "a text"),
+    Path: ("PathLike", "a path"),
+    list[str]: ("Names", "a text, or a list of texts"),
+    list[int]: ("Wholes", "a whole number, or a list of them"),
+    list[Path]: ("Paths", "a path, or a list of paths"),
+    dict[str, Any]: ("Mapping[str, Any]", "a dictionary"),
+}
+
+
+def plain(info: FieldInfo) -> Any:
+    """The type of a field's value without None and without its choices: int, list[str], Path."""
+    kind: Any = info.annotation
+    if get_origin(kind) in (Union, types.UnionType):
+        others = [one for one in get_args(kind) if one is not type(None)]
+        kind = others[0]
+    return type(get_args(kind)[0]) if get_origin(kind) is Literal else kind
+
+
+def _annotation(info: FieldInfo) -> str:
+    accepts = _only(info, Accepts, None)
+    annotation = accepts.annotation if accepts else _ACCEPTED[plain(info)][0]
+    return annotation if info.is_required() or info.default is not None else f"{annotation} | None"
+
+
+def _only(info: FieldInfo, kind: type[Any], *default: Any) -> Any:
+    return next((one for one in info.metadata if isinstance(one, kind)), *default)
+
+
+def _converted(name: str, info: FieldInfo, value: Any) -> Any:
+    """The value as the field's type has it, as far as it can be. Raises RequestError."""
+    if value is None:
+        return None
+    if accepts := _only(info, Accepts, None):
+        return accepts.convert(name, value)
+    kind = plain(info)
+    if get_origin(kind) is not list:
+        return _one(kind, value)
+    value = value.tolist() if hasattr(value, "tolist") else value
+    several = isinstance(value, Iterable) and not isinstance(value, str | bytes)
+    return [_one(get_args(kind)[0], item) for item in (value if several else [value])]
+
+
+def _one(kind: type, value: Any) -> Any:
+    if kind is int and hasattr(value, "__index__") and not isinstance(value, bool):
+        return operator.index(value)
+    if kind is float and hasattr(value, "__float__") and not isinstance(value, bool):
+        return float(value)
+    if kind is Path and isinstance(value, str | os.PathLike):
+        return as_path(value)
+    return value
+
+
+def _check_size(option: str, value: Any) -> None:
+    """Raise RequestError for a number that a float does not have exactly, which no command accepts."""
+    for number in value if isinstance(value, list) else [value]:
+        if isinstance(number, int | float) and not -LARGEST <= number <= LARGEST:  # NaN too
+            shown = f"{number:g}" if isinstance(number, float) else f"a number of {len(str(abs(number)))} digits"
+            raise RequestError(f"{option}: expected a number of at most 2^53, got {shown}")
+
+
+def as_path(value: str | os.PathLike[str]) -> Path:
+    """The path, with the home folder in place of `~`. Raises RequestError for that of a user who is not there."""
+    return paths.expanded(value) if os.fspath(value).startswith("~") else Path(value)
+
+
+def _fault(kind: type[Request], fault: Any) -> str:
+    """A fault that pydantic has found, as one line: the option with its value for a range, else the argument."""
+    name, value = str(fault["loc"][0]), fault["input"]
+    info, option = kind.declared()[name]
+    bounds = {type(one): one for one in info.metadata if isinstance(one, Ge | Gt | Le | Lt)}
+    if fault["type"] == "literal_error":
+        expected = f"one of {', '.join(_choices(info))}"
+    elif fault["type"] in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"):
+        expected = _range(bounds)
+    else:
+        accepts = _only(info, Accepts, None)
+        expected = accepts.expected if accepts else _ACCEPTED[plain(info)][1]
+        return f"{name}: expected {expected}, got {value!r}"
+    shown = f"{value:g}" if isinstance(value, float) else value
+    given = shown if isinstance(option, Argument) else f"{option.option(name)} {shown}"
+    return f"{given}: expected {expected}"
+
+
+def _choices(info: FieldInfo) -> list[str]:
+    kinds = [info.annotation, *get_args(info.annotation)]
+    return [str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+
+
+def _range(bounds: Mapping[type, Any]) -> str:
+    """A range in words: 1.1 to 1024; more than 0, up to 3600; 1 or more."""
+    least = most = ""
+    if Ge in bounds:
+        least = f"{bounds[Ge].ge}"
+    elif Gt in bounds:
+        least = f"more than {bounds[Gt].gt}"
+    if Le in bounds:
+        most = f"{bounds[Le].le}"
+    elif Lt in bounds:
+        most = f"less than {bounds[Lt].lt}"
+    if not most:
+        return f"{least} or more" if Ge in bounds else least
+    if not least:
+        return most if Lt in bounds else f"at most {most}"
+    return (
+        f"{least} to {most}" if Ge in bounds and Le in bounds else f"{least}, {'' if Lt in bounds else 'up to '}{most}"
+    )
