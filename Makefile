@@ -102,13 +102,13 @@ cluster-check: runtimes ## Install Slurm, two MPIs, sshd (root, Debian) and Ray,
 	@$(BIN)/python -m pip install --quiet -e '.[ray]'
 	@$(BIN)/python scripts/run_tests.py tests/test_slurm.py tests/test_submit.py tests/test_launch_horovod.py \
 		tests/test_ray.py tests/test_mpi.py tests/test_host_doctor.py tests/test_kubernetes_pods.py
-	@$(BIN)/python scripts/image_check.py --compose mxnet
+	@docker/check.sh --compose mxnet
 
 lint: bootstrap ## Check style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-image-check: bootstrap ## Build the Dockerfile's CPU targets with Docker, train in each and over two containers
-	@$(BIN)/python scripts/image_check.py $(TARGETS)
+image-check: ## Build the Dockerfile's CPU targets with Docker, train in each and over two containers
+	@docker/check.sh $(TARGETS)
 
 clean: ## Remove .venv, .runtimes, runs and caches in this folder; compiled wheels stay in the user's cache
 	rm -rf .venv .runtimes runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

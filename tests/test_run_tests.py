@@ -1,4 +1,4 @@
-"""scripts/run_tests.py: it counts all tests, tells what they leave behind, and leaves nothing itself."""
+"""scripts/run_tests.py: it tells what tests leave behind, and leaves nothing itself."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 from conftest import ROOT
 from launching import wait_until
 
-sys.path.insert(0, str(ROOT / "scripts"))
-import run_tests
+from scripts import run_tests
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -55,8 +54,8 @@ def test_waits(tmp_path):
 # without ranks do not step back: on a busy machine they would wait for as long as that is busy.
 SCRIPT = f"""
 import os, sys
-sys.path.insert(0, {str(ROOT / "scripts")!r})
-import run_tests
+sys.path.insert(0, {str(ROOT)!r})
+from scripts import run_tests
 run_tests.FAREWELL_S = run_tests.GONE_S = float(os.environ["BEHIND_S"])
 run_tests.step_back = None
 sys.exit(run_tests.main(sys.argv[1:]))
@@ -86,34 +85,29 @@ def carrying(word: str) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "last", "status"),
+    ("chosen", "said", "status"),
     [
-        ("good", "3 passed, 0 failed", 0),
-        ("good or bad or skipped or broken", "3 passed, 1 failed, 1 errors, 1 skipped", 1),
-        ("none_of_them", "0 passed, 0 failed", 0),
+        ("good", "3 passed", 0),
+        ("good or bad or skipped or broken", "1 failed, 3 passed, 1 skipped", 1),
+        ("none_of_them", "deselected", 0),
     ],
 )
-def test_the_last_line_counts_all(chosen: str, last: str, status: int, command: list[str]) -> None:
-    """The first in two processes for each part, as always; the others in one, which counts no other way."""
+def test_the_status_is_that_of_the_part_that_fared_worst(
+    chosen: str, said: str, status: int, command: list[str]
+) -> None:
+    """The first in two processes for each part, as always; the others in one."""
     whole = [word for word in command if word != "--check" or status]
     processes = [] if chosen == "good" else ["-n0"]
     done = subprocess.run([*whole, *processes, "-k", chosen], capture_output=True, text=True, env=os.environ | LONG)
-    assert done.stdout.splitlines()[-1] == last, done.stdout
-    assert done.returncode == status
-    assert ("not passed: test_them.py::test_bad" in done.stdout) == bool(status)
+    assert said in done.stdout and done.returncode == status, done.stdout
+    assert ("test_them.py::test_bad" in done.stdout) == bool(status)
 
 
-def test_tests_without_ranks_step_back_until_the_others_have_ended(tmp_path: Path) -> None:
-    """Beside endless loops, they would otherwise take hours. Only root may step forward again."""
-    mark = tmp_path.name
-    environment = os.environ | {run_tests.MARK: mark}
-    with subprocess.Popen(["sleep", "300"], preexec_fn=run_tests.step_back, env=environment) as process:
+def test_tests_without_ranks_step_back() -> None:
+    with subprocess.Popen(["sleep", "300"], preexec_fn=run_tests.step_back) as process:
         try:
             assert os.sched_getscheduler(process.pid) == os.SCHED_IDLE
             assert os.getsid(process.pid) == process.pid
-            assert process.pid in run_tests.marked(mark)
-            run_tests.step_forward(mark)
-            assert os.geteuid() or os.sched_getscheduler(process.pid) == os.SCHED_OTHER
         finally:
             process.kill()
 
@@ -122,7 +116,7 @@ def test_what_a_test_leaves_behind_is_a_failure(command: list[str], tmp_path: Pa
     mine = {"BEHIND": tmp_path.name, **SHORT}
     done = subprocess.run([*command, "-n0", "-k", "leaves"], capture_output=True, text=True, env=os.environ | mine)
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-1] == "1 passed, 0 failed"
+    assert "1 passed" in done.stdout
     assert "left behind by a test, and killed: " in done.stdout and "time.sleep(300)" in done.stdout
     assert carrying(f"BEHIND={tmp_path.name}") == []
 
