@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 
 .PHONY: help bootstrap runtimes driver compare bench bench-gpt bench-start bench-tools bench-resnet50 validate bench-hosts bench-batch-sizes \
-	bench-simulator check-simulator bench-network bench-memory bench-sharding bench-launchers horovod-matrix gpu-check programs check test cluster-check lint image-check clean
+	bench-simulator check-simulator bench-network bench-memory bench-sharding horovod-matrix gpu-check programs check test cluster-check lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
@@ -55,9 +55,6 @@ bench-resnet50: runtimes ## ResNet-50, four frameworks and all baselines at 2 ra
 
 bench-memory: runtimes ## Whether training leaks: memory over 2,000 steps, each framework; 20 minutes, resumable
 	@$(BIN)/python -m benchmarks.memory
-
-bench-launchers: runtimes ## What --launcher mpirun and slurm cost over their own bare launch; needs them, quiet, resumable
-	@$(BIN)/python -m benchmarks.launchers
 
 validate: bootstrap ## Compare the simulator with closed forms and published measurements; docs/validation.md
 	@$(BIN)/python -m benchmarks.validate

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +21,14 @@ def table(name: str) -> list[dict[str, str]]:
     """The rows of one of the files; lines that begin with # say where they are from."""
     lines = (ANCHORS / f"{name}.csv").read_text().splitlines()
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+def grouped(name: str, *keys: str) -> Iterator[tuple[tuple[str, ...], dict[int, float]]]:
+    """Images per second by number of GPUs, for each combination of the keys."""
+    groups: dict[tuple[str, ...], dict[int, float]] = defaultdict(dict)
+    for row in table(name):
+        groups[tuple(row[key] for key in keys)][int(row["gpus"])] = float(row["images_per_s"])
+    yield from groups.items()
 
 
 def workload(model: str, batch_size: int, seconds: float) -> Workload:

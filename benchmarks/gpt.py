@@ -5,23 +5,18 @@
 A round runs all sides of a framework directly after each other, in random order, each rank with one thread: hvdkit's
 recipe and `plain/gpt_<framework>.py` at one rank, and at two ranks hvdkit, that loop with Horovod, two processes
 without a word between them and, for PyTorch, DistributedDataParallel. Ratios are of one round; the page has their
-medians. What two bare processes need to exchange as many bytes (`exchange.py`) says how near to two processes apart
-any transport over TCP can come. Rounds that are done are kept in `runs/gpt` and not run again: give `--fresh` after a
-change of code. Writes gpt.json and gpt.md beside itself; exit status 1 if a limit is missed and the interval leaves no
-doubt.
+medians. Rounds that are done are kept in `runs/gpt` and not run again: give `--fresh` after a change of code. Writes
+gpt.json and gpt.md beside itself; exit status 1 if a limit is missed and the interval leaves no doubt.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.exchange import exchange_ms
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
@@ -120,33 +115,16 @@ def by_hand(framework: str, ranks: int, folder: Path) -> dict[str, Any]:
 
 def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians of each side, and each limit with hvdkit's ratio."""
-    first, sent = rounds[0][HVDKIT], rounds[0][HVDKIT_2]["bytes_per_step"]
-    apart = [1e3 * 2 * tokens_of_a_step(one[INDEPENDENT]) / one[INDEPENDENT][SPEED] for one in rounds]
-    computing = statistics.median(apart)
-    environment = os.environ | harness.ONE_THREAD
-    exchange = statistics.median(
-        harness.elsewhere(exchange_ms, env=environment, size=int(sent), computing_ms=computing)
-    )
+    first = rounds[0][HVDKIT]
     return {
         "rounds": len(rounds),
         "sides": {
             side: {key: harness.median_and_range([one[side][key] for one in rounds]) for key in (SPEED, MEMORY)}
             for side in rounds[0]
         },
-        "exchange": {
-            "bytes": int(sent),
-            "computing_ms": computing,
-            "exchange_ms": exchange,
-            "limit": computing / (computing + exchange),
-        },
         "marks": [judged(mark, rounds) for mark in MARKS if mark.other in rounds[0]],
         **{key: first[key] for key in ("framework_version", "horovod_version", "hvdkit_version")},
     }
-
-
-def tokens_of_a_step(result: dict[str, Any]) -> float:
-    """The tokens of a rank in a step."""
-    return float(result["batch_size"] * result["units_per_sample"])
 
 
 def judged(mark: Mark, rounds: list[dict[str, Any]]) -> dict[str, Any]:

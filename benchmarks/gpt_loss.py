@@ -3,15 +3,12 @@
     .venv/bin/python -m benchmarks.gpt_loss
 
 Runs that are done are kept in `runs/gpt-loss` and not run again; `--fresh` starts anew. Writes gpt_loss.json and
-gpt_loss.md beside itself and the learning curves, docs/images/gpt-loss.png. Exit status 1 if a limit is missed. The
-losses do not depend on the machine's load; the seconds are those of the run that others disturbed least.
+gpt_loss.md beside itself. Exit status 1 if a limit is missed. The losses do not depend on the machine's load; the
+seconds are those of the run that others disturbed least.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,6 @@ from hvdkit.data.tokens import open_tokens
 from hvdkit.recipe import registry, schema
 
 RECIPE, SEEDS, RANKS = "gpt-tiny", 3, 2
-PICTURE = harness.HERE.parent / "docs" / "images" / "gpt-loss.png"
 SPREAD, SECONDS = 0.02, 240.0  # bits per byte between frameworks, and how long training may take
 GRAMS = (3, 4, 5)
 PATIENCE_S = 7200.0  # the machine may be busy
@@ -49,36 +45,24 @@ def main() -> int:
         ],
     }  # fmt: skip
     harness.publish("gpt_loss", outcome, args.out)
-    draw(found, models, PICTURE if args.out == harness.HERE else args.out / PICTURE.name)
     return int(bool(outcome["missed"]))
 
 
 def run(_: str, number: int, framework: str, folder: Path) -> dict[str, Any]:
-    """Training with a seed: its result, and the training loss by step, in bits."""
+    """Training with a seed."""
     result = harness.train(framework, RANKS, RECIPE, [f"seed={number + 1}"], folder, timeout_s=PATIENCE_S)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    curve = [(line["step"], line["loss"] / math.log(2)) for line in lines if not line["ends_epoch"]]
-    return result | {"curve": curve, "step_ms": []}
+    return result | {"step_ms": []}
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """What the seeds of a framework come to."""
     calm = min(runs, key=lambda one: one["load"] if one["load"] is not None else 1.0)
+    same = ("framework_version", "horovod_version", "epochs", "steps", "parameters", "text_sha256", "load")
     return {
-        "framework_version": calm["framework_version"],
-        "horovod_version": calm["horovod_version"],
-        "epochs": calm["epochs"],
-        "steps": calm["steps"],
-        "parameters": calm["parameters"],
-        "text_sha256": calm["text_sha256"],
+        **{key: calm[key] for key in same},
         "bits_per_byte": harness.median_and_range([one["validation"]["bits_per_byte"] for one in runs])
         | {"seeds": [one["validation"]["bits_per_byte"] for one in runs]},
         "seconds": calm["startup_s"] + calm["train_s"],
-        "load": calm["load"],
-        "curve": [
-            (points[0][0], statistics.median(loss for _, loss in points))
-            for points in zip(*(one["curve"] for one in runs), strict=True)
-        ],
     }
 
 
@@ -88,28 +72,6 @@ def grams() -> dict[str, float]:
     assert isinstance(data, schema.Text)
     tokens = open_tokens(data)
     return {str(n): ngrams.bits_per_byte(tokens.train.tobytes(), tokens.val.tobytes(), n) for n in GRAMS}
-
-
-def draw(found: dict[str, Any], models: dict[str, float], path: Path) -> None:
-    """The training loss by step, medians of the seeds, and the validation loss at the end."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for name, one in found.items():
-        steps, losses = zip(*one["curve"], strict=True)
-        (line,) = axes.plot(steps, losses, linewidth=1, label=f"{name}, training")
-        end, color = one["bits_per_byte"]["median"], line.get_color()
-        axes.plot(one["steps"], end, "o", color=color, label=f"{name}, validation")
-    for n, bits in models.items():
-        axes.axhline(bits, color="grey", linewidth=0.8, linestyle="--")
-        axes.annotate(f"{n}-gram, validation", (0, bits), xytext=(4, 2), textcoords="offset points", fontsize=7)
-    axes.set(xlabel="step", ylabel="bits per byte", ylim=(1.4, 4.0))
-    axes.legend(fontsize=7, ncols=2)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 if __name__ == "__main__":

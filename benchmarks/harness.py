@@ -184,6 +184,21 @@ def page(name: str, outcome: Mapping[str, Any]) -> str:
     return pages.get_template(f"{name}.md.j2").render(outcome)
 
 
+def bars(path: Path, panels: Sequence[tuple[str, str, Mapping[str, tuple[float, str]]]]) -> None:
+    """A picture: for each panel (title, unit, bars) a row of bars, label -> (value, what is written beside it)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2 * len(panels), 5), layout="constrained")
+    for axes, (title, unit, values) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        drawn = axes.barh(list(values), [value for value, _ in values.values()])
+        axes.bar_label(drawn, [text for _, text in values.values()], padding=2, fontsize=8)
+        axes.invert_yaxis()
+        axes.margins(x=0.45)
+        axes.set(title=title, xlabel=unit)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+
+
 def machine_line(machine: Mapping[str, Any], memory: bool = True) -> str:
     """Processor, cores, memory and system of a result's machine."""
     memory_part = f", {machine['memory_mib']} MiB" if memory else ""

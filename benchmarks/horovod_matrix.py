@@ -19,11 +19,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks import harness
 from hvdkit.files import write_atomic
 from hvdkit.runtimes import machine, pins
 
-HERE = Path(__file__).resolve().parent
-RESULTS, PAGE = HERE / "horovod-matrix.json", HERE / "horovod-matrix.md"
+RESULTS, PAGE = harness.HERE / "horovod-matrix.json", harness.HERE / "horovod-matrix.md"
 # The lines of `pip freeze` that name what Horovod is built against; old versions of pip write - for _.
 _VERSION = re.compile(r"(torch|tensorflow|tensorflow[-_]cpu|mxnet|numpy|keras)==")
 # Row: the version of Python, and what pip installs.
@@ -42,12 +42,14 @@ ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def main(names: list[str]) -> None:
     """Build the rows that are missing, or those named, and write the page."""
-    done = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for name in names or [name for name in ROWS if name not in done]:
-        done[name] = row(*ROWS[name])
-        print(f"{name}: {done[name]}", flush=True)
-        write_atomic(RESULTS, json.dumps(done, indent=2) + "\n")
-    write_atomic(PAGE, page(done))
+    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": {}}
+    for name in names or [name for name in ROWS if name not in found["rows"]]:
+        found["rows"][name] = row(*ROWS[name])
+        print(f"{name}: {found['rows'][name]}", flush=True)
+        rows = {each: found["rows"][each] for each in ROWS if each in found["rows"]}
+        found = {"compiler": machine.compiler(), "rows": rows}
+        write_atomic(RESULTS, json.dumps(found, indent=2) + "\n")
+    write_atomic(PAGE, harness.page("horovod-matrix", found))
 
 
 def row(version: str, packages: tuple[str, ...]) -> dict[str, object]:
@@ -88,28 +90,6 @@ def interpreter(version: str) -> Path:
 
 def _run(*command: str | Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def page(done: dict[str, dict[str, object]]) -> str:
-    """The table, in Markdown."""
-    lines = [
-        "# Horovod for many environments",
-        "",
-        "`make horovod-matrix` makes each environment, builds a wheel for it by `hvdkit horovod wheel --cpu`, tests",
-        "it on two processes (every collective, all elements checked), installs it there and imports it. The seconds,",
-        f"of one build and its test, are of two cores of a shared machine with {machine.compiler()};",
-        "those above 400 were taken while the machine was busy with other work.",
-        "",
-        "| environment | Python | versions | seconds | wheel | result |",
-        "|:---|:---|:---|---:|---:|:---|",
-    ]
-    for name in ROWS:
-        if name in done:
-            one = done[name]
-            size = f"{int(str(one['size'])) / 1e6:.1f} MB" if "size" in one else ""
-            versions = ", ".join(map(str, one["versions"])) if isinstance(one["versions"], list) else ""
-            lines.append(f"| {name} | {one['python']} | {versions} | {one['seconds']} | {size} | {one['result']} |")
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

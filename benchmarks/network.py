@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness, network_picture, starved
+from benchmarks import harness, starved
 from benchmarks.harness import say, step_ms
 from benchmarks.starved import COMPUTE, DENSE, MARKS, Row
 from hvdkit.tasks.resnet import architecture
@@ -197,6 +197,22 @@ def timed(network: Network, mbit_per_s: float, framework: str, method: Method, f
     return result | {"mbit_per_s": mbit_per_s}
 
 
+def picture(rows: list[Row], path: Path) -> None:
+    """The first framework's steps by method at each share, `*` at the fastest that is as accurate; and accuracies."""
+    rows = [row for row in rows if row["framework"] == rows[0]["framework"]]
+    panels: list[tuple[str, str, dict[str, tuple[float, str]]]] = []
+    for share in dict.fromkeys(row["asked_share"] for row in rows):
+        mine = [row for row in rows if row["asked_share"] == share]
+        label = {row["method"]: f"{row['method']} *" if row is starved.best(mine) else row["method"] for row in mine}
+        text = {row["method"]: f"{row['speedup']:.2f}×, {row['share_of_limit']:.0%}" for row in mine}
+        title = f"{share:.0%} communication, {mine[0]['rate_mbit_per_s']:.1f} Mbit/s"
+        steps = {label[row["method"]]: (row["step_ms"], text[row["method"]]) for row in mine}
+        panels.append((title, "ms per step; times as fast, share of the limit", steps))
+    trained = {row["method"]: row["accuracy_mean"] for row in rows if row["accuracy_mean"] is not None}
+    lost = {method: (100 * (1 - mean), f"{mean:.3f}") for method, mean in trained.items()}
+    harness.bars(path, [*panels, ("accuracy, mean over seeds", "wrong answers, %", lost)])
+
+
 def main() -> int:
     """The command line; returns the exit status."""
     parser = harness.parser(__doc__, rounds=ROUNDS, keep="bench-network")
@@ -216,7 +232,7 @@ def main() -> int:
     bench.measure(asked)
     found = bench.story(asked)
     harness.publish("bench-network", found, args.out)
-    network_picture.picture(found["rows"], PICTURE if args.out == harness.HERE else args.out / PICTURE.name)
+    picture(found["rows"], PICTURE if args.out == harness.HERE else args.out / PICTURE.name)
     return 1 if found["missed"] else 0
 
 

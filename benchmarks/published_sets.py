@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from benchmarks import anchored
@@ -50,7 +49,7 @@ def horovod() -> Iterator[Row]:
     roce = clusters.load(Path("p100-roce25"))
     tcp = {"mbit_per_s": CONNECTION_MBIT_PER_S}
     links = {"25 Gbit/s RDMA": {}, "25 Gbit/s TCP": tcp, "40 Gbit/s TCP": tcp}
-    for (network, model), counts in _grouped("horovod_2017", "network", "model"):
+    for (network, model), counts in anchored.grouped("horovod_2017", "network", "model"):
         asked = {"latency_us": 30.0, **links[network]} if links[network] else {}
         cluster = applied(roce, Settings(link={"roce": Link(**asked)}))
         yield from scaling("Horovod 2017", f"{model}, {network}", model, 64, counts, cluster, "horovod")
@@ -59,14 +58,14 @@ def horovod() -> Iterator[Row]:
 def dlperf() -> Iterator[Row]:
     """ResNet-50 in fp32 on up to 32 V100s, six frameworks, one InfiniBand port a host."""
     cluster = applied(clusters.load(Path("v100-nvlink-ib")), Settings(link={"infiniband": Link(ports=1)}))
-    for (framework, batch), counts in _grouped("dlperf_2020", "framework", "batch_per_gpu"):
+    for (framework, batch), counts in anchored.grouped("dlperf_2020", "framework", "batch_per_gpu"):
         policy = "ddp" if framework == "PyTorch" else "horovod"
         yield from scaling("DLPerf, V100", framework, "ResNet-50", int(batch), counts, cluster, policy)
 
 
 def csc() -> Iterator[Row]:
     """ResNet-50 at batch 32 on three supercomputers."""
-    groups = dict(_grouped("csc_2023", "machine", "precision", "how"))
+    groups = dict(anchored.grouped("csc_2023", "machine", "precision", "how"))
     for (machine, precision, how), counts in groups.items():
         cluster = clusters.load(MACHINES / f"{machine}.yaml")
         whole = {1: groups[machine, precision, "ddp"][1], **counts}
@@ -105,8 +104,9 @@ def scaling(
     cluster: Cluster,
     policy: str,
     servers: Mapping[int, int] | None = None,
+    baseline: Callable[[int], float | None] = lambda ranks: None,
 ) -> Iterator[Row]:
-    """Images per second of many GPUs from those of one."""
+    """Images per second of many GPUs from those of one; `baseline` gives another model's seconds per step."""
     work = anchored.workload(model, batch, batch / counts[1])
     calibration = Calibration(work, Settings(policy=policy), ERROR)
     yield Row(name, f"{label}, 1 GPU", "images/s", counts[1], counts[1], "calibration")
@@ -116,18 +116,12 @@ def scaling(
         asked = Settings(servers=(servers or {}).get(ranks, 1))
         found = point(calibration, cluster, ranks, asked)
         naive = step.period(step.Case(work, Network(cluster, ranks), "naive"))
+        other_s = baseline(ranks)
         yield Row(
             name, f"{label}, {ranks} GPUs", "images/s", found.images_per_second, speed, "validation",
             1e3 * ranks * batch / found.high_ms, 1e3 * ranks * batch / found.low_ms, ranks * counts[1],
-            ranks * batch / naive,
+            ranks * batch / naive, other_s and ranks * batch / other_s,
         )  # fmt: skip
 
 
 SETS = (horovod, dlperf, csc, aws, servers, pollux)
-
-
-def _grouped(name: str, *keys: str) -> Iterator[tuple[tuple[str, ...], dict[int, float]]]:
-    groups: dict[tuple[str, ...], dict[int, float]] = defaultdict(dict)
-    for row in anchored.table(name):
-        groups[tuple(row[key] for key in keys)][int(row["gpus"])] = float(row["images_per_s"])
-    yield from groups.items()

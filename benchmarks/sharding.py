@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness, sharding_foreseen, sharding_picture
+from benchmarks import harness, sharding_foreseen
 from hvdkit.recipe import registry, schema
 from hvdkit.simulator import memory as counting
 from hvdkit.simulator import sharding
@@ -81,8 +81,25 @@ def main() -> int:
     }
     harness.publish("sharding", outcome, args.out)
     if outcome["speed"] and outcome["memory"]:
-        sharding_picture.picture(outcome, PICTURE)
+        picture(outcome, PICTURE)
     return int(any(row["verdict"] == "missed" for row in outcome["speed"]))
+
+
+def picture(outcome: Mapping[str, Any], path: Path) -> None:
+    """Memory counted and measured by stage, and each stage's speed beside that without sharding."""
+    ranks = max(row["ranks"] for row in outcome["memory"])
+    memory: dict[str, tuple[float, str]] = {}
+    for row in outcome["memory"]:
+        for what, mib in (("counted", row["total_mib"]), ("measured", row["peak_rss_mib"])):
+            if row["ranks"] == ranks:
+                memory[f"{row['stage']}, {what}"] = mib, f"{mib:,.0f}"
+    speed = {}
+    for row in outcome["speed"]:
+        if row["stage"] != "none":
+            text = harness.with_interval(row["ratio"], 2)
+            speed[f"{row['framework']}, {row['model']}, {row['stage']}"] = row["ratio"]["median"], text
+    panels = [(f"GPT-2, AdamW, fp32, {ranks} ranks", "MiB of a rank", memory)]
+    harness.bars(path, [*panels, ("speed at 2 ranks on one machine", "tokens/s ÷ without sharding", speed)])
 
 
 # -- speed ------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ Writes simulator.json and simulator.md beside itself; exit status 1 if a limit i
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 import sys
@@ -26,8 +25,8 @@ from hvdkit.simulator import engine, step
 from hvdkit.simulator import sweep as sweeping
 from hvdkit.simulator.costs import Network
 from hvdkit.simulator.settings import Link, Settings, applied
-from hvdkit.simulator.workload import Tensor, Workload
-from hvdkit.tasks.resnet import architecture
+from hvdkit.simulator.workload import Workload
+from tests.simulating import workload
 
 CASES, ROUNDS = 1000, 7
 POLICIES = ("horovod", "ddp", "mg-wfbp", "caffe-mpi", "grouped")
@@ -94,17 +93,6 @@ def command(profile: Profile, folder: Path) -> None:
         save(profile, folder / "profile.json")
     asked = ["predict", folder / "profile.json", "--cluster", "aws-p3-16xlarge", "-n", "8", "-n", "64"]
     harness.hvdkit([*asked, "--out", folder / "out", "--overwrite"])
-
-
-def workload(model: str) -> Workload:
-    """Its gradients, with all layers alike in time: 0.3 s."""
-    shapes = architecture(model, 1000).parameter_shapes()
-    each = 0.1 / len(shapes)
-    tensors = [
-        Tensor(name, name.rpartition(".")[0], shape, 4 * math.prod(shape), 2 * each)
-        for name, shape in reversed(shapes.items())
-    ]
-    return Workload(model, 64, tuple((name, each) for name in shapes), tuple(tensors))
 
 
 def median(act: Callable[[], Any]) -> float:

@@ -4,14 +4,12 @@
 
 The commands take turns. A first run of each is not counted: it fills the file cache and makes Matplotlib's list of
 fonts, without which the first report on a machine takes seconds longer. `report` is timed on the tests' comparison
-(four frameworks at one and two ranks, what `make compare` leaves) and on one of 100 runs (every rival, five rounds);
-`doctor` with the runtimes that are there. Writes tools.json and tools.md beside itself; exit status 1 where a median
-misses its limit, 2 where a command fails.
+(four frameworks at one and two ranks, what `make compare` leaves), `doctor` with the runtimes that are there. Writes
+tools.json and tools.md beside itself; exit status 1 where a median misses its limit, 2 where a command fails.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import sys
@@ -20,14 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from hvdkit.baselines.registry import RIVALS
 from hvdkit.errors import RequestError, RunError
 from hvdkit.runtimes import store
 
 TIMEOUT_S = 120.0
-MARKS_S = {"--help": 0.25, "predict": 1.0, "report": 2.5, "report, 100 runs": 2.5, "doctor": 4.0}
+MARKS_S = {"--help": 0.25, "predict": 1.0, "report": 2.5, "doctor": 4.0}
 SMALL = harness.HERE.parent / "tests" / "data" / "comparison"  # four frameworks at one and two ranks, one round
-ROUNDS = 5
 
 
 def main() -> int:
@@ -64,45 +60,12 @@ def commands(folder: Path) -> dict[str, list[str]]:
     (folder / "profile.json").write_text(json.dumps(profiles["pytorch"]["dense"]))  # ResNet-20, two hosts
     predict = ["predict", str(folder / "profile.json"), "--cluster", "p100-roce25", "-n", "8", "-n", "512"]
     shutil.copytree(SMALL, folder / "small")
-    large(folder / "large")
     return {
         "--help": ["--help"],
         "predict": [*predict, "--set", "speed=30", "--out", str(folder / "predicted"), "--overwrite"],
         "report": ["report", str(folder / "small")],
-        "report, 100 runs": ["report", str(folder / "large")],
         "doctor": ["doctor"],
     }
-
-
-def large(folder: Path) -> None:
-    """A comparison of four frameworks at one and two ranks with every rival, in five rounds, made from the real one.
-
-    That is what `make bench-resnet50` leaves, with scaling beside it.
-    """
-    document = json.loads((SMALL / "compare.json").read_text())
-    real, document["rounds"], document["runs"], document["ratios"] = document["runs"], ROUNDS, [], []
-    figures = {"median": 1.2, "low": 1.1, "high": 1.3, "rounds": ROUNDS, "confidence": 0.9375, "verdict": "faster"}
-    for number, result, name in itertools.product(range(1, ROUNDS + 1), real, [None, *RIVALS]):
-        framework, np = result["framework"], result["np"]
-        if name and (np != 2 or framework not in RIVALS[name].frameworks or RIVALS[name].runtime):
-            continue
-        place = folder / "runs" / f"{framework}-np{np}{f'-{name}' if name else ''}-round{number}"
-        shutil.copytree(SMALL / "runs" / f"{framework}-np{np}", place)
-        factor = (0.8 if name else 1.0) * (1 + 0.01 * (number - 3))
-        made = result | {
-            "rival": name,
-            "round": number,
-            "images_per_second": factor * result["images_per_second"],
-            "step_ms": [result["step_ms_p50"] * (1 + 0.002 * step) for step in range(200)],
-            "step_ms_p99": result["step_ms_p90"],
-            "startup_s": 5.0 + number,
-            "cpu_s_per_image": 0.004 / factor,
-        }
-        (place / "result.json").write_text(json.dumps(made))
-        document["runs"].append(made)
-        if name and number == 1:
-            document["ratios"].append({"framework": framework, "np": np, "against": name} | figures)
-    (folder / "compare.json").write_text(json.dumps(document, indent=2))
 
 
 if __name__ == "__main__":

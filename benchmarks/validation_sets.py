@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -155,7 +154,7 @@ def _traced(work: Workload, sent: Sequence[float]) -> float:
 
 def nvidia() -> Iterator[Row]:
     """ResNet-50 on DGX: one GPU's figure and the cluster file, gradients in fp32, PyTorch by ddp, others by Horovod."""
-    for (framework, hardware, precision, batch), counts in _grouped(
+    for (framework, hardware, precision, batch), counts in anchored.grouped(
         "nvidia_resnet50", "framework", "hardware", "precision", "batch_per_gpu"
     ):
         cluster = clusters.load(Path("a100-nvlink-ib" if "A100" in hardware else "v100-nvlink-ib"))
@@ -168,7 +167,7 @@ def nvidia() -> Iterator[Row]:
 def tensorflow() -> Iterator[Row]:
     """TensorFlow in 2017: gradients as backward finishes them; several hosts add up within each first."""
     names = {"DGX-1 P100": "dgx1-p100"}
-    for (hardware, model, batch), counts in _grouped("tensorflow_2017", "hardware", "model", "batch_per_gpu"):
+    for (hardware, model, batch), counts in anchored.grouped("tensorflow_2017", "hardware", "model", "batch_per_gpu"):
         cluster = clusters.load(Path(names.get(hardware, "aws-p2-8xlarge")))
         label = f"{hardware}, {model}, batch {batch}"
         yield from _scaling("TensorFlow 2017", label, model, int(batch), counts, cluster, "tensorflow")
@@ -198,24 +197,15 @@ def horovod() -> Iterator[Row]:
 def _scaling(
     name: str, label: str, model: str, batch: int, counts: dict[int, float], cluster: Cluster, policy: str
 ) -> Iterator[Row]:
-    single = counts.get(1)
-    if single is None or len(counts) < 2:
+    if 1 not in counts or len(counts) < 2:
         return
-    work = anchored.workload(model, batch, batch / single)
-    calibration = Calibration(work, Settings(policy=policy), 3.0)
     seen = sorted(counts)[:3]  # Pollux's
     fitted = pollux({n: n * batch / counts[n] for n in seen}) if len(counts) > 3 else None
-    yield Row(name, f"{label}, 1 GPU", "images/s", single, single, "calibration")
-    for ranks, speed in counts.items():
-        if ranks == 1:
-            continue
-        found = point(calibration, cluster, ranks, Settings())
-        naive = _period(work, Network(cluster, ranks), "naive")
-        yield Row(
-            name, f"{label}, {ranks} GPUs", "images/s", found.images_per_second, speed, "validation",
-            1e3 * ranks * batch / found.high_ms, 1e3 * ranks * batch / found.low_ms, ranks * single,
-            ranks * batch / naive, ranks * batch / fitted(ranks) if fitted and ranks not in seen else None,
-        )  # fmt: skip
+
+    def others(ranks: int) -> float | None:
+        return fitted(ranks) if fitted and ranks not in seen else None
+
+    yield from published_sets.scaling(name, label, model, batch, counts, cluster, policy, baseline=others)
 
 
 def pollux(seconds: dict[int, float]) -> Callable[[int], float]:
@@ -251,10 +241,3 @@ def _curves() -> Iterator[tuple[str, int, list[float], list[float]]]:
     rows = anchored.table("gloo_allreduce_40gbe")
     sizes = [float(row["message_bytes"]) for row in rows]
     yield "Gloo, 40GbE", 4, sizes, [1e-6 * float(row["p50_us"]) for row in rows]
-
-
-def _grouped(name: str, *keys: str) -> Iterator[tuple[tuple[str, ...], dict[int, float]]]:
-    groups: dict[tuple[str, ...], dict[int, float]] = defaultdict(dict)
-    for row in anchored.table(name):
-        groups[tuple(row[key] for key in keys)][int(row["gpus"])] = float(row["images_per_s"])
-    yield from groups.items()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import FRAMEWORKS, ROOT
 
-from benchmarks import harness, launchers, memory, sharding, simulator
+from benchmarks import harness, memory, sharding, simulator
 from hvdkit.recipe import schema
 
 pytestmark = pytest.mark.check
@@ -128,20 +128,3 @@ def test_memory_that_grows_is_told_from_memory_that_moves() -> None:
     assert abs(moving["growth_percent"]) < 0.5 and (moving["least_mib"], moving["most_mib"]) == (300.0, 302.0)
     leaking = memory.growth([(step, 300.0 + step / 128) for step in steps])
     assert leaking["kib_per_step"] == pytest.approx(8.0) and leaking["growth_percent"] > 2
-
-
-def test_the_page_of_the_launchers_has_a_row_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hvdkit.results.machine import this_machine
-
-    monkeypatch.setattr(launchers, "find", lambda _: type("Runtime", (), {"versions": {"mxnet": "1.9.1"}}))
-    starts = {"bare-slurm": 10.0, "hvdkit-slurm": 11.0, "bare-mpirun": 8.0, "hvdkit-mpirun": 8.4}
-    rounds = [starts | {"rate-direct": 100.0 + n, "rate-slurm": 99.0, "rate-mpirun": 101.0} for n in range(5)]
-    found = launchers.summary("mxnet", rounds)
-    assert found["starts"]["slurm"]["median"] == pytest.approx(1.1)
-    assert found["rates"]["slurm"]["median"] == pytest.approx(99 / 102)
-    machine = {"machine": this_machine().model_dump(), "command": "python", "measured": "today"}
-    outcome = {"marks": {"start_at_most": 1.15}, "link_mbit_per_s": 1000.0, "frameworks": {"mxnet": found}}
-    shown = harness.page("launchers", machine | outcome)
-    assert (
-        "| mxnet 1.9.1 | slurm | 10.00 | 11.00 | 1.10 | 99.0 |" in shown and "| mpirun | 8.00 | 8.40 | 1.05 |" in shown
-    )

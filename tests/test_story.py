@@ -12,7 +12,6 @@ import pytest
 from conftest import ROOT
 
 from benchmarks import harness, network, starved
-from benchmarks import network_picture as picture
 from hvdkit import paths
 from hvdkit.core.group import Mesh, Topology
 from hvdkit.recipe import schema
@@ -115,7 +114,7 @@ def test_page_and_picture_tell_each_row(tmp_path: Path) -> None:
         in text
     )
     assert "limit is 3.33" in text
-    picture.picture(rows, tmp_path / "p.png")
+    network.picture(rows, tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
 
 
