@@ -50,9 +50,9 @@ def test_each_element_has_one_owner(ranks: int, most_bytes: int, may_span: bool)
             pieces = bucket.pieces(rank, may_span)
             assert sum(piece.size for piece in pieces) == bucket.share and all(piece.size for piece in pieces)
             for piece in pieces:
-                kinds = {len(SHAPES[each.name]) < 2 for each in piece.fragments}
-                assert len(kinds) <= 1 and (may_span or len(piece.fragments) <= 1)
-                for each in piece.fragments:
+                kinds = {len(each.shape) < 2 for each in piece.parts}
+                assert len(kinds) <= 1 and (may_span or len(piece.parts) <= 1)
+                for each in piece.parts:
                     owned[each.name] += range(each.start, each.stop)
     assert {name: sorted(each) for name, each in owned.items()} == {
         name: list(range(math.prod(shape))) for name, shape in SHAPES.items()
@@ -126,7 +126,7 @@ def test_buckets_are_sent_in_one_order_and_few_are_under_way() -> None:
     trainable: Any = Slow(local.Linear(1, 1), Loss())
     trainable.parameters = {name: np.zeros(2) for name in "abcd"}
     session: Any = type("", (), {"trainable": trainable, "adapter": local, "dtype": "float64"})()
-    strategy.owned(session, AdamW(learning_rate=0.1))
+    strategy.partition(session, AdamW(learning_rate=0.1))
     order = [name for bucket in strategy._shares.buckets for name in bucket.shapes]
     assert len(order) == len(strategy._shares.buckets) == 4
     for name in reversed(order[:-1]):

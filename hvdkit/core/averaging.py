@@ -11,12 +11,12 @@ they are computed anew by a pass over the training samples (Izmailov et al. 2018
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hvdkit.core.pieces import Owned
+from hvdkit.core.pieces import Partition, Pieces, whole_tensors
 from hvdkit.core.state import AVERAGE, is_statistic, slot_name
 from hvdkit.recipe.schema import AverageWeights
 
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 
 
 class Average:
-    """The average of what a rank `owned` of the parameters, and of this rank's running statistics.
+    """The average of this rank's pieces of the parameters, by a `partition`, and of its running statistics.
 
     `count` is the number of weights in it; without any, its tensors are zeros.
     """
 
-    def __init__(self, adapter: Adapter, owned: Owned, buffers: Mapping[str, Tensor], settings: AverageWeights) -> None:
-        self._adapter, self._owned, self.settings = adapter, owned, settings
-        self.pieces = owned.variables()
+    def __init__(
+        self, adapter: Adapter, partition: Partition, buffers: Mapping[str, Tensor], settings: AverageWeights
+    ) -> None:
+        self._adapter, self._partition, self.settings = adapter, partition, settings
+        self.pieces = partition.variables()
         self._buffers = {name: tensor for name, tensor in buffers.items() if is_statistic(name)}
         self.statistics = {name: adapter.tensors.variable(tensor) for name, tensor in self._buffers.items()}
         self.count = adapter.tensors.number(0.0)
@@ -45,7 +47,7 @@ class Average:
     def add(self) -> None:
         """Add the weights as they are; part of a compiled step."""
         averages = [*self.pieces.values(), *self.statistics.values()]
-        values = [*self._owned.weights(), *self._buffers.values()]
+        values = [*self._partition.weights(), *self._buffers.values()]
         count, decay = self.count.get(), self.settings.decay
         # The share of the average that stays: none of the zeros before the first weights.
         kept = count / (count + 1) if decay is None else decay * self._begun(count)
@@ -65,31 +67,19 @@ class Average:
         ops = self._adapter.tensors
 
         def averages() -> Iterator[Tensor]:
-            for average, weight in zip(self.pieces.values(), self._owned.weights(), strict=True):
+            for average, weight in zip(self.pieces.values(), self._partition.weights(), strict=True):
                 kept, new = weight * 1, average * 1
                 ops.assign(average, kept)
                 yield new
 
-        self._owned.store(averages())
+        self._partition.store(averages())
         for name, buffer in self._buffers.items():
             kept = buffer * 1
             ops.assign(buffer, self.statistics[name] * 1)
             ops.assign(self.statistics[name], kept)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The whole average, with names as in a state; collective if ranks own shares."""
-        for name, tensor in chain(self._owned.whole(self.pieces), self.statistics.items()):
-            yield slot_name(AVERAGE, name), tensor
-
-    def layout(self) -> dict[str, Tensor]:
-        """The names of `tensors`, with tensors of these shapes and dtypes."""
-        whole = {**self._owned.parameters, **self._buffers}
-        return {slot_name(AVERAGE, name): tensor for name, tensor in whole.items()}
-
-    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Set it from arrays with the names of `tensors`."""
-        named = {name: arrays[slot_name(AVERAGE, name)] for name in (*self._owned.parameters, *self.statistics)}
-        cut = self._owned.cut({name: named[name] for name in self._owned.parameters})
-        for name, tensor in (self.pieces | self.statistics).items():
-            array = cut[name] if name in self.pieces else named[name]
-            self._adapter.tensors.assign(tensor, self._adapter.from_numpy(array))
+    def entries(self) -> list[Pieces]:
+        """The average as entries of a state."""
+        prefix = slot_name(AVERAGE, "")
+        statistics = replace(whole_tensors(self._adapter, self.statistics), prefix=prefix)
+        return [Pieces(self._partition, self.pieces, prefix), statistics]

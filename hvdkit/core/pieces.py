@@ -1,4 +1,8 @@
-"""What of the model a rank updates: everything, or with sharding a share, in pieces (`strategies/sharded.py`).
+"""A model's tensors as pieces: what of them a rank has, and how ranks put them together again.
+
+Every tensor of a state (parameters, the optimizer's slots, averages, buffers) is stored in pieces. A `Partition` says
+which: whole tensors, slices along an axis (tensor parallelism), or, with sharding, flat parts of buckets
+(`strategies/sharded.py`). Reading, loading, sizes and norms are written once, over pieces.
 
 Sharding divides the parameters into buckets of whole tensors, and each bucket into an equal share for each rank. A
 bucket is its tensors' elements, one after the other, and zeros up to a multiple of the number of ranks. It has at most
@@ -9,16 +13,18 @@ first.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from hvdkit.core.tensors import Tensor
+from hvdkit.core.tensors import Tensor, Tensors
+from hvdkit.errors import RequestError
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from hvdkit.core.group import Group
     from hvdkit.core.seam import Adapter
 
 BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel (Li et al. 2020)
@@ -29,34 +35,82 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Fragment:
-    """Elements `start` to `stop` of a flattened tensor."""
+class Part:
+    """Elements `start` to `stop` of the tensor `name` of the model, whose whole `shape` this is: indices along an
+    `axis`, or of the flattened tensor."""
 
     name: str
+    shape: Shape
     start: int
     stop: int
+    axis: int | None = None
 
     @property
     def size(self) -> int:
         """The number of elements."""
-        return self.stop - self.start
+        count = self.stop - self.start
+        return count if self.axis is None else count * math.prod(self.shape) // self.shape[self.axis]
+
+    def of(self, array: np.ndarray) -> np.ndarray:
+        """These elements of the whole tensor."""
+        if self.axis is None:
+            return array.reshape(-1)[self.start : self.stop]
+        return array[(*(slice(None),) * self.axis, slice(self.start, self.stop))]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a share that is updated as one vector: fragments, and `padding` zeros behind them.
+    """What one tensor of shape `local` has of the model: `parts`, one after the other, then `padding` zeros.
 
-    `shape` is that of a tensor it has elements of, which decides on weight decay.
+    Ranks of each of `groups` have the other pieces of these tensors. All parts' tensors are alike in what decides on
+    weight decay, which is the `shape` of the first.
     """
 
-    fragments: tuple[Fragment, ...]
-    padding: int
-    shape: Shape
+    parts: tuple[Part, ...]
+    local: Shape
+    padding: int = 0
+    groups: tuple[Group, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the first part's tensor."""
+        return self.parts[0].name
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the first part's whole tensor."""
+        return self.parts[0].shape
 
     @property
     def size(self) -> int:
         """The number of elements, with the padding."""
-        return sum(fragment.size for fragment in self.fragments) + self.padding
+        return sum(part.size for part in self.parts) + self.padding
+
+    def of(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """This piece of whole arrays by name."""
+        import numpy as np  # the command line computes with sizes of buckets alone
+
+        found = [part.of(arrays[part.name]) for part in self.parts]
+        if len(found) > 1 or self.padding:
+            found = [np.concatenate([*found, np.zeros(self.padding, found[0].dtype)])]
+        return found[0].reshape(self.local)
+
+
+def whole(name: str, shape: Shape) -> Piece:
+    """A whole tensor as one piece."""
+    return Piece((Part(name, shape, 0, math.prod(shape)),), shape)
+
+
+def sliced(name: str, shape: Shape, axis: int, group: Group) -> Piece:
+    """This rank's slice of a tensor that is divided equally along an axis over the ranks of a group.
+
+    Raises RequestError if the axis cannot be divided so.
+    """
+    if shape[axis] % group.size:
+        raise RequestError(f"{name}: expected a multiple of {group.size} along axis {axis}, got the shape {shape}")
+    count = shape[axis] // group.size
+    part = Part(name, shape, group.index * count, (group.index + 1) * count, axis)
+    return Piece((part,), (*shape[:axis], count, *shape[axis + 1 :]), groups=(group,))
 
 
 @dataclass(frozen=True)
@@ -81,27 +135,27 @@ class Bucket:
         """The number of zeros at the end."""
         return self.share * self.ranks - self.size
 
-    def pieces(self, rank: int, may_span: bool) -> list[Piece]:
+    def pieces(self, rank: int, may_span: bool, groups: tuple[Group, ...] = ()) -> list[Piece]:
         """A rank's share. With `may_span` a piece may span several tensors of the same number of dimensions: 0 or 1,
         or more. Otherwise each piece is of one tensor."""
-        fragments = list(self._fragments(rank * self.share, (rank + 1) * self.share))
-        padding = self.share - sum(fragment.size for fragment in fragments)
-        if not fragments:
-            return [Piece((), padding, ())]
-        runs = [
-            list(run) for _, run in groupby(fragments, lambda part: self._is_vector(part) if may_span else part.name)
+        parts = list(self._parts(rank * self.share, (rank + 1) * self.share))
+        padding = self.share - sum(part.size for part in parts)
+        if not parts:  # padding alone: nothing of the last tensor
+            name, shape = list(self.shapes.items())[-1]
+            parts = [Part(name, shape, math.prod(shape), math.prod(shape))]
+        runs = [list(run) for _, run in groupby(parts, lambda part: len(part.shape) < 2 if may_span else part.name)]
+        paddings = [*(0 for _ in runs[1:]), padding]
+        return [
+            Piece(tuple(run), (sum(part.size for part in run) + more,), more, groups)
+            for run, more in zip(runs, paddings, strict=True)
         ]
-        return [Piece(tuple(run), padding if run is runs[-1] else 0, self.shapes[run[0].name]) for run in runs]
 
-    def _is_vector(self, fragment: Fragment) -> bool:
-        return len(self.shapes[fragment.name]) < 2
-
-    def _fragments(self, start: int, stop: int) -> Iterator[Fragment]:
+    def _parts(self, start: int, stop: int) -> Iterator[Part]:
         begin = 0
         for name, shape in self.shapes.items():
             end = begin + math.prod(shape)
             if max(start, begin) < min(stop, end):
-                yield Fragment(name, max(start, begin) - begin, min(stop, end) - begin)
+                yield Part(name, shape, max(start, begin) - begin, min(stop, end) - begin)
             begin = end
 
 
@@ -110,16 +164,16 @@ def buckets(shapes: Mapping[str, Shape], ranks: int, itemsize: int, most_bytes: 
 
     In a bucket, those that weight decay may spare are together.
     """
-    found: list[dict[str, Shape]] = []
+    groups: list[dict[str, Shape]] = []
     room = 0
     for name, shape in reversed(list(shapes.items())):
         size = math.prod(shape) * itemsize
-        if not found or size > room:
-            found.append({})
+        if not groups or size > room:
+            groups.append({})
             room = most_bytes
-        found[-1][name] = shape
+        groups[-1][name] = shape
         room -= size
-    return [bucket(each, ranks) for each in found]
+    return [bucket(group, ranks) for group in groups]
 
 
 def bucket(shapes: Mapping[str, Shape], ranks: int) -> Bucket:
@@ -127,38 +181,53 @@ def bucket(shapes: Mapping[str, Shape], ranks: int) -> Bucket:
     return Bucket(dict(sorted(shapes.items(), key=lambda item: len(item[1]) < 2)), ranks)
 
 
-class Owned:
-    """All parameters. A subclass divides them into pieces, each with a name, of which a rank has some.
+def shape_of(tensor: Tensor) -> Shape:
+    """The shape of a framework's tensor."""
+    return tuple(int(size) for size in tensor.shape)
 
-    `shapes` has, for each piece, the shape of a parameter that it has elements of. The optimizer's slots are divided
-    alike.
+
+class Partition:
+    """Tensors of a model, such as its `parameters`, as `pieces`, of which this rank updates some, each as one tensor.
+
+    `pieces` are by their own names; without any given, each tensor is a piece of its name. Those of one tensor each,
+    whole or `sliced`, are what this class puts together; a subclass divides otherwise. `shapes` and `dtypes` are of the
+    whole tensors. The optimizer's slots are divided alike. Names of collectives begin with `label`.
     """
 
-    keeps_model = True  # whether this rank has all parameters between two steps
-    in_place = True  # whether `weights` are the parameters themselves
-    by_kernel = True  # whether a kernel of the framework may update them
+    by_kernel = True  # whether a kernel of the framework may update the pieces
 
-    def __init__(self, adapter: Adapter, parameters: Mapping[str, Tensor]) -> None:
-        self.adapter, self.parameters = adapter, parameters
-        self.shapes = {name: tuple(int(size) for size in tensor.shape) for name, tensor in parameters.items()}
+    def __init__(
+        self,
+        adapter: Adapter,
+        parameters: Mapping[str, Tensor],
+        pieces: Mapping[str, Piece] | None = None,
+        label: str = "pieces",
+    ) -> None:
+        self.adapter, self.parameters, self._label = adapter, parameters, label
+        wholes = {name: whole(name, shape_of(tensor)) for name, tensor in parameters.items()}
+        self.pieces: Mapping[str, Piece] = wholes | dict(pieces or {})
+        self.shapes = {name: self.pieces[name].shape for name in parameters}
+        self.dtypes = {name: adapter.dtype(tensor) for name, tensor in parameters.items()}
 
     @property
-    def held(self) -> Mapping[str, Tensor]:
-        """The tensors in which this rank keeps the parameters between two steps."""
-        return self.parameters
+    def divided(self) -> tuple[Group, ...]:
+        """The groups whose ranks have different pieces of the same tensor; none if each rank has whole tensors."""
+        groups = (group for piece in self.pieces.values() for group in piece.groups)
+        return tuple({group.ranks: group for group in groups}.values())
 
-    def model(self) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter's name and whole tensor, sorted by name; collective if ranks hold shares of them."""
-        yield from sorted(self.parameters.items(), key=lambda item: item[0])
+    def divided_over(self, group: Group) -> bool:
+        """Whether ranks of this group have different pieces."""
+        return any(len(set(group.ranks) & set(own.ranks)) > 1 for own in self.divided)
 
-    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Set the parameters from arrays in their shapes and dtype."""
-        for name, tensor in self.parameters.items():
-            self.adapter.tensors.assign(tensor, self.adapter.from_numpy(arrays[name]))
+    @property
+    def stored(self) -> Pieces:
+        """The parameters as this rank keeps them between two steps."""
+        return Pieces(self, self.parameters)
 
     def variables(self) -> dict[str, Tensor]:
         """A variable of zeros for each piece."""
-        return {name: self.adapter.tensors.variable(tensor) for name, tensor in self.parameters.items()}
+        weights = zip(self.pieces, self.weights(), strict=True)
+        return {name: self.adapter.tensors.variable(weight) for name, weight in weights}
 
     def weights(self) -> list[Tensor]:
         """The weights of each piece."""
@@ -166,27 +235,143 @@ class Owned:
 
     def store(self, weights: Iterable[Tensor]) -> None:
         """Set the parameters to the new weights of all ranks' pieces; collective. Weights are taken one by one."""
-        for parameter, weight in zip(self.parameters.values(), weights, strict=True):
-            self.adapter.tensors.assign(parameter, weight)
+        for old, new in zip(self.weights(), weights, strict=True):
+            self.adapter.tensors.assign(old, new)
+        self.distribute([])
 
-    def stored_in_place(self, weights: list[Tensor]) -> None:
-        """As `store`, of the new weights that a framework's kernel returns; collective."""
+    def distribute(self, weights: list[Tensor]) -> None:
+        """Give all ranks the weights that a framework's kernel has set in place, or else returns; collective."""
 
-    def summed(self, number: Tensor) -> Tensor:
-        """A number of one element over all pieces, from the sum over this rank's; collective."""
-        return number
+    def gather(self, tensors: Mapping[str, Tensor], names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """The whole tensors, by name, from tensors with the elements of all ranks' pieces; collective.
+
+        They come in the order of `names`, or else in that which is fastest. No more than a bucket is in memory.
+        """
+        for first, run in groupby(self._order() if names is None else names, self._together):
+            found = self._gathered(first, tensors)
+            for name in run:
+                yield name, found[name]
+
+    def _order(self) -> Iterable[str]:
+        return self.shapes
+
+    def _together(self, name: str) -> str:
+        """What tensors have in common that are gathered together, such as a bucket's number."""
+        return name
+
+    def _gathered(self, key: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The whole tensors that have `key` in common."""
+        piece, tensor, ops = self.pieces[key], tensors[key], self.adapter.tensors
+        for group in piece.groups:
+            vector = self.adapter.allgather(ops.reshape(tensor, (-1,)), group, f"{self._label}.gather.{key}")
+            tensor = ops.concat(ops.part(vector, [piece.local] * group.size), piece.parts[0].axis or 0)
+        return {key: tensor}
+
+    def of(self, arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+        """This rank's pieces, by their names, of those whole arrays that are given."""
+        for name, piece in self.pieces.items():
+            if all(part.name in arrays for part in piece.parts):
+                yield name, piece.of(arrays)
+
+    def total(self, norms: list[Tensor]) -> Tensor:
+        """The sum of squares over all elements of the whole tensors, from the norm of each piece; collective."""
+        found: dict[tuple[tuple[int, ...], ...], tuple[tuple[Group, ...], list[Tensor]]] = {}
+        for piece, norm in zip(self.pieces.values(), norms, strict=True):
+            found.setdefault(tuple(group.ranks for group in piece.groups), (piece.groups, []))[1].append(norm)
+        totals = []
+        for groups, own in found.values():
+            total = squares(self.adapter.tensors, own)
+            for group in groups:
+                total = self._summed(total, group)
+            totals.append(total)
+        return sum(totals[1:], totals[0])
+
+    def _summed(self, number: Tensor, group: Group) -> Tensor:
+        # An allgather has fewer messages one after the other than an allreduce.
+        ops = self.adapter.tensors
+        gathered = self.adapter.allgather(ops.reshape(number, (1,)), group, f"{self._label}.sum")
+        return ops.reshape(sum(ops.part(gathered, [(1,)] * group.size)), tuple(number.shape))
 
     def norms(self, *kinds: list[Tensor]) -> list[list[Tensor]]:
-        """For each list with a tensor for each piece, the norms over the whole parameters; collective."""
-        return [[self.adapter.tensors.norm(tensor) for tensor in tensors] for tensors in kinds]
+        """For each list with a tensor for each piece, the norms over whole parameters; collective.
 
-    def whole(self, pieces: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter's name with a tensor in its shape, from all ranks' pieces; collective.
-
-        Tensors come a bucket at a time, so that nobody has to hold all of them.
+        No piece may have elements of several tensors.
         """
-        yield from pieces.items()
+        ops = self.adapter.tensors
+        owners = [piece.name for piece in self.pieces.values()]
+        norms = [dict(zip(owners, map(ops.norm, tensors), strict=True)) for tensors in kinds]
+        for group in self.divided:
+            names = self._partial(group)
+            own = [self._square(kind, name) for kind in norms for name in names]
+            (totals,) = self.adapter.allreduce([ops.concat(own)], group, "sum", f"{self._label}.norms")
+            found = iter(ops.part(ops.sqrt(totals), [(1,)] * len(own)))
+            norms = [kind | {name: next(found) for name in names} for kind in norms]
+        return [[kind[owner] for owner in owners] for kind in norms]
 
-    def cut(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """This rank's pieces of arrays in the parameters' shapes."""
-        return dict(arrays)
+    def _partial(self, group: Group) -> Collection[str]:
+        """The names of the tensors that are divided over a group, the same on all its ranks."""
+        return [piece.name for piece in self.pieces.values() if group in piece.groups]
+
+    def _square(self, norms: Mapping[str, Tensor], name: str) -> Tensor:
+        norm = norms[name] if name in norms else self.zeros(1)
+        return self.adapter.tensors.reshape(norm * norm, (1,))
+
+    def zeros(self, size: int) -> Tensor:
+        """A vector of zeros, in the first tensor's dtype."""
+        import numpy as np
+
+        return self.adapter.from_numpy(np.zeros(size, next(iter(self.dtypes.values()))))
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Tensors of a state that a `partition` divides, such as a slot of all parameters: this rank's `tensors`, by piece.
+
+    Their names in the state begin with `prefix`.
+    """
+
+    partition: Partition
+    tensors: Mapping[str, Tensor]
+    prefix: str = ""
+
+    @property
+    def layout(self) -> dict[str, tuple[str, Shape]]:
+        """The dtype and shape of each whole tensor, by its name in the state."""
+        dtypes = self.partition.dtypes
+        return {self.prefix + name: (dtypes[name], shape) for name, shape in self.partition.shapes.items()}
+
+    def gather(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """As `Partition.gather`, with the names in the state."""
+        for name, tensor in self.partition.gather(self.tensors, names):
+            yield self.prefix + name, tensor
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Set this rank's pieces of those whole arrays that are given, by their names in the state."""
+        start = len(self.prefix)
+        whole = {name[start:]: array for name, array in arrays.items() if name.startswith(self.prefix)}
+        for name, array in self.partition.of(whole):
+            set_from(self.partition.adapter, self.tensors[name], array)
+
+
+def whole_tensors(adapter: Adapter, tensors: Mapping[str, Tensor]) -> Pieces:
+    """Tensors that each rank has whole."""
+    return Pieces(Partition(adapter, tensors), tensors)
+
+
+def set_from(adapter: Adapter, tensor: Tensor, array: np.ndarray) -> None:
+    """Set a tensor from an array of its dtype, or of one that holds its values."""
+    value, dtype = adapter.from_numpy(array), adapter.dtype(tensor)
+    adapter.tensors.assign(tensor, value if adapter.dtype(value) == dtype else adapter.cast(value, dtype))
+
+
+def squares(ops: Tensors, norms: list[Tensor]) -> Tensor:
+    """The sum of squares over tensors with these norms."""
+    norm = ops.norm(ops.join(norms))
+    return norm * norm
+
+
+def bytes_of(adapter: Adapter, tensors: Iterable[Tensor]) -> int:
+    """The size of tensors."""
+    import numpy as np
+
+    return sum(math.prod(tensor.shape) * np.dtype(adapter.dtype(tensor)).itemsize for tensor in tensors)

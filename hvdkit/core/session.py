@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hvdkit.core.pieces import shape_of
 from hvdkit.core.seam import Adapter, AnyLoss, Function, Tensor
 from hvdkit.core.state import digest
 from hvdkit.core.stateful import Stateful
@@ -82,7 +83,7 @@ class Session(Stateful):
                 "first call the shape of their inputs, or call the model once in `model`"
             )
         parameters = self.trainable.parameters
-        self.shapes = {name: self._turned_shape(parameters[name]) for name in sorted(parameters)}
+        self.shapes = {name: self._turned_shape(shape_of(parameters[name])) for name in sorted(parameters)}
         self.dtype = adapter.dtype(parameters[next(iter(self.shapes))])
         del parameters  # sharding replaces them, and frees their memory
         if initial is not None and (state := initial()):
@@ -94,7 +95,7 @@ class Session(Stateful):
         del whole
         self.strategy.bind(self, sum(int(np.prod(shape)) for shape in self.shapes.values()))
         settings = self.strategy.optimizer(optimizer)
-        self.update = Update(adapter, self.trainable, settings, precision, self.strategy.owned(self, settings))
+        self.update = Update(adapter, self.trainable, settings, precision, self.strategy.partition(self, settings))
         self.step = Step(self, self.strategy, self.update, self.counting)
 
     def train_step(self, batches: Sequence[Batch]) -> Tensor:
@@ -122,7 +123,7 @@ class Session(Stateful):
             own, shares = self.counting.probed(self, self.strategy, own, gradients)
         else:
             shares = self.strategy.average(self, gradients)
-        means = dict(self.update.owned.whole(shares))
+        means = dict(self.update.partition.gather(shares))
         averaged = {name: means[name] for name in own}
         return outputs, loss, self.update.unscaled(own), self.update.unscaled(averaged)
 
@@ -177,7 +178,7 @@ class Session(Stateful):
         """
         from hvdkit.core.averaging import Average  # most runs do not need it
 
-        self.update.average = Average(self.adapter, self.update.owned, self.trainable.buffers, settings)
+        self.update.average = Average(self.adapter, self.update.partition, self.trainable.buffers, settings)
 
     def add_to_average(self) -> None:
         """Add the weights as they are to the average."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from hvdkit.core.group import Group
-from hvdkit.core.pieces import Owned, buckets
+from hvdkit.core.pieces import Pieces, buckets, bytes_of, set_from, shape_of, whole_tensors
 from hvdkit.core.seam import Adapter, Tensor, Trainable
 from hvdkit.core.state import (
     check_fits,
@@ -21,7 +21,7 @@ from hvdkit.core.state import (
     to_canonical,
     unheld,
 )
-from hvdkit.core.step import Step, bytes_of
+from hvdkit.core.step import Step
 from hvdkit.core.update import Update
 
 _TURNED = {4: (3, 2, 0, 1), 2: (1, 0)}  # HWIO kernels to OIHW, (in, out) matrices to (out, in)
@@ -55,16 +55,17 @@ class Stateful:
     def state_arrays(self, keep: bool = True) -> Iterator[tuple[str, np.ndarray]]:
         """The arrays of `state` one after the other; collective. A rank that shares them has one bucket in memory."""
         yield from self.model_arrays(keep)
-        for name, tensor in self.update.whole_slots():
-            if keep:
-                yield name, self.array(tensor)
+        for entry in self.update.entries():
+            for name, tensor in entry.gather():
+                if keep:
+                    yield name, self.array(tensor)
         for name, (number, dtype) in self.update.numbers().items() if keep else ():
             yield name, np.asarray(number.get()).astype(dtype)
 
     def state_layout(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """The dtype and shape of each array of `state`, by name."""
-        whole = self.trainable.parameters | self.trainable.buffers | self.update.slot_templates()
-        found = {name: self._layout(tensor) for name, tensor in whole.items()}
+        layouts = {name: each for entry in self._entries() for name, each in entry.layout.items()}
+        found = {name: held_layout(dtype, self._turned_shape(shape)) for name, (dtype, shape) in layouts.items()}
         return found | {name: (dtype, ()) for name, (_, dtype) in self.update.numbers().items()}
 
     def model_state(self, keep: bool = True) -> dict[str, np.ndarray]:
@@ -76,10 +77,16 @@ class Stateful:
 
         A rank that shares parameters has those of one bucket in memory. One that does not `keep` them gets none.
         """
-        buffers = sorted(self.trainable.buffers.items())
-        for name, tensor in heapq.merge(self.update.owned.model(), buffers, key=lambda item: item[0]):
+        model = (entry.gather(sorted(entry.partition.shapes)) for entry in self._model_entries())
+        for name, tensor in heapq.merge(*model, key=lambda item: item[0]):
             if keep:
                 yield name, self.array(tensor)
+
+    def _model_entries(self) -> list[Pieces]:
+        return [self.update.partition.stored, whole_tensors(self.adapter, self.trainable.buffers)]
+
+    def _entries(self) -> list[Pieces]:
+        return [*self._model_entries(), *self.update.entries()]
 
     def buffers(self) -> dict[str, np.ndarray]:
         """This rank's buffers, in names and layouts as in `model_state`, with those that no checkpoint has."""
@@ -87,15 +94,12 @@ class Stateful:
 
     def load_buffers(self, state: Mapping[str, np.ndarray]) -> None:
         """Set the buffers that the state has. Raises RequestError for values that a buffer's dtype cannot hold."""
-        for name, tensor in {**self.trainable.buffers, **self.trainable.transient}.items():
-            if name in state:
-                self._assign(tensor, self._native(unheld(name, state[name], self.adapter.dtype(tensor))))
+        self._load([whole_tensors(self.adapter, {**self.trainable.buffers, **self.trainable.transient})], state)
 
-    def _assign(self, tensor: Tensor, array: np.ndarray) -> None:
-        """Set a tensor from an array of its dtype, or of one that holds its values."""
-        adapter = self.adapter
-        value, dtype = adapter.from_numpy(array), adapter.dtype(tensor)
-        adapter.tensors.assign(tensor, value if adapter.dtype(value) == dtype else adapter.cast(value, dtype))
+    def _load(self, entries: Iterable[Pieces], state: Mapping[str, np.ndarray]) -> None:
+        for entry in entries:
+            dtypes = {name: dtype for name, (dtype, _) in entry.layout.items() if name in state}
+            entry.load({name: self._native(unheld(name, state[name], dtype)) for name, dtype in dtypes.items()})
 
     def merge_buffers(self, group: Group) -> list[str]:
         """Make the buffers of a group one: running statistics are averaged, others as in `merging.py`; collective.
@@ -119,35 +123,23 @@ class Stateful:
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Load `state`. Optimizer slots may be absent. Raises RequestError naming the tensors that do not fit.
 
-        Each rank takes its own share of the slots.
+        Each rank takes its own pieces.
         """
-        tensors = self.trainable.parameters
-        slots = self.update.slot_templates()
-        if not has_average(state):  # as it has not begun
-            slots = {name: tensor for name, tensor in slots.items() if not is_averaged(name)}
-        wanted = {**tensors, **self.trainable.buffers, **slots}
-        check_fits({name: self._layout(tensor)[1] for name, tensor in wanted.items()}, state)
-        arrays = {
-            name: self._native(unheld(name, state[name], self.adapter.dtype(tensor)))
-            for name, tensor in (tensors | slots).items()
-            if name in state
-        }
-        self.update.owned.load(arrays)
-        self.load_buffers(state)
-        if slots.keys() <= arrays.keys():
-            self.update.load(arrays)
+        averaged = has_average(state)  # else it has not begun
+        self._load_all([entry for entry in self._entries() if averaged or not is_averaged(entry.prefix)], state)
         for name, (number, _) in self.update.numbers().items():
             if name in state:
                 number.set(float(state[name]))
 
+    def _load_all(self, entries: Sequence[Pieces], state: Mapping[str, np.ndarray]) -> None:
+        layouts = {name: each for entry in entries for name, each in entry.layout.items()}
+        wanted = {name: held_layout(dtype, self._turned_shape(shape))[1] for name, (dtype, shape) in layouts.items()}
+        check_fits(wanted, state)
+        self._load(entries, state)
+
     def _load_model(self, state: Mapping[str, np.ndarray]) -> None:
-        parameters = self.trainable.parameters
-        shapes = {name: self._layout(each)[1] for name, each in (parameters | self.trainable.buffers).items()}
-        check_fits(shapes, state)
-        Owned(self.adapter, parameters).load(
-            {name: self._native(unheld(name, state[name], self.dtype)) for name in parameters}
-        )
-        self.load_buffers(state)
+        tensors = (self.trainable.parameters, self.trainable.buffers)
+        self._load_all([whole_tensors(self.adapter, each) for each in tensors], state)
 
     def broadcast_state(
         self, group: Group, root_rank: int | None = None, found: Mapping[str, np.ndarray] | None = None
@@ -159,7 +151,7 @@ class Stateful:
         `found` is a state that the root has in place of its own, such as a checkpoint's; the others then pass an empty
         one. Without it, ranks keep their shares of slots and parameters as they are.
         """
-        owned, buffers = self.update.owned, dict(self.trainable.transient)
+        buffers, whole = dict(self.trainable.transient), not self.update.partition.divided_over(group)
         root = group.root if root_rank is None else root_rank
         if found is not None:
             own = self.state()
@@ -167,14 +159,15 @@ class Stateful:
             self.load_state(dict(self.broadcast_arrays(own | given, group, root)))
         else:
             buffers |= self.trainable.buffers
-            tensors = dict(self.trainable.parameters if owned.keeps_model else {})
-            tensors |= self.update.whole_slots() if owned.in_place else ()
+            entries = [self.update.partition.stored, *(self.update.entries() if whole else ())]
+            undivided = [entry for entry in entries if not entry.partition.divided_over(group)]
+            tensors = {entry.prefix + name: tensor for entry in undivided for name, tensor in entry.tensors.items()}
             for name, tensor in self._broadcast(tensors, group, root):
                 self.adapter.tensors.assign(tensors[name], tensor)
         arrays = {name: self.adapter.to_numpy(tensor) for name, tensor in buffers.items()}
         for name, array in self.broadcast_arrays(arrays, group, root):
-            self._assign(buffers[name], array)
-        if owned.in_place and found is None:
+            set_from(self.adapter, buffers[name], array)
+        if whole and found is None:
             for name, (number, _) in self.update.numbers().items():
                 value = self.adapter.from_numpy(np.asarray([number.get()], np.float64))
                 value = self.adapter.broadcast(value, group, root, f"state.{name}")
@@ -182,7 +175,7 @@ class Stateful:
 
     def _broadcast(self, tensors: Mapping[str, Tensor], group: Group, root: int) -> Iterator[tuple[str, Tensor]]:
         """The root's tensors of the parameters' dtype, a bucket at a time."""
-        shapes = {name: tuple(int(size) for size in tensor.shape) for name, tensor in tensors.items()}
+        shapes = {name: shape_of(tensor) for name, tensor in tensors.items()}
         for number, bucket in enumerate(buckets(shapes, 1, np.dtype(self.dtype).itemsize)):
             got = self.adapter.broadcast(self._joined(tensors, bucket.shapes), group, root, f"state.{number}")
             yield from zip(bucket.shapes, self.adapter.tensors.part(got, list(bucket.shapes.values())), strict=True)
@@ -215,15 +208,15 @@ class Stateful:
 
         Gradients include the sums over an update's batches.
         """
-        slots = {f"{name}.{place}": each for name, held in self.update.slots.items() for place, each in enumerate(held)}
+        slots, average = self.update.slot_entries(), self.update.average
         return {
-            "parameters": self._bytes_of(self.update.owned.held),
+            "parameters": self._bytes_of(self.update.partition.stored.tensors),
             "gradients": self.step.gradient_bytes + self._bytes_of(self.step.sums),
-            "optimizer": self._bytes_of(slots),
-        } | ({"average": self._bytes_of(average.pieces)} if (average := self.update.average) else {})
+            "optimizer": sum(self._bytes_of(slot.tensors) for slot in slots),
+        } | ({"average": self._bytes_of(average.pieces)} if average else {})
 
     def _bytes_of(self, tensors: Mapping[str, Tensor]) -> int:
-        return bytes_of(self.adapter, tensors)
+        return bytes_of(self.adapter, tensors.values())
 
     def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Tensors of the parameters, such as gradients, as one vector: by sorted names, in the layouts of `state`."""
@@ -246,17 +239,13 @@ class Stateful:
         array = self.adapter.to_numpy(tensor)
         return held(to_canonical(array) if self.trainable.transposed else array)
 
-    def _layout(self, tensor: Tensor) -> tuple[str, tuple[int, ...]]:
-        return held_layout(self.adapter.dtype(tensor), self._turned_shape(tensor))
-
     def _turned(self, tensor: Tensor, axes: Mapping[int, tuple[int, ...]]) -> Tensor:
         dimensions = len(tensor.shape)
         if not self.trainable.transposed or dimensions not in axes:
             return tensor
         return self.adapter.tensors.transpose(tensor, axes[dimensions])
 
-    def _turned_shape(self, tensor: Tensor) -> tuple[int, ...]:
-        shape = tuple(int(size) for size in tensor.shape)
+    def _turned_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         axes = _TURNED.get(len(shape)) if self.trainable.transposed else None
         return tuple(shape[axis] for axis in axes) if axes else shape
 

@@ -13,11 +13,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from hvdkit.core import trace_events
-from hvdkit.core.pieces import Owned
-from hvdkit.core.seam import Adapter, Function, Session
+from hvdkit.core.pieces import Partition, bytes_of
+from hvdkit.core.seam import Function, Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import Tensor, scalar
 from hvdkit.core.update import Update
@@ -68,9 +66,9 @@ class Step:
     def prepare(self) -> None:
         """Make the sums, before a compiled function uses them."""
         if not self.sums:
-            shares, parameters = self._update.owned, self._trainable.parameters
-            owned = shares if self._strategy.keeps_shares else Owned(self._adapter, parameters)
-            self.sums = owned.variables()
+            partition, parameters = self._update.partition, self._trainable.parameters
+            summed = partition if self._strategy.keeps_shares else Partition(self._adapter, parameters)
+            self.sums = summed.variables()
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """A batch's inputs and targets on the device."""
@@ -123,7 +121,8 @@ class Step:
         """The means over the ranks that hold the same parameters, and read other data; collective."""
         means = self._strategy.average(self._session, dict(gradients))
         if not self.gradient_bytes:  # the same in each update, and slow to count
-            self.gradient_bytes = bytes_of(self._adapter, means if self._strategy.keeps_shares else gradients)
+            kept = means if self._strategy.keeps_shares else gradients
+            self.gradient_bytes = bytes_of(self._adapter, kept.values())
         return self._stamped((trace_events.REDUCED,), means)
 
     def _average_and_update(
@@ -170,9 +169,3 @@ class Step:
 
 def _already_averaged(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return dict(gradients)
-
-
-def bytes_of(adapter: Adapter, tensors: Mapping[str, Tensor]) -> int:
-    """The size of tensors."""
-    sizes = (int(np.prod(each.shape)) * np.dtype(adapter.dtype(each)).itemsize for each in tensors.values())
-    return sum(sizes)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from hvdkit.core.pieces import Owned
+from hvdkit.core.pieces import Partition
 from hvdkit.core.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ class Strategy:
         """The optimizer's settings without the parts that the strategy does itself."""
         return settings
 
-    def owned(self, session: Session, settings: Optimizer) -> Owned:
-        """What of the parameters this rank updates, by the optimizer of these settings."""
-        return Owned(session.adapter, session.trainable.parameters)
+    def partition(self, session: Session, settings: Optimizer) -> Partition:
+        """The pieces of the parameters that this rank updates, by the optimizer of these settings."""
+        return Partition(session.adapter, session.trainable.parameters)
 
     def average(self, session: Session, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over the strategy's group, `Mesh.data` in a recipe, of what this rank updates; collective.
 
-        The result has the keys of `owned(…).shapes`, in that order, as the update takes gradients by their place.
+        The result has the keys of `partition(…).pieces`.
 
         The gradients are by parameter; they may be overwritten. Those that `begin` has taken are left out.
 

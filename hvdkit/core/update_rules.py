@@ -141,24 +141,23 @@ def _moved(
     raise TypeError(f"{type(optimizer).__name__} has no rule here")
 
 
-def clip(
-    gradients: list[Tensor], max_norm: float, ops: Tensors, summed: Callable[[Tensor], Tensor] = lambda value: value
-) -> list[Tensor]:
+Total = Callable[[list[Tensor]], Tensor]
+
+
+def clip(gradients: list[Tensor], max_norm: float, ops: Tensors, total: Total) -> list[Tensor]:
     """Scale all gradients by one factor so that their joint Euclidean norm is at most `max_norm`.
 
-    Pascanu et al. 2013, algorithm 1. The gradients have one dtype, and may change in place. Where each rank has only a
-    share of them, `summed` adds a number of one element over the ranks.
+    Pascanu et al. 2013, algorithm 1. The gradients have one dtype, and may change in place. `total` gives the sum of
+    squares over the whole gradients from the norm of each of these (`Partition.total`).
     """
-    own = ops.norm(ops.join([ops.norm(gradient) for gradient in gradients]))
-    total = ops.sqrt(summed(own * own))
-    factor = ops.where(total > max_norm, max_norm / total, _one(total))
+    norm = ops.sqrt(total([ops.norm(gradient) for gradient in gradients]))
+    factor = ops.where(norm > max_norm, max_norm / norm, _one(norm))
     return [ops.scaled(gradient, factor) for gradient in gradients]
 
 
-def all_finite(tensors: list[Tensor], ops: Tensors, summed: Callable[[Tensor], Tensor] = lambda value: value) -> Tensor:
-    """Whether no element of any tensor is infinite or NaN: a condition for `Tensors.when`. `summed` as in `clip`."""
-    remains = [ops.norm(tensor * 0) for tensor in tensors]  # 0 × inf is NaN
-    return summed(sum(remains[1:], remains[0])) == 0
+def all_finite(tensors: list[Tensor], ops: Tensors, total: Total) -> Tensor:
+    """Whether no element of any tensor is infinite or NaN: a condition for `Tensors.when`. `total` as in `clip`."""
+    return total([ops.norm(tensor * 0) for tensor in tensors]) == 0  # 0 × inf is NaN
 
 
 def _spared(optimizer: Optimizer, shape: tuple[int, ...]) -> bool:

@@ -8,13 +8,23 @@ backward has computed it, where the framework reports that, and the gradients th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from hvdkit.core import trace_events
 from hvdkit.core.group import Group
-from hvdkit.core.pieces import BUCKET_BYTES, BUCKETS_AT_ONCE, Bucket, Owned, Piece, buckets
+from hvdkit.core.pieces import (
+    BUCKET_BYTES,
+    BUCKETS_AT_ONCE,
+    Bucket,
+    Partition,
+    Piece,
+    Pieces,
+    buckets,
+    shape_of,
+    whole_tensors,
+)
 from hvdkit.core.seam import Adapter, Joined, Pending, Session, Trainable
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import Tensor
@@ -23,134 +33,93 @@ from hvdkit.recipe.schema import Optimizer
 from hvdkit.strategies.dense import GRADIENTS, from_wire, mean_count, on_wire, ring_bytes
 
 
-class Shares(Owned):
-    """This rank's share of each bucket, as pieces named `BUCKET.PIECE`, such as `0.1`.
+class Shares(Partition):
+    """This rank's share of each bucket, as pieces named `BUCKET.PIECE`, such as `0.1`. A subclass has the tensors.
 
     With `may_span` all elements of a piece may be updated by one call of the optimizer's rule, which depends on no
     norms; otherwise each piece is of one parameter.
     """
-
-    in_place = False
 
     def __init__(
         self,
         adapter: Adapter,
         parameters: Mapping[str, Tensor],
         group: Group,
-        name: str,
+        label: str,
         may_span: bool,
         divided: Sequence[Bucket],
     ) -> None:
-        super().__init__(adapter, parameters)
-        self._name, self._group = name, group
-        self._dtype = adapter.dtype(next(iter(parameters.values())))
-        self.buckets = divided
-        self._numbers = {parameter: number for number, parameter in enumerate(self.shapes)}
-        self._pieces = [bucket.pieces(group.index, may_span) for bucket in self.buckets]
-        self.pieces: dict[str, Piece] = {
+        super().__init__(adapter, parameters, label=label)
+        self.buckets, self._group = divided, group
+        self._of_bucket = [bucket.pieces(group.index, may_span, (group,)) for bucket in divided]
+        self.pieces = {
             f"{number}.{place}": piece
-            for number, pieces in enumerate(self._pieces)
+            for number, pieces in enumerate(self._of_bucket)
             for place, piece in enumerate(pieces)
         }
-        self.shapes = {name: piece.shape for name, piece in self.pieces.items()}
-
-    def variables(self) -> dict[str, Tensor]:
-        return {name: self.adapter.tensors.variable(self.zeros(piece.size)) for name, piece in self.pieces.items()}
-
-    def weights(self) -> list[Tensor]:
-        return [self._of(piece) for piece in self.pieces.values()]
-
-    def store(self, weights: Iterable[Tensor]) -> None:
-        for number, share in enumerate(self.by_bucket(weights)):
-            for name, value in self.gathered(number, share).items():
-                self.adapter.tensors.assign(self.parameters[name], value)
-
-    def stored_in_place(self, weights: list[Tensor]) -> None:
-        self.store(weights)
-
-    def summed(self, number: Tensor) -> Tensor:
-        # An allgather has fewer messages one after the other than an allreduce.
-        ops, ranks = self.adapter.tensors, self._group.size
-        gathered = self.adapter.allgather(ops.reshape(number, (1,)), self._group, f"{self._name}.sum")
-        return ops.reshape(sum(ops.part(gathered, [(1,)] * ranks)), tuple(number.shape))
-
-    def norms(self, *kinds: list[Tensor]) -> list[list[Tensor]]:
-        ops, count = self.adapter.tensors, len(self._numbers)
-        squares = [self._by_parameter(tensors) for tensors in kinds]
-        (totals,) = self.adapter.allreduce([ops.concat(squares)], self._group, "sum", f"{self._name}.norms")
-        norms, owners = ops.sqrt(totals), self._owners()
-        return [
-            [norms[kind * count + owner : kind * count + owner + 1] for owner in owners] for kind in range(len(kinds))
-        ]
-
-    def whole(self, pieces: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        for number, share in enumerate(self.by_bucket(pieces.values())):
-            yield from self.gathered(number, share).items()
-
-    def cut(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {
-            name: np.concatenate(
-                [arrays[each.name].reshape(-1)[each.start : each.stop] for each in piece.fragments]
-                + [np.zeros(piece.padding, self._dtype)]
-            )
-            for name, piece in self.pieces.items()
-        }
-
-    def by_bucket(self, pieces: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Pieces, taken one by one, as this rank's share of each bucket."""
-        each = iter(pieces)
-        for own in self._pieces:
-            yield self.joined(list(itertools.islice(each, len(own))))
+        self._bucket_of = {name: number for number, bucket in enumerate(divided) for name in bucket.shapes}
 
     def packed(self, bucket: Bucket, tensors: Mapping[str, Tensor]) -> Tensor:
         """A bucket's tensors as one vector, with its padding."""
         padding = [self.zeros(bucket.padding)] if bucket.padding else []
-        return self.joined([*(tensors[name] for name in bucket.shapes), *padding])
+        return self._joined([*(tensors[name] for name in bucket.shapes), *padding])
 
     def split(self, number: int, share: Tensor) -> dict[str, Tensor]:
         """A share of a bucket, as pieces by name."""
-        pieces = self._pieces[number]
-        parts = self.adapter.tensors.part(share, [(piece.size,) for piece in pieces])
+        parts = self.adapter.tensors.part(share, [piece.local for piece in self._of_bucket[number]])
         return {f"{number}.{place}": part for place, part in enumerate(parts)}
 
-    def gathered(self, number: int, share: Tensor) -> dict[str, Tensor]:
+    def _order(self) -> Iterable[str]:
+        return self._bucket_of
+
+    def _together(self, name: str) -> str:
+        return str(self._bucket_of[name])
+
+    def _gathered(self, key: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        own = [tensors[f"{key}.{place}"] for place in range(len(self._of_bucket[int(key)]))]
+        return self._of_shares(int(key), self._joined(own))
+
+    def _partial(self, group: Group) -> Collection[str]:
+        return self.shapes
+
+    def _of_shares(self, number: int, share: Tensor) -> dict[str, Tensor]:
         """A bucket's tensors from all ranks' shares."""
         bucket = self.buckets[number]
-        vector = self.adapter.allgather(share, self._group, f"{self._name}.gather.{number}")
+        vector = self.adapter.allgather(share, self._group, f"{self._label}.gather.{number}")
         padding = [(bucket.padding,)] if bucket.padding else []
         parts = self.adapter.tensors.part(vector, [*bucket.shapes.values(), *padding])
         return dict(zip(bucket.shapes, parts, strict=False))
 
-    def _of(self, piece: Piece) -> Tensor:
-        ops = self.adapter.tensors
-        parts = [ops.reshape(self.parameters[each.name], (-1,))[each.start : each.stop] for each in piece.fragments]
-        return self.joined([*parts, self.zeros(piece.padding)] if piece.padding else parts)
-
-    def joined(self, tensors: list[Tensor]) -> Tensor:
+    def _joined(self, tensors: list[Tensor]) -> Tensor:
         """Tensors as one vector."""
         ops = self.adapter.tensors
         return ops.join(tensors) if len(tensors) > 1 else ops.reshape(tensors[0], (-1,))
 
-    def zeros(self, size: int) -> Tensor:
-        """A vector of zeros."""
-        return self.adapter.from_numpy(np.zeros(size, self._dtype))
 
-    def _owners(self) -> list[int]:
-        """The number of each piece's parameter; of a piece of zeros alone, the bucket's last one."""
-        return [
-            self._numbers[piece.fragments[0].name if piece.fragments else list(bucket.shapes)[-1]]
-            for bucket, pieces in zip(self.buckets, self._pieces, strict=True)
-            for piece in pieces
-        ]
+class CopiedShares(Shares):
+    """Shares of buckets whose parameters are tensors of their own: pieces are copied from them, and back."""
 
-    def _by_parameter(self, tensors: list[Tensor]) -> Tensor:
-        """The sums of squares of pieces in a vector with a place for each parameter."""
+    @property
+    def stored(self) -> Pieces:
+        return whole_tensors(self.adapter, self.parameters)
+
+    def weights(self) -> list[Tensor]:
+        return [self._copied(piece) for piece in self.pieces.values()]
+
+    def _copied(self, piece: Piece) -> Tensor:
         ops = self.adapter.tensors
-        norms = {owner: ops.norm(tensor) for owner, tensor in zip(self._owners(), tensors, strict=True)}
-        zero = self.zeros(1)
-        return ops.concat(
-            [ops.reshape(norms[each] * norms[each], (1,)) if each in norms else zero for each in self._numbers.values()]
-        )
+        parts = [ops.reshape(self.parameters[part.name], (-1,))[part.start : part.stop] for part in piece.parts]
+        return self._joined([*parts, self.zeros(piece.padding)] if piece.padding else parts)
+
+    def store(self, weights: Iterable[Tensor]) -> None:
+        shares = iter(weights)
+        for number, pieces in enumerate(self._of_bucket):
+            share = self._joined(list(itertools.islice(shares, len(pieces))))
+            for name, value in self._of_shares(number, share).items():
+                self.adapter.tensors.assign(self.parameters[name], value)
+
+    def distribute(self, weights: list[Tensor]) -> None:
+        self.store(weights)
 
 
 class FlatShares(Shares):
@@ -161,16 +130,16 @@ class FlatShares(Shares):
         trainable: Trainable,
         adapter: Adapter,
         group: Group,
-        name: str,
+        label: str,
         may_span: bool,
         divided: Sequence[Bucket],
     ) -> None:
-        super().__init__(adapter, trainable.parameters, group, name, may_span, divided)
-        before = trainable.parameters  # each is freed behind its bucket's copy, so that no two models are in memory
+        super().__init__(adapter, trainable.parameters, group, label, may_span, divided)
+        before = trainable.parameters  # each is freed after its bucket's copy, so that no two models are in memory
         sizes = {str(number): (list(each.shapes), each.share * each.ranks) for number, each in enumerate(divided)}
         self._vectors, self._own = [], []
         for bucket, memory in zip(divided, trainable.divide(sizes).values(), strict=True):
-            packed = self.packed(bucket, {each: before.pop(each) for each in bucket.shapes})
+            packed = self.packed(bucket, {name: before.pop(name) for name in bucket.shapes})
             memory.allocate()
             adapter.tensors.assign(memory.vector, packed)
             start = group.index * bucket.share
@@ -178,21 +147,20 @@ class FlatShares(Shares):
             self._own.append(memory.vector[start : start + bucket.share])
         self.parameters, self._trainable = trainable.parameters, trainable
 
+    @property
+    def stored(self) -> Pieces:
+        return whole_tensors(self.adapter, self.parameters)
+
     def weights(self) -> list[Tensor]:
         return [part for number, own in enumerate(self._own) for part in self.split(number, own).values()]
 
-    def store(self, weights: Iterable[Tensor]) -> None:
-        for own, share in zip(self._own, self.by_bucket(weights), strict=True):
-            self.adapter.tensors.assign(own, share)
-        self.stored_in_place([])
-
-    def stored_in_place(self, weights: list[Tensor]) -> None:
+    def distribute(self, weights: list[Tensor]) -> None:
         pending = [
-            self._trainable.start_allgather(own, self._group, vector, f"{self._name}.gather.{number}")
+            self._trainable.start_allgather(own, self._group, vector, f"{self._label}.gather.{number}")
             for number, (own, vector) in enumerate(zip(self._own, self._vectors, strict=True))
         ]
-        for each in pending:
-            each()
+        for wait in pending:
+            wait()
 
 
 class Sharded(Strategy):
@@ -226,7 +194,7 @@ class Sharded(Strategy):
         self._next = 0  # the bucket that is sent next: all ranks send them in one order
         self._bytes = 0.0
 
-    def owned(self, session: Session, settings: Optimizer) -> Shares:
+    def partition(self, session: Session, settings: Optimizer) -> Shares:
         """This rank's share of the parameters."""
         self._shares = self._divided(session, not is_layerwise(settings))
         self._buckets = {name: number for number, each in enumerate(self._shares.buckets) for name in each.shapes}
@@ -242,11 +210,11 @@ class Sharded(Strategy):
 
     def _divided(self, session: Session, may_span: bool) -> Shares:
         parameters = session.trainable.parameters
-        shapes = {name: tuple(int(size) for size in tensor.shape) for name, tensor in parameters.items()}
+        shapes = {name: shape_of(tensor) for name, tensor in parameters.items()}
         divided = buckets(shapes, self._group.size, np.dtype(session.dtype).itemsize, self._most_bytes)
         if "shard-parameters" in self._adapter.CAPABILITIES:
             return FlatShares(session.trainable, self._adapter, self._group, self._name, may_span, divided)
-        return Shares(self._adapter, parameters, self._group, self._name, may_span, divided)
+        return CopiedShares(self._adapter, parameters, self._group, self._name, may_span, divided)
 
     def _gathers(self, elements: list[int]) -> int:
         """How many elements are gathered for an update, if buckets have so many."""

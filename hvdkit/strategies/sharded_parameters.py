@@ -8,14 +8,13 @@ backward, and so does the last block, whose backward follows its forward.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 
 from hvdkit.core.group import Group
-from hvdkit.core.pieces import BUCKETS_AT_ONCE, Bucket, bucket
+from hvdkit.core.pieces import BUCKETS_AT_ONCE, Bucket, Pieces, bucket, shape_of
 from hvdkit.core.seam import ROOT_BLOCK, Adapter, Block, Pending, Phase, Session, Trainable
 from hvdkit.core.tensors import Tensor
 from hvdkit.strategies.dense import GRADIENTS
@@ -27,52 +26,33 @@ T = TypeVar("T")
 class HeldShares(Shares):
     """Shares of buckets that are in no whole tensor between two steps; at first of the first rank's parameters."""
 
-    keeps_model = False
-
     def __init__(
         self,
         adapter: Adapter,
         parameters: Mapping[str, Tensor],
         group: Group,
-        name: str,
+        label: str,
         may_span: bool,
         divided: Sequence[Bucket],
     ) -> None:
-        super().__init__(adapter, parameters, group, name, may_span, divided)
-        self.vectors = [self._share_of(number, each) for number, each in enumerate(divided)]
+        super().__init__(adapter, parameters, group, label, may_span, divided)
+        self.vectors = [self._share_of(number, bucket) for number, bucket in enumerate(divided)]
 
     def _share_of(self, number: int, bucket: Bucket) -> Tensor:
         packed = self.packed(bucket, self.parameters)
-        roots = self.adapter.broadcast(packed, self._group, self._group.root, f"{self._name}.start.{number}")
+        roots = self.adapter.broadcast(packed, self._group, self._group.root, f"{self._label}.start.{number}")
         vector = self.adapter.tensors.variable(self.zeros(bucket.share))
         start = self._group.index * bucket.share
         self.adapter.tensors.assign(vector, roots[start : start + bucket.share])
         return vector
 
     @property
-    def held(self) -> Mapping[str, Tensor]:
-        return {str(number): vector for number, vector in enumerate(self.vectors)}
+    def stored(self) -> Pieces:
+        return Pieces(self, dict(zip(self.pieces, self.weights(), strict=True)))
 
     def weights(self) -> list[Tensor]:
+        """The pieces are views of the shares, which are gathered when they are used."""
         return [part for number, vector in enumerate(self.vectors) for part in self.split(number, vector).values()]
-
-    def store(self, weights: Iterable[Tensor]) -> None:
-        """Each rank keeps its own: they are gathered when they are used."""
-        for vector, share in zip(self.vectors, self.by_bucket(weights), strict=True):
-            self.adapter.tensors.assign(vector, share)
-
-    def stored_in_place(self, weights: list[Tensor]) -> None:
-        """Nothing: they are views of the shares."""
-
-    def model(self) -> Iterator[tuple[str, Tensor]]:
-        of = {name: number for number, each in enumerate(self.buckets) for name in each.shapes}
-        for number, names in itertools.groupby(sorted(of), of.__getitem__):
-            gathered = self.gathered(number, self.vectors[number])
-            for name in names:
-                yield name, gathered[name]
-
-    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self.store(self.adapter.from_numpy(array) for array in self.cut(arrays).values())
 
 
 class GatheredBlocks:
@@ -180,7 +160,7 @@ class ShardedParameters(Sharded):
     def _divided(self, session: Session, may_span: bool) -> HeldShares:
         trainable: Trainable = session.trainable
         names, ranks = trainable.blocks(), self._group.size
-        shapes = {name: tuple(int(size) for size in each.shape) for name, each in trainable.parameters.items()}
+        shapes = {name: shape_of(tensor) for name, tensor in trainable.parameters.items()}
         divided = {block: bucket({name: shapes[name] for name in names[block]}, ranks) for block in reversed(names)}
         held = list(divided.values())
         shares = HeldShares(self._adapter, trainable.parameters, self._group, self._name, may_span, held)

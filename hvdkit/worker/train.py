@@ -231,7 +231,7 @@ class _Keeper:
     def keep(self, progress: Progress, own: Mapping[str, np.ndarray]) -> None:
         """Start writing a checkpoint, with further tensors that all ranks have; collective."""
         if self.checkpoints or not isinstance(self.session.strategy, Dense):  # other strategies' states are collective
-            if self.session.update.owned.in_place:
+            if not self.session.update.partition.divided:
                 taken = self._snapshot(progress, keep=self.checkpoints is not None)
                 if self.checkpoints:
                     self.checkpoints.write(replace(taken, state={**dict(self._begun(taken.state.items())), **own}))
@@ -390,7 +390,7 @@ def _result(
 
 def _counts_states(session: Session) -> bool:
     """Of hvdkit itself, and of baselines that shard."""
-    return rival_of(session.adapter) is None or not session.update.owned.in_place
+    return rival_of(session.adapter) is None or bool(session.update.partition.divided)
 
 
 def _largest(adapter: Adapter, mesh: Mesh, session: Session) -> dict[str, int]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -15,8 +14,8 @@ from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines.pytorch.process_group import ProcessGroup
 from hvdkit.baselines.pytorch.sessions import ByHandSession, OverAll, TorchOptimSession, torch_optimizer
 from hvdkit.core import seam
-from hvdkit.core.group import Mesh
-from hvdkit.core.pieces import Owned
+from hvdkit.core.group import Group, Mesh
+from hvdkit.core.pieces import Partition, Pieces, whole_tensors
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
@@ -62,27 +61,33 @@ class Ddp(ProcessGroup):
         return OverAll(mesh.data)
 
 
-class _WholeTensors(Owned):
+class _WholeTensors(Partition):
     """Each parameter is updated by one rank, its owner, as ZeroRedundancyOptimizer divides them."""
 
-    in_place = by_kernel = False
+    by_kernel = False
 
-    def __init__(self, adapter: Adapter, parameters: Mapping[str, torch.Tensor], owners: dict[str, int]) -> None:
+    def __init__(
+        self, adapter: Adapter, parameters: Mapping[str, torch.Tensor], owners: dict[str, int], group: Group
+    ) -> None:
         super().__init__(adapter, parameters)
-        self._owners = owners
-        self.shapes = {name: shape for name, shape in self.shapes.items() if owners[name] == dist.get_rank()}
+        self._owners, self._group = owners, group
+        self.pieces = {name: piece for name, piece in self.pieces.items() if owners[name] == dist.get_rank()}
 
-    def variables(self) -> dict[str, torch.Tensor]:
-        return {name: self.adapter.tensors.variable(self.parameters[name]) for name in self.shapes}
+    @property
+    def divided(self) -> tuple[Group, ...]:
+        return (self._group,)
 
-    def whole(self, pieces: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in self.parameters.items():
-            tensor = pieces[name] if name in pieces else torch.empty_like(parameter)
-            dist.broadcast(tensor, self._owners[name])
-            yield name, tensor
+    @property
+    def stored(self) -> Pieces:
+        return whole_tensors(self.adapter, self.parameters)
 
-    def cut(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {name: arrays[name] for name in self.shapes}
+    def weights(self) -> list[torch.Tensor]:
+        return [self.parameters[name] for name in self.pieces]
+
+    def _gathered(self, key: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        tensor = tensors[key] if key in tensors else torch.empty_like(self.parameters[key])
+        dist.broadcast(tensor, self._owners[key])
+        return {key: tensor}
 
 
 class _ShardedOptimizer(OverAll):
@@ -90,7 +95,7 @@ class _ShardedOptimizer(OverAll):
 
     zero: ZeroRedundancyOptimizer
 
-    def owned(self, session: seam.Session, settings: Optimizer) -> Owned:
+    def partition(self, session: seam.Session, settings: Optimizer) -> Partition:
         from torch.distributed.optim import ZeroRedundancyOptimizer  # slow to import: not for the others
 
         assert isinstance(session.trainable, TrainableModel)
@@ -103,7 +108,7 @@ class _ShardedOptimizer(OverAll):
         mine = [names[parameter] for group in self.zero.optim.param_groups for parameter in group["params"]]
         ranks = session.adapter.allgather_object(mine, self._group, name="zero_redundancy.owners")
         owners = {name: rank for rank, owned in enumerate(ranks) for name in owned}
-        return _WholeTensors(session.adapter, session.trainable.parameters, owners)
+        return _WholeTensors(session.adapter, session.trainable.parameters, owners, self._group)
 
 
 class _ZeroRedundancySession(_DdpSession, TorchOptimSession):

@@ -20,7 +20,7 @@ from hvdkit.baselines.pytorch.sessions import torch_optimizer
 from hvdkit.baselines.pytorch.shares import Share, SharesSession, Slots
 from hvdkit.core import seam
 from hvdkit.core.group import Mesh, Ranks, Topology
-from hvdkit.core.pieces import Owned
+from hvdkit.core.pieces import Partition
 from hvdkit.core.session import Gradients, Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.update_rules import slot_names
@@ -96,7 +96,7 @@ class _Zero(Strategy):
     def __init__(self, stage: int, offloads: bool) -> None:
         self._stage, self._offloads = stage, offloads
 
-    def owned(self, session: seam.Session, settings: Optimizer) -> Owned:
+    def partition(self, session: seam.Session, settings: Optimizer) -> Partition:
         import deepspeed
 
         trainable = session.trainable

@@ -19,7 +19,7 @@ from hvdkit.baselines.pytorch.sessions import TorchOptimSession, torch_optimizer
 from hvdkit.baselines.pytorch.shares import Share, SharesSession, Slots
 from hvdkit.core import seam
 from hvdkit.core.group import Mesh
-from hvdkit.core.pieces import Owned
+from hvdkit.core.pieces import Partition
 from hvdkit.core.seam import ROOT_BLOCK, Adapter
 from hvdkit.core.strategy import Strategy
 from hvdkit.data.dataset import Batch
@@ -92,10 +92,6 @@ class _Slots(Slots):
     def variables(self) -> dict[str, Any]:
         return {name: _Sharded(torch.zeros_like(parameter.tensor)) for name, parameter in self.parameters.items()}
 
-    def summed(self, number: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(number)
-        return number
-
 
 class _FullyShard(Strategy):
     """Divides the session's model. With `frees` gathered parameters are freed after forward (ZeRO-3)."""
@@ -107,7 +103,7 @@ class _FullyShard(Strategy):
         assert isinstance(session.trainable, _Model)
         session.trainable.shard(self._frees)
 
-    def owned(self, session: seam.Session, settings: Optimizer) -> Owned:
+    def partition(self, session: seam.Session, settings: Optimizer) -> Partition:
         return _Slots(session.adapter, session.trainable.parameters)
 
 
@@ -131,6 +127,11 @@ class _FsdpSession(SharesSession, TorchOptimSession):
     def _step(self) -> None:
         self.step.gradient_bytes = self._bytes_of(self.trainable.gradients())
         self._step_by(self._optimizer, self._optimizer.state)
+
+    def _total(self, norms: list[torch.Tensor]) -> torch.Tensor:
+        total = super()._total(norms)
+        dist.all_reduce(total)
+        return total
 
     def _held_gradients(self) -> list[torch.Tensor]:
         return [gradient.tensor.to_local() for gradient in self.trainable.gradients().values()]

@@ -13,6 +13,7 @@ from hvdkit.adapters import pytorch as own
 from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.core import seam
 from hvdkit.core.group import Group
+from hvdkit.core.pieces import squares
 from hvdkit.core.session import Gradients, Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.update_rules import clip, decay_of
@@ -113,7 +114,7 @@ class TorchOptimSession(ByHandSession):
     def _step_by(self, optimizer: torch.optim.Optimizer, state: dict[torch.Tensor, Any]) -> None:
         """One step. `state` is that of the optimizer which holds the slots."""
         if self.settings.clip_norm is not None:
-            clip(self._held_gradients(), self.settings.clip_norm, self.adapter.tensors, self.update.owned.summed)
+            clip(self._held_gradients(), self.settings.clip_norm, self.adapter.tensors, self._total)
         for group in optimizer.param_groups:
             group["lr"] = self.update.rate.get()
         steps = self.update.steps.get()
@@ -126,6 +127,10 @@ class TorchOptimSession(ByHandSession):
             )
         optimizer.step()
         self.update.steps.set(steps + 1)
+
+    def _total(self, norms: list[torch.Tensor]) -> torch.Tensor:
+        """The sum of squares over the whole gradients, from the norms of `_held_gradients`."""
+        return squares(self.adapter.tensors, norms)
 
     def _held_gradients(self) -> list[torch.Tensor]:
         """The gradients that this rank holds."""

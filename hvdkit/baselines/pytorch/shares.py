@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from hvdkit.baselines.pytorch.sessions import ByHandSession
-from hvdkit.core.pieces import Owned
+from hvdkit.core.group import Group
+from hvdkit.core.pieces import Partition
 from hvdkit.core.session import Gradients
 from hvdkit.data.dataset import Batch
 
@@ -35,17 +36,17 @@ class Share(ABC):
         """Set this rank's share from the whole tensor, which every rank has."""
 
 
-class Slots(Owned):
+class Slots(Partition):
     """Each rank has a share of every parameter, and of every slot of its optimizer, which updates them itself."""
 
-    keeps_model = in_place = by_kernel = False
+    by_kernel = False
 
-    def model(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self.whole(self.parameters)
+    @property
+    def divided(self) -> tuple[Group, ...]:
+        return (Group(tuple(range(dist.get_world_size())), dist.get_rank()),)
 
-    def whole(self, pieces: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, slot in pieces.items():
-            yield name, slot.detach()
+    def _gathered(self, key: str, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        return {key: tensors[key].detach()}
 
 
 class SharesSession(ByHandSession):
