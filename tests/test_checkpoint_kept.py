@@ -21,14 +21,13 @@ from hvdkit.adapters import local
 from hvdkit.checkpoint import snapshots, writing
 from hvdkit.checkpoint.snapshots import Checkpoint, Record
 from hvdkit.checkpoint.writing import Checkpoints
-from hvdkit.core import metrics
+from hvdkit.core import loop
 from hvdkit.core.group import Mesh, Topology
 from hvdkit.core.loop import Loop
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest, parameters_of
 from hvdkit.core.step_plan import Progress
 from hvdkit.data.batches import open_dataset
-from hvdkit.handlers.metrics_file import MetricsFile
 from hvdkit.handlers.standard import attach
 from hvdkit.recipe.schema import Checkpointing, Recipe
 from hvdkit.results.train import kept_lines, read_result
@@ -107,7 +106,11 @@ def test_figures_are_those_of_a_run_that_keeps_nothing(tmp_path: Path, monkeypat
 
         return work
 
-    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter_ns=lambda: round(1e9 * clock[0]), time=time.time))
+    monkeypatch.setattr(
+        loop,
+        "time",
+        SimpleNamespace(perf_counter_ns=lambda: round(1e9 * clock[0]), time=time.time, process_time=time.process_time),
+    )
     monkeypatch.setattr(Session, "train_step", slow(1.0, Session.train_step))
     monkeypatch.setattr(local, "cpu_seconds", lambda: clock[0], raising=False)
     results, speeds = [], []
@@ -132,8 +135,10 @@ def test_figures_are_those_of_a_run_that_keeps_nothing(tmp_path: Path, monkeypat
 def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others would wait for it within their next step."""
     written_s, own = [0.0], threading.local()
-    now = SimpleNamespace(perf_counter_ns=lambda: 10**9 * round(written_s[0] + own.steps), time=time.time)
-    monkeypatch.setattr(metrics, "time", now)
+    now = SimpleNamespace(
+        perf_counter_ns=lambda: 10**9 * round(written_s[0] + own.steps), time=time.time, process_time=time.process_time
+    )
+    monkeypatch.setattr(loop, "time", now)
     sound, save = Session.train_step, writing.save
 
     def train_step(session: Any, batches: Any) -> Any:
@@ -164,11 +169,11 @@ def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytes
                 checkpoints.write(Checkpoint(record, session.state()))
 
         task, mesh = tasks.choose(recipe), Mesh(topology)
-        loop = attach(Loop(session, task, recipe, mesh, dataset), MetricsFile(None), keep)
-        loop.train()
+        run = attach(Loop(session, task, recipe, mesh, dataset), None, keep)
+        run.train()
         if checkpoints:
             checkpoints.wait()
-        return loop.clock.seconds
+        return run.clock.seconds
 
     assert together(2, work) == [[1.0] * 12] * 2
     assert written_s[0] >= 4000 and (tmp_path / "last").readlink() == Path("step-00000012")

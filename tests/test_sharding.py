@@ -239,8 +239,7 @@ ABLE = {
 
 
 def test_a_stage_that_a_framework_lacks_is_refused_by_key() -> None:
-    from hvdkit.adapters.capabilities import CAPABILITIES
-    from hvdkit.core.precision import unsupported
+    from hvdkit.adapters.capabilities import CAPABILITIES, unsupported
 
     for framework in ("pytorch", "tensorflow", "keras", "mxnet"):
         for stage in ("none", "optimizer", "gradients", "parameters"):

@@ -135,16 +135,14 @@ def test_a_step_of_local_sgd_is_timed_by_the_slowest_rank(monkeypatch: pytest.Mo
     used = {"own_s": 0.9, "busy_s": 2.0, "capacity_s": 4.0}
 
     def gathered(sync: Sync | None) -> measurement.Measurement:
-        clock = SimpleNamespace(
-            seconds=slow_in_turn[0], cpu_seconds=[0.1] * 4, first_at=None, since_warmup=lambda: used
-        )
+        clock = SimpleNamespace(seconds=slow_in_turn[0], cpu_seconds=[0.1] * 4, first_at=None)
 
         def everyone(mine: dict[str, Any], world: Any, name: str) -> list[dict[str, Any]]:
             return [mine, mine | {"seconds": slow_in_turn[1]}]
 
         adapter, recipe = SimpleNamespace(allgather_object=everyone), SimpleNamespace(warmup_steps=0, sync=sync)
         # Two hosts of one machine: one kernel, whose CPU time both see.
-        return measurement.gather(adapter, recipe, Mesh(Topology(size=2)), clock, [100] * 4)
+        return measurement.gather(adapter, recipe, Mesh(Topology(size=2)), clock, used, [100] * 4)
 
     assert gathered(None).samples_per_second == pytest.approx(400 / 1.2)
     local = gathered(Sync(every=4))

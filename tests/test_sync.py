@@ -21,8 +21,7 @@ from hvdkit.core.step_plan import Progress
 from hvdkit.core.strategy import without_strategy
 from hvdkit.data import batches
 from hvdkit.errors import RequestError
-from hvdkit.handlers import standard as handlers
-from hvdkit.handlers.metrics_file import MetricsFile
+from hvdkit.handlers import rank_checks
 from hvdkit.handlers.standard import attach
 from hvdkit.recipe.schema import Recipe, flat
 from hvdkit.strategies import choose
@@ -86,7 +85,7 @@ class Run:
         self.kept: list[Any] = []
         self.final: Weights = {}  # the state at the end
         loop = Loop(self.session, tasks.choose(recipe), recipe, Mesh(topology), digits(), progress=progress)
-        self.loop = attach(loop, MetricsFile(None), self._keep)
+        self.loop = attach(loop, None, self._keep)
 
     def _keep(self, progress: Progress, own: object) -> None:
         self.kept.append((copy.copy(progress), self.state()))
@@ -253,13 +252,13 @@ def test_clipping_with_momentum_correction_is_the_ranks_own() -> None:
 
 def test_ranks_are_compared_when_they_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
     """`check_ranks` falls into rounds here; nobody has drifted apart who was told to go alone."""
-    compared, sound = set(), handlers.check_ranks
+    compared, sound = set(), rank_checks.check_ranks
 
     def watched(session: Session, mesh: Mesh, step: int) -> None:
         compared.add(step)
         sound(session, mesh, step)
 
-    monkeypatch.setattr(handlers, "check_ranks", watched)
+    monkeypatch.setattr(rank_checks, "check_ranks", watched)
     trained(recipe_of(sync={"every": 4}, check_ranks=3))
     assert compared == {4, 8, 12}, "asked for behind updates 3, 6, 9 and 12"
 

@@ -1,9 +1,19 @@
 """What each adapter supports, by the keys of `core.seam.CAPABILITIES`, and its choices for speed.
 
-This is data in a separate module, so that no framework has to be loaded to read it.
+This is a separate module, so that no framework has to be loaded to read it.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hvdkit.core.precision import PRECISIONS
+from hvdkit.errors import RequestError
+
+if TYPE_CHECKING:
+    from hvdkit.core.group import Topology
+    from hvdkit.core.seam import Adapter
+    from hvdkit.recipe.schema import Recipe
 
 _REDUCED = frozenset({"float16", "float32", "float64", "int32", "int64"})
 _PRECISIONS = frozenset({"fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "bfloat16"})
@@ -99,3 +109,43 @@ CHOSEN: dict[str, _Chosen] = {
     ),
     "local": _anywhere({}),
 }
+
+
+def unsupported(framework: str, capabilities: frozenset[str], recipe: Recipe, device: str) -> list[str]:
+    """Error lines for what the recipe needs and a framework with these capabilities cannot do on `cpu` or `gpu`."""
+    found = []
+    if not _supports(recipe.precision, capabilities, device):
+        able = [name for name in PRECISIONS if _supports(name, capabilities, device)]
+        found.append(
+            f"precision: {framework} cannot train in {recipe.precision} on a {device}; "
+            f"expected one of {', '.join(able)}"
+        )
+    if recipe.recompute and "recompute" not in capabilities:
+        found.append(f"recompute: {framework} cannot compute activations again in backward; expected false")
+    return found + _sharding(framework, capabilities, recipe)
+
+
+def _sharding(framework: str, capabilities: frozenset[str], recipe: Recipe) -> list[str]:
+    asked, able = recipe.sharding, ["none", "optimizer"]
+    able += [each for each in ("gradients", "parameters") if f"shard-{each}" in capabilities]
+    if asked in able:
+        return []
+    why = (
+        "it does not free parameters between their uses"
+        if asked == "parameters"
+        else "its gradients are all in memory at once"
+    )
+    return [f"sharding: {framework} cannot shard {asked}, as {why}; expected one of {', '.join(able)}"]
+
+
+def check_can(adapter: Adapter, recipe: Recipe, topology: Topology) -> None:
+    """Check that the framework supports the recipe on this rank's device. Raises RequestError."""
+    found = unsupported(adapter.NAME, adapter.CAPABILITIES, recipe, topology.device)
+    if found:
+        raise RequestError("\n".join(found))
+
+
+def _supports(precision: str, capabilities: frozenset[str], device: str) -> bool:
+    if precision == "fp32":
+        return True
+    return (precision if device == "cpu" or precision == "fp64" else f"gpu-{precision}") in capabilities

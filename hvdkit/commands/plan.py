@@ -14,13 +14,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from hvdkit import paths
-from hvdkit.adapters.capabilities import CAPABILITIES
+from hvdkit.adapters.capabilities import CAPABILITIES, unsupported
 from hvdkit.baselines import registry
 from hvdkit.commands import checks, own_script
 from hvdkit.commands.checks import Use
 from hvdkit.commands.debug_logs import VARIABLES
 from hvdkit.core.group import threads_per_rank
-from hvdkit.core.precision import unsupported
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.data.counts import Counts
 from hvdkit.defaults import FRAMEWORK

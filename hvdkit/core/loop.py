@@ -11,7 +11,6 @@ from typing import Protocol, runtime_checkable
 
 from hvdkit.core import trace_events
 from hvdkit.core.group import Mesh
-from hvdkit.core.metrics import StepClock
 from hvdkit.core.seam import Tensor
 from hvdkit.core.session import Session
 from hvdkit.core.step_plan import Progress, StepPlan
@@ -47,6 +46,37 @@ class Driver(Protocol):
         `groups`, then `end_epoch`."""
 
 
+class StepClock:
+    """Seconds from the end of one step to the end of the next, including input, without the pauses between epochs.
+
+    `cpu_seconds` is the CPU time of all threads of this process in the same steps. `cpu` reads
+    it. `last_ns` is the time (`time.perf_counter_ns`) of the last start or end of a step, and `first_at` the wall-clock
+    time (`time.time`) at the end of the first step.
+    """
+
+    def __init__(self, cpu: Callable[[], float] = time.process_time) -> None:
+        self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
+        self.first_at: float | None = None
+        self.cpu = cpu
+        self.resume()
+
+    def resume(self) -> None:
+        """Start or restart the clock; the time before this call counts to no step."""
+        self.last_ns, self._last_cpu = time.perf_counter_ns(), self.cpu()
+        trace_events.note(trace_events.OPEN, self.last_ns)
+
+    def tick(self) -> None:
+        """Record the end of a step."""
+        now, cpu = time.perf_counter_ns(), self.cpu()
+        self.seconds.append((now - self.last_ns) / 1e9)
+        self.cpu_seconds.append(cpu - self._last_cpu)
+        self.last_ns, self._last_cpu = now, cpu
+        trace_events.note(trace_events.END, now)
+        if self.first_at is None:
+            self.first_at = time.time()
+
+
 class Loop:
     """A run of a recipe: its plan, its progress, and what happens next.
 
@@ -80,7 +110,7 @@ class Loop:
             )
         self.group_sizes: list[int] = []  # batches in each remaining update of the epoch
         self.step_samples: list[int] = []  # samples of all ranks, for each update in clock.seconds
-        self.clock = StepClock(recipe.warmup_steps, getattr(self.adapter, "cpu_seconds", time.process_time))
+        self.clock = StepClock(getattr(self.adapter, "cpu_seconds", time.process_time))
         self.last_loss: Tensor = None  # of the last update on this rank; the device may still be computing it
         self.leaving = False  # whether a rank was asked to stop: the same on all ranks
         self.stopped_early: str | None = None  # why no epoch follows, in a line: the same on all ranks

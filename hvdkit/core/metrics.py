@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvdkit.core import trace_events
 from hvdkit.core.group import Group
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
@@ -17,7 +15,6 @@ from hvdkit.data import batches as data_
 from hvdkit.data.batches import Batch, Split
 from hvdkit.errors import RequestError
 from hvdkit.tasks.task import Metrics, Sums
-from hvdkit.usage import Snapshot
 
 if TYPE_CHECKING:
     pass
@@ -136,41 +133,3 @@ def checked_sums(metrics_of: Metrics, outputs: np.ndarray, targets: np.ndarray) 
         expected = f"a finite sum over the batch, or (sum, count), for each of {', '.join(names)}"
         raise RequestError(f"metrics: expected {expected}, got {np.asarray(got, object).tolist()}")
     return [(float(part[0]), float(part[1]) if part.size == 2 else float(count)) for part in parts]
-
-
-class StepClock:
-    """Seconds from the end of one step to the end of the next, including input, without the pauses between epochs.
-
-    `cpu_seconds` is the CPU time of all threads of this process in the same steps. `last_ns` is the time
-    (`time.perf_counter_ns`) of the last start or end of a step, and `first_at` the wall-clock time (`time.time`) at the
-    end of the first step. `since_warmup` returns the CPU use of the machine since step `warmup`.
-    """
-
-    def __init__(self, warmup: int = 0, cpu: Callable[[], float] = time.process_time) -> None:
-        self.seconds: list[float] = []
-        self.cpu_seconds: list[float] = []
-        self.first_at: float | None = None
-        self._warmup, self._cpu = warmup, cpu
-        self._begun = Snapshot.take(cpu())
-        self.resume()
-
-    def resume(self) -> None:
-        """Start or restart the clock; the time before this call counts to no step."""
-        self.last_ns, self._last_cpu = time.perf_counter_ns(), self._cpu()
-        trace_events.note(trace_events.OPEN, self.last_ns)
-
-    def tick(self) -> None:
-        """Record the end of a step."""
-        now, cpu = time.perf_counter_ns(), self._cpu()
-        self.seconds.append((now - self.last_ns) / 1e9)
-        self.cpu_seconds.append(cpu - self._last_cpu)
-        self.last_ns, self._last_cpu = now, cpu
-        trace_events.note(trace_events.END, now)
-        if self.first_at is None:
-            self.first_at = time.time()
-        if len(self.seconds) == self._warmup:
-            self._begun = Snapshot.take(cpu)
-
-    def since_warmup(self) -> dict[str, float]:
-        """CPU time used since the warm-up, including evaluations, as `Snapshot.since` returns it."""
-        return Snapshot.take(self._cpu()).since(self._begun)

@@ -88,6 +88,11 @@ class StepPlan:
                 yield list(islice(batches, size))
 
 
+def due(every: int, count: int) -> bool:
+    """Whether something that happens `every` so many steps or epochs (0: never) happens after `count`."""
+    return every > 0 and count % every == 0
+
+
 @dataclass
 class Progress:
     """The progress of training between two updates, as a checkpoint stores it.

@@ -27,16 +27,16 @@ def is_before(line: MetricLine, progress: Progress, recounted: bool) -> bool:
 
 
 class MetricsFile:
-    """`metrics.jsonl`, one JSON object per line. With `path` None (ranks other than 0) nothing is written.
+    """`metrics.jsonl`, one JSON object per line.
 
     A file that is removed or replaced while it is written comes back with all its lines. `events` receives the same
     lines for TensorBoard. `notes` are lines for the user. Raises RunError if the file cannot be opened.
     """
 
-    def __init__(self, path: Path | None, events: EventFile | None = None) -> None:
+    def __init__(self, path: Path, events: EventFile | None = None) -> None:
         self._path, self._events = path, events
-        self._begun = path is not None and path.exists()
-        self._file = _appended(path) if path else None
+        self._begun = path.exists()
+        self._file = _appended(path)
         self.notes: list[str] = []
 
     def forget_after(self, progress: Progress, recounted: bool, beat: Callable[[], None] = lambda: None) -> None:
@@ -45,8 +45,6 @@ class MetricsFile:
         If updates are `recounted`, only lines of complete epochs are kept. `beat` is called from time to time. Raises
         RunError if the file cannot be read or written.
         """
-        if self._path is None or self._file is None:
-            return
         self._file.close()
         damaged = 0
         try:
@@ -72,8 +70,6 @@ class MetricsFile:
 
     def write(self, line: MetricLine) -> None:
         """Append one line and flush it. Raises RunError if the disk is full."""
-        if self._file is None:
-            return
         self.keep()
         try:
             self._file.write(line.model_dump_json(exclude_none=True).encode() + b"\n")
@@ -85,7 +81,7 @@ class MetricsFile:
 
     def keep(self) -> None:
         """Make the file again where it, or its folder, was removed or replaced. Raises RunError if that fails."""
-        if self._path is None or self._file is None or _is_open(self._file, self._path):
+        if _is_open(self._file, self._path):
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

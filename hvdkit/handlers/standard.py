@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hvdkit.core import metrics
-from hvdkit.core.group import Mesh
 from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.seam import Tensor
-from hvdkit.core.session import Session
-from hvdkit.core.state import digest
-from hvdkit.core.step_plan import Progress
+from hvdkit.core.step_plan import Progress, due
 from hvdkit.errors import RunError
-from hvdkit.handlers.metrics_file import MetricsFile
 from hvdkit.heartbeat import DISK
 from hvdkit.results.train import MetricLine, scores, shown_scores
 
 if TYPE_CHECKING:
+    from hvdkit.handlers.metrics_file import MetricsFile
     from hvdkit.handlers.weight_average import EpochAverage
 
 Arrays = Mapping[str, np.ndarray]
@@ -30,7 +27,7 @@ Arrays = Mapping[str, np.ndarray]
 
 def attach(
     run: Loop,
-    metrics_file: MetricsFile,
+    metrics_file: MetricsFile | None = None,
     keep: Callable[[Progress, Arrays], None] | None = None,
     commit: Callable[[Progress], None] | None = None,
     asked_to_stop: Callable[[], bool] | None = None,
@@ -39,44 +36,44 @@ def attach(
 ) -> Loop:
     """Give a run hvdkit's handlers, and those `of_task`; returns the run.
 
-    `keep` writes a checkpoint of the progress, with tensors that ranks have for themselves; `commit` keeps the state in
-    memory; all ranks call both. If `asked_to_stop` returns true on any rank, an update within seconds raises Stopped.
-    `resumed` is the state of the checkpoint from which the run continues.
+    `metrics_file` is rank 0's. `keep` writes a checkpoint of the progress, with tensors that ranks have for themselves;
+    `commit` keeps the state in memory; all ranks call both. If `asked_to_stop` returns true on any rank, an
+    update within seconds raises Stopped. `resumed` is the state of the checkpoint from which the run continues.
 
     The order is that in which ranks communicate. A task's own handlers see the validation, and may stop the run before
     the last checkpoint is written.
     """
     recipe, losses, average = run.recipe, Losses(run, resumed or {}), None
     run.handlers = [losses]
+    # Imported where they are used: most runs do not need them.
     if recipe.check_ranks:
+        from hvdkit.handlers.rank_checks import RankChecks
+
         run.handlers.append(RankChecks())
     if asked_to_stop:
-        from hvdkit.handlers.stopping import Preemption  # a run without checkpoints does not need it
+        from hvdkit.handlers.stopping import Preemption
 
         run.handlers.append(Preemption(run.adapter, run.mesh.world, asked_to_stop, run.step))
     run.handlers.append(Evaluation())
     if recipe.average_weights:
-        from hvdkit.handlers.weight_average import EpochAverage  # most runs do not need it
+        from hvdkit.handlers.weight_average import EpochAverage
 
         average = EpochAverage(run, measured)
         run.handlers.append(average)
     run.handlers.append(Log(losses, metrics_file))
     if recipe.early_stopping:
-        from hvdkit.handlers.stopping import Patience  # most runs do not need it
+        from hvdkit.handlers.stopping import Patience
 
         run.handlers.append(Patience(run, recipe.early_stopping))
     if of_task:
+        from hvdkit.handlers.of_task import OfTask
+
         run.handlers.append(OfTask(of_task))
     if keep:
         run.handlers.append(Saving(losses, average, keep))
     if commit and recipe.elastic:
         run.handlers.append(Committing(losses, commit))
     return run
-
-
-def due(every: int, count: int) -> bool:
-    """Whether something that happens `every` so many steps or epochs (0: never) happens after `count`."""
-    return every > 0 and count % every == 0
 
 
 class Losses(Handler):
@@ -157,40 +154,6 @@ def _ran_away(run: Loop, losses: list[float]) -> RunError:
     return RunError(f"the loss is no longer a number from step {step} on, learning rate {rate:.3g}; {remedy}")
 
 
-class RankChecks(Handler):
-    """Compares the weights of all ranks each `check_ranks` steps, or as soon after it as they are to be equal."""
-
-    _pending = False
-
-    def on_step_end(self, run: Loop) -> None:
-        """Compare them if it is due. Raises RunError if they differ."""
-        self._pending |= due(run.recipe.check_ranks, run.step)
-        if self._pending and not run.session.strategy.diverged:
-            self._pending = False
-            run.phase("comparing ranks")
-            check_ranks(run.session, run.mesh, run.step)
-
-
-def check_ranks(session: Session, mesh: Mesh, step: int) -> None:
-    """Compare the weights of all ranks, bit by bit; collective. `step` counts finished updates.
-
-    Raises RunError, the same on every rank, naming the ranks that differ from rank 0 and the first tensor that does.
-    """
-    mine = {name: digest([(name, array)]) for name, array in session.model_arrays() if name in session.shapes}
-    everyone = session.adapter.allgather_object((mesh.data.root, mine), mesh.world, name="check_ranks")[
-        : mesh.world.size
-    ]
-    for root in dict.fromkeys(root for root, _ in everyone):  # of each group that holds the same parameters
-        for name, expected in everyone[root][1].items():
-            differing = [rank for rank, (of, held) in enumerate(everyone) if of == root and held.get(name) != expected]
-            if differing:
-                ranks = f"rank{'s' if len(differing) > 1 else ''} {', '.join(map(str, differing))}"
-                raise RunError(
-                    f"check_ranks: after step {step} the weights of {ranks} differ from rank {root}'s, first in "
-                    f"{name}; expected the same bits everywhere"
-                )
-
-
 class Evaluation(Handler):
     """Measures the task's metrics over the validation split."""
 
@@ -222,7 +185,7 @@ def merge_buffers(run: Loop) -> None:
 class Log(Handler):
     """Writes a line of metrics.jsonl each `log_every` steps and at the end of each epoch, which it also prints."""
 
-    def __init__(self, losses: Losses, file: MetricsFile) -> None:
+    def __init__(self, losses: Losses, file: MetricsFile | None) -> None:
         self._losses, self._file = losses, file
 
     def on_step_end(self, run: Loop) -> None:
@@ -244,21 +207,22 @@ class Log(Handler):
 
     def _write(self, run: Loop, loss: float, speed: float, **rest: Any) -> None:
         warnings, run.warnings, run.notes = [*run.warnings, *run.notes], [], []
-        self._file.write(
-            MetricLine(
-                step=run.step,
-                total_steps=run.total_steps,
-                epoch=run.epoch,
-                loss=loss,
-                learning_rate=run.learning_rate,
-                images_per_second=speed,
-                bytes_per_step=run.session.strategy.bytes_per_step,
-                rss_mib=_rss_mib(),
-                unit=run.task.unit,
-                warnings=warnings or None,
-                **rest,
-            )
+        if self._file is None:
+            return
+        line = MetricLine(
+            step=run.step,
+            total_steps=run.total_steps,
+            epoch=run.epoch,
+            loss=loss,
+            learning_rate=run.learning_rate,
+            images_per_second=speed,
+            bytes_per_step=run.session.strategy.bytes_per_step,
+            rss_mib=_rss_mib(),
+            unit=run.task.unit,
+            warnings=warnings or None,
+            **rest,
         )
+        self._file.write(line)
 
 
 def _rss_mib() -> float | None:
@@ -274,41 +238,6 @@ def _speed(run: Loop, steps: int) -> float:
     """The task's units a second over all ranks in the last `steps` steps of this process, measured by this rank."""
     seconds = run.clock.seconds[-steps:]
     return run.task.units * sum(run.step_samples[-steps:]) / sum(seconds) if seconds else 0.0
-
-
-class OfTask(Handler):
-    """Calls the handlers of a task of the user's own, in their order, and ends the run if one of them asks for it."""
-
-    def __init__(self, handlers: Sequence[Handler]) -> None:
-        self._handlers = handlers
-
-    def on_epoch_begin(self, run: Loop) -> None:
-        self._call("on_epoch_begin", run)
-
-    def on_step_end(self, run: Loop) -> None:
-        self._call("on_step_end", run)
-        if due(run.recipe.log_every, run.step):
-            self._agree(run)
-
-    def on_epoch_end(self, run: Loop) -> None:
-        self._call("on_epoch_end", run)
-        self._agree(run)
-
-    def _call(self, name: str, run: Loop) -> None:
-        run.phase("handlers of the task")
-        for handler in self._handlers:
-            try:
-                getattr(handler, name)(run)
-            except Exception as error:
-                error.add_note(f"in {type(handler).__name__}.{name}")
-                raise
-
-    def _agree(self, run: Loop) -> None:
-        """Stop all ranks if a handler on any of them has asked for it; collective."""
-        asked = run.adapter.allgather_object(run.asked_to_end, run.mesh.world, name="asked_to_end")
-        why = next((each for each in asked if each is not None), None)
-        if why is not None and not run.finished:
-            run.stopped_early = f"stopped early after step {run.step} of {run.total_steps}: {why}"
 
 
 class Saving(Handler):

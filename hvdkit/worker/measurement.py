@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from hvdkit.core.group import Mesh
-from hvdkit.core.metrics import StepClock
+from hvdkit.core.loop import Handler, Loop, StepClock
 from hvdkit.core.seam import Adapter
 from hvdkit.recipe.schema import Recipe
-from hvdkit.usage import NOISY, load_of_others, machine, pinned, started_at
+from hvdkit.usage import NOISY, Snapshot, load_of_others, machine, pinned, started_at
 
 _MOST_STEPS = 2000  # the most step times that a result lists
 
@@ -37,13 +37,31 @@ class Measurement:
     figures: dict[str, Any]
 
 
-def gather(adapter: Adapter, recipe: Recipe, mesh: Mesh, clock: StepClock, samples: list[int]) -> Measurement:
+class SinceWarmup(Handler):
+    """The CPU time that this process and the machine have used since the warm-up, including evaluations."""
+
+    def __init__(self, run: Loop) -> None:
+        self._cpu = run.clock.cpu
+        self._begun = Snapshot.take(self._cpu())
+
+    def on_step_end(self, run: Loop) -> None:
+        if len(run.clock.seconds) == run.recipe.warmup_steps:
+            self._begun = Snapshot.take(self._cpu())
+
+    def used(self) -> dict[str, float]:
+        """Seconds by name, as `Snapshot.since` returns them."""
+        return Snapshot.take(self._cpu()).since(self._begun)
+
+
+def gather(
+    adapter: Adapter, recipe: Recipe, mesh: Mesh, clock: StepClock, used: dict[str, float], samples: list[int]
+) -> Measurement:
     """Gather the measurement of a run; collective, with the same result on every rank.
 
-    `samples` are those of all ranks in each step. When ranks train together, a step takes as long as on the slowest
-    rank of that step. Independent processes do not wait for each other, so the slowest process counts, and its
-    throughput is multiplied by their number. Under Local SGD ranks wait for each other only when they synchronize, so
-    the rank with the longest total time counts.
+    `used` is of this rank (`SinceWarmup`), `samples` are those of all ranks in each step. When ranks train together, a
+    step takes as long as on the slowest rank of that step. Independent processes do not wait for each other, so the
+    slowest process counts, and its throughput is multiplied by their number. Under Local SGD ranks wait for each other
+    only when they synchronize, so the rank with the longest total time counts.
     """
     steps = len(clock.seconds)
     warmup = max(0, min(recipe.warmup_steps, steps - 1))  # at least one step is measured, however short the run
@@ -52,7 +70,7 @@ def gather(adapter: Adapter, recipe: Recipe, mesh: Mesh, clock: StepClock, sampl
         "cpu_s": sum(clock.cpu_seconds[warmup:]),
         "rss_mib": peak_rss_mib(),
         "startup_s": None if clock.first_at is None else clock.first_at - started_at(),
-        "used": clock.since_warmup(),
+        "used": used,
         "machine": machine(),
         "cores": pinned(),
     }

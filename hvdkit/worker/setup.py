@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from hvdkit import tasks, usage
-from hvdkit.adapters.capabilities import LARGE_MODEL, OWN_PAGES_FROM
+from hvdkit.adapters.capabilities import LARGE_MODEL, OWN_PAGES_FROM, check_can
 from hvdkit.core.group import Group, Mesh, threads_per_rank
-from hvdkit.core.precision import PRECISIONS, check_can
+from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 import hvdkit
-from hvdkit.checkpoint import snapshots
-from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.core import metrics
 from hvdkit.core.group import Mesh, threads_per_rank
 from hvdkit.core.loop import Handler, Loop
@@ -28,7 +26,6 @@ from hvdkit.core.state import digest, is_averaged
 from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RunError, Stopped
 from hvdkit.files import open_standard_streams, write_atomic
-from hvdkit.handlers.metrics_file import MetricsFile
 from hvdkit.handlers.standard import attach
 from hvdkit.heartbeat import DISK, Heartbeat
 from hvdkit.recipe.schema import Recipe
@@ -40,7 +37,9 @@ from hvdkit.worker.unreached import NOTED, unreached
 
 if TYPE_CHECKING:
     from hvdkit.checkpoint.elastic import Commits
+    from hvdkit.checkpoint.snapshots import Checkpoint, Record
     from hvdkit.checkpoint.writing import Checkpoints
+    from hvdkit.handlers.metrics_file import MetricsFile
     from hvdkit.worker.one_writer import OneWriter
 
 _PAUSES_S = (1.0, 4.0)  # before the last checkpoint is tried again
@@ -161,7 +160,7 @@ def _train(
             commits.stepped(step, mesh.world.size)
 
     beat = partial(heartbeat.beat, "reading metrics.jsonl")
-    metrics_file = _metrics_file(out if mesh.is_root else None, recipe, progress, recounted, beat)
+    metrics_file = _metrics_file(out, recipe, progress, recounted, beat) if out and mesh.is_root else None
     loop = Loop(session, setup.task, recipe, mesh, dataset, report, progress)
     attach(
         loop,
@@ -174,9 +173,11 @@ def _train(
     )
     open_standard_streams()  # the user's model may have closed them
     loop.warn(warnings)
-    loop.notes = [*([] if NOTED in os.environ else unreached(loop.plan)), *metrics_file.notes]
+    loop.notes = [*([] if NOTED in os.environ else unreached(loop.plan)), *(metrics_file.notes if metrics_file else [])]
     if mesh.is_root:
         print("".join(f"warning: {each}\n" for each in loop.notes), end="", flush=True)
+    since_warmup = measurement.SinceWarmup(loop)
+    loop.handlers.insert(0, since_warmup)
     started = time.perf_counter()
     try:
         loop.train()
@@ -192,12 +193,13 @@ def _train(
     train_s = time.perf_counter() - started
 
     heartbeat.beat("gathering the result")
-    result = _result(setup, loop, session, initial, train_s, first_step)
+    result = _result(setup, loop, session, since_warmup.used(), initial, train_s, first_step)
     result.bytes_per_step = strategy.bytes_per_step
     if commits:
         commits.stepped(result.steps, mesh.world.size)  # ranks lost after the last update count too
         result.recoveries = commits.recoveries
-    metrics_file.keep()
+    if metrics_file:
+        metrics_file.keep()
     if out and not mesh.is_root:
         heartbeat.beat(DISK)
     if mesh.is_root:
@@ -284,32 +286,38 @@ class _Keeper:
             self.commits.take(self._snapshot(progress), self.setup.mesh.world)
 
     def _snapshot(self, progress: Progress, keep: bool = True) -> Checkpoint:
+        from hvdkit.checkpoint.snapshots import Checkpoint  # where nothing is kept, nothing takes it
+
         rest = self.session.strategy.state()
         record = _record(self.setup, progress)
         return Checkpoint(record, self.session.state(keep) | rest)
 
 
 def _metrics_file(
-    out: Path | None, recipe: Recipe, progress: Progress, recounted: bool, beat: Callable[[], None]
+    out: Path, recipe: Recipe, progress: Progress, recounted: bool, beat: Callable[[], None]
 ) -> MetricsFile:
-    """metrics.jsonl and TensorBoard's events, cut to `progress`; writes nothing if `out` is None."""
+    """metrics.jsonl and TensorBoard's events, cut to `progress`."""
+    from hvdkit.handlers.metrics_file import MetricsFile
+
     event_file = None
-    if out and recipe.tensorboard:
+    if recipe.tensorboard:
         from hvdkit.handlers import tensorboard
 
         event_file = tensorboard.EventFile(out / tensorboard.FOLDER)
-    metrics_file = MetricsFile(out / "metrics.jsonl" if out else None, event_file)
+    metrics_file = MetricsFile(out / "metrics.jsonl", event_file)
     metrics_file.forget_after(progress, recounted, beat)
     return metrics_file
 
 
-def _record(setup: Setup, progress: Progress) -> snapshots.Record:
+def _record(setup: Setup, progress: Progress) -> Record:
+    from hvdkit.checkpoint.snapshots import Record
+
     adapter, script = setup.adapter, None
     if setup.task.own:
         from hvdkit.tasks.own import script_sha256
 
         script = script_sha256(setup.recipe)
-    return snapshots.Record(
+    return Record(
         progress=copy.copy(progress),
         np=setup.mesh.world.size,
         framework=adapter.NAME,
@@ -324,12 +332,18 @@ def _record(setup: Setup, progress: Progress) -> snapshots.Record:
 
 
 def _result(
-    setup: Setup, loop: Loop, session: Session, initial_state_sha256: str, train_s: float, first_step: int
+    setup: Setup,
+    loop: Loop,
+    session: Session,
+    used: dict[str, float],
+    initial_state_sha256: str,
+    train_s: float,
+    first_step: int,
 ) -> TrainResult:
     """The result of the run; collective, with the same figures on all ranks, but for digests, which rank 0 has."""
     adapter, recipe, mesh, topology = setup.adapter, setup.recipe, setup.mesh, setup.mesh.topology
     units = [samples * setup.task.units for samples in loop.step_samples]
-    measured, progress = measurement.gather(adapter, recipe, mesh, loop.clock, units), loop.progress
+    measured, progress = measurement.gather(adapter, recipe, mesh, loop.clock, used, units), loop.progress
     versions = adapter.versions()
     weights = ((name, array) for name, array in session.model_arrays(keep=mesh.is_root) if name in session.shapes)
     final = digest(weights)

@@ -18,8 +18,8 @@ from hvdkit.core.seam import Adapter
 from hvdkit.core.state import parameters_of
 from hvdkit.data.batches import ArraySplit, Batch, Dataset
 from hvdkit.errors import RunError
-from hvdkit.handlers.metrics_file import MetricsFile
-from hvdkit.handlers.standard import attach, check_ranks
+from hvdkit.handlers.rank_checks import check_ranks
+from hvdkit.handlers.standard import attach
 from hvdkit.recipe.schema import AdamW, EarlyStopping, Lamb, Lars, Optimizer, Recipe, Sgd
 
 RATES = (0.1, 0.1, 0.03, 0.03, 0.2)
@@ -132,10 +132,7 @@ def the_frameworks_own_loop_takes_the_same_updates(adapter: Adapter, topology: T
     """With a stop in an epoch."""
     recipe, dataset = small_run(topology)
     sessions = [make(tiny=True, precision="fp64", optimizer=recipe.optimizer) for _ in range(2)]
-    loops = [
-        attach(Loop(session, tasks.choose(recipe), recipe, mesh_of(topology), dataset), MetricsFile(None))
-        for session in sessions
-    ]
+    loops = [attach(Loop(session, tasks.choose(recipe), recipe, mesh_of(topology), dataset)) for session in sessions]
     assert loops[0].group_sizes == [2, 1] and loops[0].total_steps == 3
     loops[0].train()
     loops[1].run()
@@ -174,7 +171,7 @@ def a_handler_on_one_rank_ends_the_run_on_all(adapter: Adapter, topology: Topolo
     handler = EndsAtOne(asks=topology.rank == topology.size - 1)
     loop = Loop(session, tasks.choose(recipe), recipe, mesh_of(topology), dataset)
     kept: list[int] = []
-    attach(loop, MetricsFile(None), lambda progress, own: kept.append(progress.step), of_task=[handler]).train()
+    attach(loop, None, lambda progress, own: kept.append(progress.step), of_task=[handler]).train()
     assert handler.seen == [("epoch begins", 0, 0), ("step", 0, 1), ("epoch ends", 0, 1)], handler.seen
     assert loop.stopped_early == "stopped early after step 1 of 3: enough" and kept == [1] and loop.progress.evaluated
 
