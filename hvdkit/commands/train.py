@@ -92,7 +92,6 @@ def run(
     def look(last: bool = False) -> None:
         removals.look()
         tail.poll(last)
-        trackers.poll()
 
     arguments = ["--out", str(folder), *(["--resume"] if resume else [])]
     grace_s = PREEMPTION_GRACE_S if plan.recipe.checkpoint else 0.0
@@ -202,7 +201,7 @@ def _save_csv(folder: Path) -> None:
     csv_files.save_metrics(folder / "metrics.csv", lambda: read_metrics(folder / "metrics.jsonl"))
 
 
-def tracked(plan: Plan, folder: Path, group: str | None = None) -> tracking.Run:
+def tracked(plan: Plan, folder: Path, group: str | None = None) -> tracking.TrackedRun:
     """The run as trackers get it: the resolved recipe, and what the command line has chosen."""
     config: dict[str, Any] = plan.recipe.model_dump(mode="json") | {
         "framework": plan.framework,
@@ -211,7 +210,7 @@ def tracked(plan: Plan, folder: Path, group: str | None = None) -> tracking.Run:
         "launcher": plan.placement.launcher,
         "hvdkit_version": hvdkit.__version__,
     }
-    return tracking.Run(folder, config, group)
+    return tracking.TrackedRun(folder, config, group)
 
 
 def finished(plan: Plan, folder: Path) -> TrainResult | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.files import atomic
+from hvdkit.results.json_files import flat
 
 if TYPE_CHECKING:  # each command loads its own
     from hvdkit.results.bench import Bench
@@ -45,12 +46,12 @@ def save(path: Path, rows: Iterable[Row]) -> None:
 
     Without rows there is no file. Raises RunError if it cannot be written.
     """
-    flat = [_flat(row) for row in rows]
-    columns = list(dict.fromkeys(column for row in flat for column in row))
+    records = [flat(row) for row in rows]
+    columns = list(dict.fromkeys(column for row in records for column in row))
     if not columns:
         path.unlink(missing_ok=True)
         return
-    _write(path, columns, ([row.get(column) for column in columns] for row in flat))
+    _write(path, columns, ([_cell(row.get(column)) for column in columns] for row in records))
 
 
 def save_metrics(path: Path, lines: Callable[[], Iterable[MetricLine]]) -> None:
@@ -75,16 +76,6 @@ def _write(path: Path, columns: list[str], rows: Iterable[list[Any]]) -> None:
         writer.writerow(columns)
         writer.writerows(rows)
         text.detach()  # flushed; `atomic` closes the file
-
-
-def _flat(row: Row, prefix: str = "") -> dict[str, Any]:
-    cells: dict[str, Any] = {}
-    for key, value in row.items():
-        if isinstance(value, Mapping):
-            cells |= _flat(value, f"{prefix}{key}.")
-        else:
-            cells[prefix + key] = _cell(value)
-    return cells
 
 
 def _cell(value: Any) -> Any:

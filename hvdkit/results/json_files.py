@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
@@ -75,6 +76,14 @@ class Result(BaseModel):
     def __eq__(self, other: object) -> bool:
         """Whether the files have the same content, wherever they are."""
         return type(self) is type(other) and self.__dict__ == other.__dict__
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values in nested mappings by their keys, with dots between them."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
 
 
 def version(expected: int, remedy: str) -> BeforeValidator:

@@ -1,42 +1,52 @@
-"""The trackers of a command's runs, each served by a process of its own (`hvdkit/tracking/client.py`)."""
+"""The trackers of a command's runs (`--log`).
+
+No rank and no runtime needs their libraries: the command follows what rank 0 writes, and a thread passes it on.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import selectors
+import re
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from hvdkit.errors import Faults, RequestError, Stopped, nearest
+from hvdkit.errors import Faults, Stopped, nearest
+from hvdkit.files import write_atomic
 from hvdkit.handlers.tensorboard import scalars
 from hvdkit.launch.diagnosis.exits import Terminated
-from hvdkit.results.train import MetricLine, TrainResult, read_metrics, read_result
+from hvdkit.results.train import MetricLine, read_metrics, read_result
+from hvdkit.tracking.libraries import LIBRARIES
 
+T = TypeVar("T")
 TENSORBOARD = "tensorboard"  # written by rank 0, as the recipe's key says
-LIBRARIES = ("wandb", "mlflow")
 NAMES = (*LIBRARIES, TENSORBOARD)
 FOLDER = "tracking"  # within a run's folder
-OPEN_S = 120.0  # for a tracker to load, and to answer
-# Until a run is logged completely. After an interrupt whoever sent it waits.
-END_S, KILLED_S = 60.0, 5.0
+OPEN_S = 120.0  # for a library to load, and its server to answer
+END_S, KILLED_S = 30.0, 5.0  # until a run is logged completely; after an interrupt its sender waits
 # What is shown of a finished run, by the keys of result.json.
 _SUMMARY = (
     "images_per_second", "step_ms_p50", "step_ms_p90", "step_ms_p99", "train_loss", "val_accuracy", "val_loss",
     "peak_rss_mib", "train_s", "startup_s", "cpu_s_per_image", "bytes_per_step",
     "tokens_per_second", "model_flop_per_second",
 )  # fmt: skip
+# By a part of what MLflow says, which names no remedy that helps here.
+_REMEDIES = {
+    "filesystem tracking backend": "set MLFLOW_ALLOW_FILE_STORE=true, or MLFLOW_TRACKING_URI=sqlite:////…/mlflow.db",
+    "sqlite": f"run `{sys.executable} -m pip install mlflow`, or set MLFLOW_TRACKING_URI to a server",
+    "": "check its settings (docs/results.md), or leave the option out",
+}
 
 
 def check(names: Iterable[str]) -> list[str]:
@@ -63,36 +73,20 @@ def overrides(names: Iterable[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Run:
+class TrackedRun:
     """A run of `hvdkit train` as trackers get it. `group` is the comparison that it belongs to."""
 
     folder: Path
     config: Mapping[str, Any]
     group: str | None = None
 
-    @property
-    def place(self) -> Path:
-        """The folder of the trackers' own files."""
-        return self.folder / FOLDER
-
-    def opening(self) -> dict[str, Any]:
-        """What a tracker gets at the start."""
-        return {"name": self.folder.name, "group": self.group, "folder": str(self.place), "config": self.config}
-
-    def ending(self, status: str) -> dict[str, Any]:
-        """What a tracker gets at the end."""
-        files = {"result.json": self.folder / "result.json", "recipe.yaml": self.folder / "config.yaml"}
-        result = read_result(files["result.json"]) if status == "finished" else None
-        written = {name: str(path) for name, path in files.items() if path.exists()}
-        return {"status": status, "summary": _summary(result) if result else {}, "files": written}
-
-
-def _summary(result: TrainResult) -> dict[str, float]:
-    values = {key: getattr(result, key) for key in _SUMMARY}
-    values |= {f"validation.{name}": value for name, value in (result.validation or {}).items()}
-    averages = result.average_validation or {}
-    values |= {f"average_validation.{name}": value for name, value in averages.items()}
-    return {key: value for key, value in values.items() if value is not None}
+    def summary(self) -> dict[str, float]:
+        """The figures of the run, which has finished."""
+        result = read_result(self.folder / "result.json")
+        values = {key: getattr(result, key) for key in _SUMMARY}
+        for key in ("validation", "average_validation"):
+            values |= {f"{key}.{name}": value for name, value in (getattr(result, key) or {}).items()}
+        return {key: value for key, value in values.items() if value is not None}
 
 
 class Trackers:
@@ -102,180 +96,141 @@ class Trackers:
     """
 
     def __init__(self, names: Iterable[str], say: Callable[[str], None]) -> None:
-        self._clients = [_Client(name, say) for name in names if name in LIBRARIES]
-        self._run: Run | None = None
-        self._newest = (-1, False)  # line of the run that has been passed on
+        self._names, self._say, self._announced = [name for name in names if name in LIBRARIES], say, False
+        self._open: list[_Open] = []
+        self._stuck = False  # a call has not returned in time, so that nothing waits for the thread any more
+        self._run: TrackedRun | None = None
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        threading.Thread(target=self._work, name="trackers", daemon=True).start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """End the run that is open, as the error says, and the processes."""
-        try:
-            if self._run:
-                stopped = isinstance(error, KeyboardInterrupt | SystemExit | Stopped | Terminated)
-                self.end("finished" if error is None else "killed" if stopped else "failed")
-        finally:
-            for client in self._clients:
-                client.close()
+        """End the run that is open, as the error says."""
+        stopped = isinstance(error, KeyboardInterrupt | SystemExit | Stopped | Terminated)
+        self.end("finished" if error is None else "killed" if stopped else "failed")
+        for tracker in self._open:
+            self._wait(KILLED_S, tracker.close)
 
-    def begin(self, run: Run) -> None:
+    def _work(self) -> None:
+        """Call the libraries, one call after the other."""
+        while True:
+            future, call = self._calls.get()
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+    def _wait(self, seconds: float, call: Callable[[], T]) -> T | str:
+        """The result of a call or, in a line, why there is none."""
+        future: Future[T] = Future()
+        self._calls.put((future, call))
+        try:
+            return future.result(0 if self._stuck else seconds)
+        except TimeoutError:
+            self._stuck = True
+            return f"no answer within {seconds:.0f} s"
+        except Exception as error:
+            return reason(error)
+
+    def begin(self, run: TrackedRun) -> None:
         """Open a run. Raises RequestError with what each tracker says if that fails."""
-        if not self._clients:
+        if not self._names:
             return
-        faults, fresh = Faults(), not run.place.exists()
-        run.place.mkdir(exist_ok=True)
-        for client in self._clients:
-            client.open(run)
-        for client in self._clients:
-            with faults.collected():
-                client.wait_opened()
-        for client in [] if faults else self._clients:
-            client.announce()
-        self._run, self._newest = run, (-1, False)
+        faults, folder = Faults(), run.folder / FOLDER
+        fresh, self._open = not folder.exists(), []
+        folder.mkdir(exist_ok=True)
+        for name in self._names:
+            opened = self._wait(OPEN_S, partial(_Open, name, run, folder, self._say))
+            if isinstance(opened, str):
+                remedy = next(remedy for part, remedy in _REMEDIES.items() if part in opened)
+                faults.append(f"--log {name}: no run can be opened: {opened}; {remedy}")
+            else:
+                self._open.append(opened)
+        self._run = run
         if faults:
             self.end("failed")  # where others are open
             if fresh:
-                shutil.rmtree(run.place)
+                shutil.rmtree(folder)
         faults.report()
+        for tracker in [] if self._announced else self._open:  # one address is enough for a whole comparison
+            self._say(f"{tracker.name}: {tracker.where}")
+        self._announced = True
 
     def log(self, line: MetricLine) -> None:
-        """Pass on a line of metrics.jsonl."""
-        self._newest = max(self._newest, (line.step, line.ends_epoch))
-        for client in self._clients:
-            client.send(lines=[_values(line)])
-
-    def poll(self) -> None:
-        """Send what the processes can take, and report what they say; returns at once."""
-        for client in self._clients:
-            client.exchange()
+        """Pass on a line of metrics.jsonl; returns at once."""
+        for tracker in self._open:
+            self._calls.put((Future(), partial(tracker.log, line)))
 
     def end(self, status: str) -> None:
         """End the run with the status `finished`, `failed` or `killed`."""
         run, self._run = self._run, None
-        if run is None or not self._clients:
+        if run is None:
             return
-        if status == "finished":  # a finished run that is resumed, or one of a comparison, was not followed
-            for line in read_metrics(run.folder / "metrics.jsonl"):
-                if (line.step, line.ends_epoch) > self._newest:
-                    self.log(line)
-        message = run.ending(status)
-        for client in self._clients:
-            client.send(end=message)
-        for client in self._clients:
-            client.wait_ended(KILLED_S if status == "killed" else END_S)
+        for tracker in self._open:
+            seconds = KILLED_S if status == "killed" else END_S
+            if why := self._wait(seconds, partial(tracker.end, status)):
+                self._say(f"{tracker.name}: the run is not logged completely: {why}")
 
 
-def _values(line: MetricLine) -> list[Any]:
-    return [line.step, line.ends_epoch, scalars(line)]
+class _Open:
+    """A run that is open in one tracker. Its `log` and `end` wait for the tracker.
 
+    `tracking/NAME.json` keeps the tracker's id of the run and the last line that it has, so that a resumed run
+    continues in the same place without gaps or duplicates.
+    """
 
-class _Client:
-    """The process of one tracker. It starts with the first run; once it is gone, all methods do nothing."""
+    def __init__(self, name: str, run: TrackedRun, folder: Path, say: Callable[[str], None]) -> None:
+        self.name, self._run, self._say, self._state = name, run, say, folder / f"{name}.json"
+        known = json.loads(self._state.read_text()) if self._state.exists() else {}
+        self._library = LIBRARIES[name](run.config, run.folder.name, run.group, folder, known.get("id"))
+        self.where, self.close, self._failed = self._library.where, self._library.close, False
+        self._last = (known["step"], known["ends_epoch"]) if known.get("id") == self._library.id else (-1, False)
+        self._keep()
 
-    def __init__(self, name: str, say: Callable[[str], None]) -> None:
-        self._name, self._say = name, say
-        self._process: subprocess.Popen[bytes] | None = None
-        self._selector = selectors.DefaultSelector()
-        self._unsent, self._unread = b"", b""
-        self._answers: set[str] = set()
-        self._fault, self._where, self._runs = "", "", 0
-
-    @property
-    def _alive(self) -> bool:
-        return bool(self._selector.get_map())
-
-    def open(self, run: Run) -> None:
-        """Ask for a run; `wait_opened` waits for it."""
-        if self._process is None:
-            self._log = run.place / f"{self._name}.log"
-            with self._log.open("wb") as log:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "hvdkit.tracking.client", self._name],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    start_new_session=True,  # Ctrl-C is for the command alone
-                )
-            assert self._process.stdin and self._process.stdout
-            os.set_blocking(self._process.stdin.fileno(), False)
-            self._selector.register(self._process.stdout, selectors.EVENT_READ)
-        self._answers.clear()
-        self._runs += 1
-        self.send(open=run.opening())
-
-    def wait_opened(self) -> None:
-        """Wait until the run is open. Raises RequestError if it is not."""
-        if not self._wait("opened", OPEN_S):
-            said = self._log.read_text(errors="replace").split("\n")[-2:-1]
-            ended = ": ".join(["its process has ended", *said])
-            fault = self._fault or (f"no answer within {OPEN_S:.0f} s" if self._alive else ended)
-            remedy = "check its settings (docs/results.md), or leave the option out"
-            if "sqlite" in fault:  # what mlflow-skinny says of MLflow's default
-                remedy = f"run `{sys.executable} -m pip install mlflow`, or set MLFLOW_TRACKING_URI to a server"
-            if "filesystem tracking backend" in fault:  # MLflow's, without a server; it names no remedy here
-                remedy = "set MLFLOW_ALLOW_FILE_STORE=true, or MLFLOW_TRACKING_URI=sqlite:////…/mlflow.db"
-            raise RequestError(f"--log {self._name}: no run can be opened: {fault}; {remedy}")
-
-    def announce(self) -> None:
-        """Say where the run can be seen; one address is enough for a whole comparison."""
-        if self._runs == 1:
-            self._say(f"{self._name}: {self._where}")
-
-    def wait_ended(self, seconds: float) -> None:
-        """Wait until the run has ended."""
-        if self._alive and not self._wait("ended", seconds) and self._alive:
-            self._say(f"{self._name}: the run is not logged completely after {seconds:.0f} s; its log: {self._log}")
-
-    def _wait(self, answer: str, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while self._alive and answer not in self._answers and time.monotonic() < deadline:
-            self.exchange(0.1)
-        return answer in self._answers
-
-    def send(self, **message: Any) -> None:
-        """Send a message, as soon as the process takes it."""
-        if self._alive:
-            self._unsent += json.dumps(message).encode() + b"\n"
-            self.exchange()
-
-    def exchange(self, timeout_s: float = 0.0) -> None:
-        """Send what the process takes, and read what it answers within the timeout."""
-        if not self._alive:
+    def log(self, line: MetricLine) -> None:
+        """Log a line, except what is known: a resumed run writes its earlier lines again. A failure is a warning."""
+        if self._failed or (line.step, line.ends_epoch) <= self._last:
             return
-        assert self._process and self._process.stdin and self._process.stdout
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            while self._unsent:
-                self._unsent = self._unsent[os.write(self._process.stdin.fileno(), self._unsent) :]
-        if not self._selector.select(timeout_s):
-            return
-        data = os.read(self._process.stdout.fileno(), 2**16)
-        *texts, self._unread = (self._unread + data).split(b"\n")
-        for text in texts:
-            answer = json.loads(text)
-            self._answers |= answer.keys()
-            self._fault = answer.get("fault", self._fault)
-            self._where = answer.get("opened", self._where)
-            if "warning" in answer:
-                self._say(f"{self._name}: {answer['warning']}")
-        if not data:
-            self._selector.unregister(self._process.stdout)
-            if "opened" in self._answers and "ended" not in self._answers:
-                self._say(f"{self._name}: logging has ended, training continues; see {self._log}")
-
-    def close(self) -> None:
-        """End the process."""
-        if self._process is None:
-            return
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.close()
         try:
-            self._process.wait(KILLED_S)
-        except subprocess.TimeoutExpired:
-            pass
+            self._log(line)
+        except Exception as error:
+            self._failed = True
+            later = "training continues, and they are logged at its end"
+            self._say(f"{self.name}: metrics cannot be logged: {reason(error)}; {later}")
+
+    def _log(self, line: MetricLine) -> None:
+        self._library.log(line.step, scalars(line))
+        self._last = (line.step, line.ends_epoch)
+        self._keep()
+
+    def _keep(self) -> None:
+        state = {"id": self._library.id, "step": self._last[0], "ends_epoch": self._last[1]}
+        write_atomic(self._state, json.dumps(state) + "\n")
+
+    def end(self, status: str) -> None:
+        """Log what has not been logged, and end the run."""
+        finished = status == "finished"
+        folder = self._run.folder
+        files = {"result.json": folder / "result.json", "recipe.yaml": folder / "config.yaml"}
+        try:
+            for line in read_metrics(folder / "metrics.jsonl") if finished or self._failed else ():
+                if (line.step, line.ends_epoch) > self._last:
+                    self._log(line)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # what is left of it, and what it has started
-            self._process.wait()
-            self._process.stdout.close()
-            self._selector.close()
+            self._library.end(
+                status,
+                max(0, self._last[0]),
+                self._run.summary() if finished else {},
+                {name: path for name, path in files.items() if path.exists()},
+            )
+
+
+def reason(error: Exception) -> str:
+    """An error in a line, without credentials."""
+    text = " ".join(re.sub(r"(?<=://)[^/@\s]+(?=@)", "…", str(error) or type(error).__name__).split())
+    for name, value in os.environ.items():
+        if re.search("KEY|TOKEN|PASSWORD|SECRET", name, re.IGNORECASE) and len(value) >= 6:
+            text = text.replace(value, "…")
+    return text if len(text) <= 300 else f"{text[:297]}..."
