@@ -3,9 +3,8 @@
     .venv/bin/python -m benchmarks.data [--data imagefolder] [--framework pytorch] [--rounds 5]
 
 Folders of JPEG files (500×375, drawn) at 224 px against ResNet-50, digits and CIFAR-10 (random pixels) against
-ResNet-20, with the training changes of each, by one thread either way and one after the other. Also how long a listing
-of 100,000 files takes. Rounds that are done are kept in `runs/data`; give `--fresh` after a change of code. Writes
-data.json and data.md beside itself.
+ResNet-20, with the training changes of each, by one thread either way and one after the other. Rounds that are done
+are kept in `runs/data`; give `--fresh` after a change of code. Writes data.json and data.md beside itself.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import numpy as np
 
 from benchmarks import harness
 
-PICTURES, LISTED, MARK = 256, 100_000, 1.5
+PICTURES, MARK = 256, 1.5
 # data -> (recipe that consumes it, its overrides, images a batch)
 SMALL = ("resnet20-digits", ["steps=25", "warmup_steps=10", "threads=1"], 32)
 KINDS: dict[str, tuple[str, list[str], int]] = {
@@ -45,13 +44,12 @@ def main() -> None:
     pairs = [f"{kind}/{name}" for kind in args.data or KINDS for name in args.framework or harness.FRAMEWORKS]
     found = harness.rounds(keep, pairs, ("delivered", "consumed"), args.rounds, partial(measure, keep / "files"))
     rows = [row(*pair.split("/"), found[pair]) for pair in pairs]
-    listing = harness.elsewhere(listed, "pytorch", folder=str(keep / "files"))
-    outcome = {"mark": MARK, "rounds": args.rounds, "rows": rows, "listing": listing, "versions": versions()}
+    outcome = {"mark": MARK, "rounds": args.rounds, "rows": rows, "versions": versions()}
     harness.publish("data", outcome, args.out)
 
 
 def draw(folder: Path) -> None:
-    """Photograph-like JPEG files of about 110 KB, CIFAR's files with random pixels, and many empty files to list."""
+    """Photograph-like JPEG files of about 110 KB, and CIFAR's files with random pixels."""
     if folder.exists():
         return
     from PIL import Image
@@ -72,12 +70,6 @@ def draw(folder: Path) -> None:
         records = numbers.integers(0, 256, (10_000, 3073), dtype=np.uint8)
         records[:, 0] %= 10
         records.tofile(made / "cifar" / name)
-    for label in range(100):
-        for split, number in (("train", LISTED // 100), ("val", 1)):
-            place = made / "many" / split / f"n{label:08}"
-            place.mkdir(parents=True)
-            for index in range(number):
-                (place / f"n{label:08}_{index}.JPEG").touch()
     made.replace(folder)
 
 
@@ -104,24 +96,6 @@ def delivered(kind: str, folder: str, seconds: float = 5) -> float:
 
     rate(2)
     return rate(seconds)
-
-
-def listed(folder: str) -> dict[str, float]:
-    """How long `open_dataset` takes over the empty files, and how much memory it adds at its peak."""
-    from hvdkit.data.batches import open_dataset
-    from hvdkit.recipe.schema import ImageFolder
-
-    kind = ImageFolder(name="imagefolder", path=f"{folder}/many", corrupt="replace")
-    before, started = _peak_mib(), time.perf_counter()
-    dataset = open_dataset(kind, 100, 1)
-    taken = time.perf_counter() - started
-    return {"files": len(dataset.train), "seconds": taken, "added_mib": _peak_mib() - before}
-
-
-def _peak_mib() -> float:
-    """This process's largest resident memory; getrusage's begins with that of the process that started it."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
 
 
 def measure(files: Path, pair: str, _: int, side: str, folder: Path) -> float:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ RANKS, BATCH, IMAGES = 4, 16, 4000
 STEPS_PER_EPOCH = IMAGES // (RANKS * BATCH)
 PARAMETERS = parameter_count(architecture("resnet20", 10))
 FREE_MBIT_PER_S = 10_000.0
-# The first guess at what dense communication costs (`starved.solve`): a ring over links of which 92 % is used.
+# The first guess at what dense communication costs: a ring over links of which 92 % is used.
 FIRST_COST = 8e-3 * 2 * (RANKS - 1) / RANKS * 4 * PARAMETERS / 0.92
 RECIPE, KEYS = "resnet20-digits", ["data={name: mnist5k}", f"batch_size={BATCH}", "threads=1"]
 EPOCHS, SEEDS, ROUNDS = 6, 3, 2
@@ -99,18 +99,13 @@ class Bench:
     def rate(self, network: Network, framework: str, share: float) -> float:
         """The links' rate at which dense communication has this share of the framework's step: found once, and kept."""
 
-        def run(_: str, number: int, side: str, folder: Path) -> dict[str, Any]:
-            def computing() -> float:
-                return step_ms(timed(network, FREE_MBIT_PER_S, framework, COMPUTING, folder / COMPUTE))
-
-            def both(rate: float) -> tuple[float, float]:
-                """One directly after the other, as a machine's speed changes over hours."""
-                dense = step_ms(timed(network, rate, framework, METHODS[DENSE], folder / f"{rate:.2f}"))
-                alone = computing()
-                say(f"{framework}, {rate:.2f} Mbit/s: {starved.share_of(alone, dense):.1%} communication")
-                return alone, dense
-
-            return asdict(starved.solve(share, self.cost, both, computing()))
+        def run(_: str, number: int, side: str, folder: Path) -> dict[str, float]:
+            alone = step_ms(timed(network, FREE_MBIT_PER_S, framework, COMPUTING, folder / COMPUTE))
+            guess = starved.rate_for(share, alone, self.cost)
+            dense = step_ms(timed(network, guess, framework, METHODS[DENSE], folder / DENSE))
+            say(f"{framework}, {guess:.2f} Mbit/s: {starved.share_of(alone, dense):.1%} communication")
+            cost = (dense - alone) * guess
+            return {"mbit_per_s": starved.rate_for(share, alone, cost), "cost": cost}
 
         (found,) = harness.rounds(self.keep / "rates", [f"{framework}/{share:g}"], ["found"], 1, run).popitem()[1]
         self.cost = found["found"]["cost"]

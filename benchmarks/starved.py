@@ -7,8 +7,7 @@ limit. A method whose step takes t has the speedup d/t and reaches (d/t)/(d/c) =
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
@@ -16,16 +15,6 @@ COMPUTE, DENSE = "compute", "dense"
 CLOSE = 0.01  # of dense's mean accuracy: as good
 MARKS = {0.7: 0.95, 0.9: 0.85}  # the share of the limit to be reached, by communication's share of the dense step
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Solved:
-    """A link's rate, the share that dense communication had of a step there, and k, what it costs."""
-
-    mbit_per_s: float
-    share: float
-    cost: float
-    tries: int
 
 
 def share_of(compute_ms: float, dense_ms: float) -> float:
@@ -39,37 +28,15 @@ def limit_of(share: float) -> float:
 
 
 def rate_for(share: float, compute_ms: float, cost: float) -> float:
-    """The rate in Mbit/s at which communication has this share of a step."""
+    """The rate in Mbit/s at which communication has this share of a step; `cost` is k.
+
+    Raises ValueError for a share that no rate has, and where communication costs nothing.
+    """
     if not 0 < share < 1:
         raise ValueError(f"share: expected more than 0 and less than 1, got {share}")
+    if cost <= 0:
+        raise ValueError("the dense step is no longer than computing")
     return cost * (1 - share) / (compute_ms * share)
-
-
-def solve(
-    share: float,
-    cost: float,
-    measured: Callable[[float], tuple[float, float]],
-    compute_ms: float,
-    tolerance: float = 0.01,
-    most: int = 3,
-) -> Solved:
-    """The rate for a share, by trying: `measured(rate)` gives the step that only computes and the dense one, in ms.
-
-    `cost` is the first guess at k, `compute_ms` at the computing. Each try chooses the next rate, so a wrong guess
-    costs one more; after `most` of them the nearest counts, as a busy machine may have disturbed the last.
-    """
-    tried: list[Solved] = []
-    while len(tried) < most:
-        rate = rate_for(share, compute_ms, cost)
-        compute_ms, dense_ms = measured(rate)
-        if dense_ms <= compute_ms:
-            raise ValueError(f"the dense step, {dense_ms:.1f} ms, is no longer than computing, {compute_ms:.1f} ms")
-        cost = (dense_ms - compute_ms) * rate
-        tried.append(Solved(rate, share_of(compute_ms, dense_ms), cost, len(tried) + 1))
-        if abs(tried[-1].share - share) <= tolerance:
-            break
-    nearest = min(tried, key=lambda one: abs(one.share - share))
-    return replace(nearest, tries=len(tried))
 
 
 def as_accurate(mean: float, dense: Sequence[float]) -> bool:

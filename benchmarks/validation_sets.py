@@ -141,7 +141,7 @@ def googlenet() -> Iterator[Row]:
 
 
 def _traced(work: Workload, sent: Sequence[float]) -> float:
-    tasks = [Task("forward", "forward", "device", work.forward_s)]
+    tasks = [Task("forward", "forward", "device", work.parts(1.0).forward_s)]
     for tensor, seconds in zip(work.tensors, sent, strict=True):
         tasks.append(Task(f"backward {tensor.name}", "backward", "device", tensor.segment_s))
         tasks.append(Task(tensor.name, "communication", "network", seconds, (Edge(f"backward {tensor.name}"),)))

@@ -22,35 +22,12 @@ from tests.cluster import starving
 COMPUTE_MS, COST = 300.0, 14_000.0  # of an invented machine: a dense step takes 300 + 14000/r ms
 
 
-def _invented(rate: float) -> tuple[float, float]:
-    return COMPUTE_MS, COMPUTE_MS + COST / rate
-
-
-def test_the_rate_is_found_however_wrong_the_guess() -> None:
-    for share in (0.7, 0.9):
-        for guess in (0.3 * COST, COST, 5 * COST):
-            found = starved.solve(share, guess, _invented, COMPUTE_MS)
-            assert found.share == pytest.approx(share, abs=1e-9)
-            assert found.mbit_per_s == pytest.approx(COST * (1 - share) / (COMPUTE_MS * share))
-            assert found.tries == (1 if guess == COST else 2)
-            assert found.cost == pytest.approx(COST)
-
-
-def test_latency_beside_bandwidth_takes_one_try_more() -> None:
-    found = starved.solve(0.7, 3 * COST, lambda rate: (COMPUTE_MS, COMPUTE_MS + 60 + COST / rate), COMPUTE_MS)
-    assert found.share == pytest.approx(0.7, abs=0.02) and found.tries <= 3
-
-
-def test_a_machine_that_wavers_gets_the_nearest_try() -> None:
-    tries = iter([(300.0, 1035.0), (300.0, 1300.0), (300.0, 1050.0)])  # 71.0 %, 76.9 % and 71.4 %
-    found = starved.solve(0.7, COST, lambda rate: next(tries), COMPUTE_MS, tolerance=0.005)
-    assert found.share == pytest.approx(1 - 300 / 1035) and found.tries == 3
-    assert found.mbit_per_s == pytest.approx(starved.rate_for(0.7, COMPUTE_MS, COST))
-
-
 def test_no_rate_where_communication_costs_nothing() -> None:
+    assert starved.share_of(COMPUTE_MS, COMPUTE_MS + COST / starved.rate_for(0.7, COMPUTE_MS, COST)) == (
+        pytest.approx(0.7)
+    )
     with pytest.raises(ValueError, match="no longer than computing"):
-        starved.solve(0.7, COST, lambda rate: (COMPUTE_MS, COMPUTE_MS), COMPUTE_MS)
+        starved.rate_for(0.7, COMPUTE_MS, 0.0)
     for share in (0.0, 1.0, 1.5):
         with pytest.raises(ValueError, match="share"):
             starved.rate_for(share, COMPUTE_MS, COST)

@@ -22,7 +22,7 @@ from hvdkit.simulator import candidates, doubt, plans, refusals, step
 from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.candidates import MOST_RANKS, Candidate, Kind
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.guesses import guesses
+from hvdkit.simulator.doubt import guesses
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.plans import Plans
 from hvdkit.simulator.predict import Point, Record, cases, checked, of_batch_norm, point
@@ -215,30 +215,23 @@ def _suggestion(
     bill = money.at(change.cluster) if change.other_machines else money
     cost = bill.of(after.step_ms, after.batch_size, change.ranks)
     before = money.of(today.step_ms, today.batch_size, today.ranks)
-    comparable = before.train is not None and cost.train is not None and bill.currency == money.currency
+    comparable = bill.currency == money.currency and None not in (before.train_cost, cost.train_cost)
     return Suggestion(
         kind=change.kind,
         what=change.what,
         settings=change.changed,
         recipe=change.recipe,
-        ranks=change.ranks,
-        step_ms=after.step_ms,
-        images_per_second=after.images_per_second,
+        **after.model_dump(include={"ranks", "step_ms", "images_per_second", "warnings"}),
+        **cost._asdict(),
         gain=gain,
         gain_low=bounds[0],
         gain_high=bounds[1],
         sure=certain and bounds[0] > 1,
-        epoch_s=cost.epoch_s,
-        train_s=cost.train_s,
-        epoch_cost=cost.epoch,
-        train_cost=cost.train,
-        cost_per_million_images=cost.per_million,
         currency=None if bill.price is None else bill.currency,
-        saved=before.train - cost.train if comparable else None,  # type: ignore[operator]
+        saved=before.train_cost - cost.train_cost if comparable else None,  # type: ignore[operator]
         points_lost=_points_lost(change.evidence),
         effort=change.effort,
         risk="; ".join(_known(change.evidence)) or "none: the same arithmetic",
-        warnings=after.warnings,
     )
 
 

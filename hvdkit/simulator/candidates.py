@@ -113,14 +113,19 @@ def hardware(now: Candidate) -> Iterator[Candidate]:
         if ranks <= (now.cluster.largest or MOST_RANKS):
             what = f"{ranks} ranks instead of {now.ranks}"
             yield replace(now, kind="hardware", what=what, ranks=ranks, effort="more machines", evidence=("ranks",))
+    for other, faster in other_machines(now):
+        if faster.speed > now.settings.speed and now.ranks <= (other.largest or MOST_RANKS):
+            yield replace(
+                now, kind="hardware", what=f"{other.device.name}s on {other.name}", settings=faster, cluster=other,
+                changed={"speed": faster.speed}, effort="other machines", other_machines=True,
+            )  # fmt: skip
+
+
+def other_machines(now: Candidate) -> Iterator[tuple[Cluster, Settings]]:
+    """The clusters that hvdkit ships whose device has a known speed, if this one's has, with today's settings there."""
     mine = now.cluster.device.relative_speed
     for name in clusters.shipped() if mine else ():
         other = clusters.load(Path(name))
-        speed = other.device.relative_speed
-        if not mine or not speed or speed <= mine or now.ranks > (other.largest or MOST_RANKS):
-            continue
-        faster = now.settings.model_copy(update={"speed": now.settings.speed * speed / mine, "link": {}})
-        yield replace(
-            now, kind="hardware", what=f"{other.device.name}s on {name}", settings=faster, cluster=other,
-            changed={"speed": faster.speed}, effort="other machines", other_machines=True,
-        )  # fmt: skip
+        if mine and (speed := other.device.relative_speed):
+            scaled = {"speed": now.settings.speed * speed / mine, "link": {}}
+            yield other, now.settings.model_copy(update=scaled)

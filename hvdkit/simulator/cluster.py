@@ -74,12 +74,9 @@ Pieces = Annotated[list[Piece], Field(min_length=1, max_length=64), AfterValidat
 class Level(Strict):
     """Links between the groups of the level below (between single ranks, at the first level).
 
-    `ranks` is the largest number of ranks that it connects, None if there is no limit (only at the last level).
-    `pieces` is the time of one flow of messages. Each group below has `ports` such links, which flows in one direction
-    share evenly. `busy` is the fraction that other users take. `oversubscription` divides the rate when all groups
-    send at once. `contention` is by how much more the time of the bytes grows with each doubling of the groups beyond
-    two, on networks that are shared with others. `varies_percent` describes networks whose rate is another in each run,
-    as in clouds: log-normal, so that 90 % of runs have at most 1 + varies_percent / 100 times the time, or its inverse.
+    Only the last level's `ranks` may be None. Flows in one direction share a group's `ports` evenly. `contention` is of
+    networks that are shared with others. `varies_percent` is of networks whose rate is another in each run, as in
+    clouds: log-normal, so that 90 % of runs have at most 1 + varies_percent / 100 times the time, or its inverse.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$", description="name of the kind of link")
@@ -91,7 +88,6 @@ class Level(Strict):
     contention: float = Field(
         0.0, ge=0, le=10, description="fraction by which bytes take longer for each doubling of groups beyond two"
     )
-
     varies_percent: Percent = Field(
         0.0, description="by how much its rate differs from run to run: 90 % of runs are within it, either way"
     )
@@ -102,11 +98,7 @@ class Level(Strict):
 
 
 class Measured(Strict):
-    """The measured time of a collective over `ranks` ranks, as a function of the bytes per rank.
-
-    `residual_percent` is the root mean squared relative error of the fit over the measured sizes, which go from
-    `smallest_bytes` to `largest_bytes`. A prediction for a larger size carries a warning.
-    """
+    """The measured time of a collective. A prediction for a size beyond `largest_bytes` carries a warning."""
 
     operation: Operation = Field(description="the collective")
     ranks: int = Field(ge=2, le=10**9, description="how many took part")
@@ -127,11 +119,7 @@ class Measured(Strict):
 
 
 class Device(Strict):
-    """What computes. `relative_speed` compares devices of cluster files (a P100 has 1), for `hvdkit advise`.
-
-    `memory_bytes_per_s` is the rate of copies within the device (fusion buffers, compression), `host_bytes_per_s` that
-    of copies from the host to the device.
-    """
+    """What computes. `hvdkit advise` compares devices by `relative_speed`."""
 
     name: str = Field(min_length=1, max_length=100, description="name of the GPU or processor")
     memory_mib: Positive | None = Field(None, description="memory of a device; null: unknown")
@@ -144,13 +132,8 @@ class Device(Strict):
 class Software(Strict):
     """What the collective library costs in addition to the links.
 
-    A reduction sums `reduction_bytes_per_s`. In each cycle, Horovod's ranks take `negotiation_us` to agree, and
-    `negotiation_us_per_doubling` more for each doubling of ranks: with its cache they combine a bit vector. Without the
-    cache, as before Horovod 0.16, a coordinator takes `negotiation_us_per_rank`. The library takes the fastest of
-    `algorithms`, and sends over `streams` at once. If `synchronous`, Horovod's loop waits until a collective has ended
-    (Gloo and MPI do, NCCL does not), so there is one stream.
-    MPI without GPU support copies each gradient from the device to the host and back at `staging_bytes_per_s`, and the
-    device waits. Each step takes `several_hosts_us` longer once a second host takes part.
+    With Horovod's cache ranks combine a bit vector to agree, without it a coordinator asks each of them. If
+    `synchronous`, there is one stream. MPI without GPU support has `staging_bytes_per_s`.
     """
 
     reduction_bytes_per_s: Positive | None = Field(None, description="bytes that a reduction sums; null: no limit")
@@ -179,11 +162,7 @@ class Software(Strict):
 
 
 class Cluster(Strict):
-    """The whole file. `jitter` is the coefficient of variation of a rank's compute time from step to step.
-
-    `residual_percent` is the expected error of predicted communication where no measured collective gives a better
-    estimate. `source` says where the figures come from.
-    """
+    """The whole file."""
 
     schema_version: Annotated[Literal[1], version(1, "measure again")] = Field(
         description="version of this kind of file"

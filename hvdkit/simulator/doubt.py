@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from hvdkit.simulator.calibration import Calibration
-from hvdkit.simulator.guesses import guesses
+from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.step import Case
 
 # Priors in percent, each half the width of a 90 % interval.
@@ -81,6 +81,29 @@ def expected(fitted: Calibration, base: Case) -> Doubt:
         1 + max(wire, more[-1]) / 100,
         tuple(dict.fromkeys(warnings)),
     )
+
+
+def guesses(fitted: Calibration, cluster: Cluster, speed: float = 1.0) -> list[str]:
+    """What is taken for granted without any measurement: that the profile's device is the cluster's.
+
+    A line for each, with what to do; where there is one, no change is called sure. `speed` is that of the cluster's
+    device, relative to the profile's.
+    """
+    device, faster = cluster.device, f"{speed:g} times as fast"
+    if fitted.on_cpu and device.relative_speed:
+        if speed != 1:
+            return [f"the profile is of CPUs, and {device.name}s are taken to be {faster} in every layer"]
+        return [
+            f"the profile is of CPUs: this predicts them on {cluster.name}'s links, not {device.name}s; "
+            "say how many times as fast those are (--set speed=30), or profile on one of them"
+        ]
+    named = device.relative_speed and not fitted.on_cpu and fitted.processor
+    if named and device.name.lower() not in fitted.processor.lower() and speed == 1:
+        return [
+            f"the profile is of {fitted.processor}, {cluster.name} has {device.name}s: this predicts the former; "
+            "say how many times as fast a device of the cluster is (--set speed=0.5), or profile on one of them"
+        ]
+    return []
 
 
 def of_device(times: float) -> float:

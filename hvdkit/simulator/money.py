@@ -17,9 +17,9 @@ class Bill(NamedTuple):
 
     epoch_s: float | None
     train_s: float | None
-    epoch: float | None
-    train: float | None
-    per_million: float | None
+    epoch_cost: float | None
+    train_cost: float | None
+    cost_per_million_images: float | None
 
 
 @dataclass(frozen=True)

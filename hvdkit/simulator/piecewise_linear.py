@@ -5,6 +5,7 @@ Communication costs are sums, minima and maxima of such functions.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,10 +50,6 @@ class PiecewiseLinear:
     def times(self, factor: float) -> PiecewiseLinear:
         """So many times the time."""
         return PiecewiseLinear(self.starts, self.latency * factor, self.slope * factor)
-
-    def plus(self, seconds: float) -> PiecewiseLinear:
-        """The same with another latency on top."""
-        return PiecewiseLinear(self.starts, self.latency + seconds, self.slope)
 
     @property
     def ray(self) -> PiecewiseLinear:
@@ -216,23 +213,19 @@ def fit(sizes: Sequence[float], seconds: Sequence[float], most: int = 8) -> list
     x, y = x[order], y[order]
     count, scale = len(x), max(float(x[-1]), 1.0)
     lines, cost = _lines(x / scale, y)
-    best, choice = cost[0].copy(), {(1, end): 0 for end in range(count + 1)}
-    chosen, chosen_score = 1, _score(best[count], count, 1)
+    best, scores = cost[0], [_score(cost[0, count], count, 1)]
+    choices: list[Any] = []  # by piece from the second on, where it begins for each end
     for pieces in range(2, most + 1):
         through = best[:, None] + cost
+        choices.append(through.argmin(axis=0))
         best = through.min(axis=0)
-        for end in range(count + 1):
-            choice[pieces, end] = int(through[:, end].argmin())
-        score = _score(best[count], count, pieces)
-        if score < chosen_score:
-            chosen, chosen_score = pieces, score
-    fitted, end = [], count
-    for pieces in range(chosen, 0, -1):
-        begin = choice[pieces, end]
-        fitted.append((begin, lines[begin, end] / (1.0, scale)))
-        end = begin
+        scores.append(_score(best[count], count, pieces))
+    bounds = [count]
+    for choice in reversed(choices[: int(np.argmin(scores))]):
+        bounds.insert(0, int(choice[bounds[0]]))
     curve: list[Piece] = []
-    for begin, (latency, slope) in reversed(fitted):
+    for begin, end in itertools.pairwise([0, *bounds]):
+        latency, slope = lines[:, begin, end] / (1.0, scale)
         rate = min(1e18, 8e-6 / max(slope, 1e-30))
         start = _start(curve[-1], latency, slope, x[begin - 1], x[begin]) if curve else 0
         least = (1 - MOST_FALL) * curve[-1].microseconds(start) if curve else 0.0
@@ -275,35 +268,26 @@ def _on(cost: PiecewiseLinear, starts: Floats) -> tuple[Floats, Floats]:
 def _lines(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     """The best line through each run of points [begin, end): (latency, slope), neither below 0, and its error.
 
-    Shapes are (count + 1, count + 1, 2) and (count + 1, count + 1). The error is the sum of squared relative errors,
+    Shapes are (2, count + 1, count + 1) and (count + 1, count + 1). The error is the sum of squared relative errors,
     infinite where a run of points cannot be a piece.
     """
-    count = len(x)
-    w = 1 / y
-    terms = np.stack([w * w, w * w * x, w * w * x * x, w, w * x, np.ones(count)])
-    sums = np.concatenate([np.zeros((6, 1)), terms.cumsum(axis=1)], axis=1)
-    lines, cost = np.zeros((count + 1, count + 1, 2)), np.full((count + 1, count + 1), math.inf)
-    for begin in range(count):
-        ends = np.arange(begin + 1, count + 1)
-        ww, wwx, wwxx, s, sx, n = sums[:, ends] - sums[:, [begin]]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            determinant = ww * wwxx - wwx * wwx
-            both = np.stack([s * wwxx - sx * wwx, ww * sx - wwx * s]) / determinant
-            flat, steep = np.stack([s / ww, np.zeros(len(ends))]), np.stack([np.zeros(len(ends)), sx / wwxx])
-        both[:, ~(determinant > 1e-9 * ww * wwxx) | (both < 0).any(axis=0)] = np.nan
+    count, w, v = len(x), 1 / y, x / y
+    terms = np.stack([w * w, w * v, v * v, w, v, np.ones(count)]).cumsum(axis=1)
+    sums = np.concatenate([np.zeros((6, 1)), terms], axis=1)
+    ww, wv, vv, sw, sv, n = sums[:, None, :] - sums[:, :, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        determinant = ww * vv - wv * wv
+        both = np.stack([sw * vv - sv * wv, ww * sv - wv * sw]) / determinant
+        both[:, ~(determinant > 1e-9 * ww * vv) | (both < 0).any(axis=0)] = np.nan
+        flat, steep = np.stack([sw / ww, np.zeros_like(n)]), np.stack([np.zeros_like(n), sv / vv])
         candidates = np.stack([both, flat, steep])
         a, b = candidates[:, 0], candidates[:, 1]
-        with np.errstate(invalid="ignore"):
-            squares = a * a * ww + 2 * a * b * wwx + b * b * wwxx - 2 * a * s - 2 * b * sx + n
-        squares = np.where(np.isfinite(squares), np.maximum(squares, 0), math.inf)
-        which = squares.argmin(axis=0)
-        piece = ends - begin >= _FEWEST
-        piece[:-1] &= x[ends[:-1]] > x[ends[:-1] - 1]  # equal sizes belong to one piece
-        if begin == 0:
-            piece[-1] = True
-        lines[begin, ends] = candidates[which, :, np.arange(len(ends))]
-        cost[begin, ends] = np.where(piece, squares[which, np.arange(len(ends))], math.inf)
-    return lines, cost
+        squares = a * a * ww + 2 * a * b * wv + b * b * vv - 2 * a * sw - 2 * b * sv + n
+    squares = np.where(np.isfinite(squares), np.maximum(squares, 0), math.inf)
+    lines = np.take_along_axis(candidates, squares.argmin(axis=0)[None, None], axis=0)[0]
+    piece = (n >= _FEWEST) & np.concatenate([[False], x[1:] > x[:-1], [True]])  # equal sizes belong to one piece
+    piece[0, count] = True
+    return lines, np.where(piece, squares.min(axis=0), math.inf)
 
 
 def _start(before: Piece, latency: float, slope: float, last: float, first: float) -> int:

@@ -8,17 +8,17 @@ out, unless today has as few: the accuracy that they reach is not known (Goyal e
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from statistics import NormalDist
 
+from pydantic import Field
+
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import sweep as sweeping
 from hvdkit.simulator.calibration import calibrate
-from hvdkit.simulator.candidates import MOST_RANKS, Candidate
+from hvdkit.simulator.candidates import MOST_RANKS, Candidate, other_machines
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.guesses import guesses
-from hvdkit.simulator.money import Money
+from hvdkit.simulator.doubt import guesses
+from hvdkit.simulator.money import Bill, Money
 from hvdkit.simulator.predict import Record
 from hvdkit.simulator.refusals import refusal
 from hvdkit.simulator.settings import Settings
@@ -31,6 +31,7 @@ class Way(Record):
 
     `sure` says that the slow end is within budget and deadline too, and that nothing is a guess. `probability` is that
     of the limits being kept: times are log-normal on both sides of the expected one, 90 % of them in the interval.
+    `excess` is the expected time or cost relative to its limit, whichever is larger.
     """
 
     cluster: str
@@ -45,6 +46,7 @@ class Way(Record):
     currency: str
     probability: float
     sure: bool
+    excess: float = Field(0.0, exclude=True)
 
 
 class Plans(Record):
@@ -67,7 +69,7 @@ def search(profile: Profile, now: Candidate, money: Money) -> Plans:
     batch = now.settings.batch_size or profile.batch_size * profile.accumulate
     largest = max(now.ranks * batch, (money.samples or 0) // _LEAST_UPDATES)
     ways = [way for machine in _machines(now, money) for way in _ways(profile, *machine, largest)]
-    within = [way for way in ways if _excess(way, money) <= 1]
+    within = [way for way in ways if way.excess <= 1]
     # A way whose slow end is within the limits too comes before one that may miss them.
     safe = [way for way in within if way.sure] or within
     return Plans(
@@ -77,19 +79,16 @@ def search(profile: Profile, now: Candidate, money: Money) -> Plans:
         tried=len(ways),
         cheapest=min(safe, key=_cost, default=None),
         fastest=min(safe, key=lambda way: way.train_s, default=None),
-        nearest=None if within else min(ways, key=lambda way: _excess(way, money), default=None),
+        nearest=None if within else min(ways, key=lambda way: way.excess, default=None),
     )
 
 
 def _machines(now: Candidate, money: Money) -> list[tuple[Cluster, Settings, Money]]:
     """The cluster, and those that hvdkit ships with a price in the same currency and a device of known speed."""
     machines = [(now.cluster, now.settings, money)]
-    mine = now.cluster.device.relative_speed
-    for name in clusters.shipped() if mine and money.price is not None else ():
-        other = clusters.load(Path(name))
-        speed, bill = other.device.relative_speed, money.at(other)
-        if mine and speed and other.name != now.cluster.name and bill.price and bill.currency == money.currency:
-            scaled = now.settings.model_copy(update={"speed": now.settings.speed * speed / mine, "link": {}})
+    for other, scaled in other_machines(now) if money.price is not None else ():
+        bill = money.at(other)
+        if other.name != now.cluster.name and bill.price and bill.currency == money.currency:
             machines.append((other, scaled, bill))
     return machines
 
@@ -110,33 +109,32 @@ def _ways(profile: Profile, cluster: Cluster, settings: Settings, money: Money, 
         bill, slow = (money.of(ms, row.batch_size, row.ranks) for ms in (row.step_ms, row.high_ms))
         if bill.train_s is None or slow.train_s is None:
             continue
-        way = Way(
-            cluster=cluster.name,
-            device=cluster.device.name,
-            ranks=row.ranks,
-            global_batch=row.ranks * row.batch_size,
-            images_per_second=row.images_per_second,
-            train_s=bill.train_s,
-            train_high_s=slow.train_s,
-            cost=bill.train,
-            cost_high=slow.train,
-            currency=money.currency,
-            probability=0.0,
-            sure=False,
-        )
-        excess = _excess(way, money)
+        excess = _excess(bill, money)
         end = row.high_ms if excess < 1 else row.low_ms
-        likely = probability(excess, abs(math.log(end / row.step_ms)))
-        late = way.model_copy(update={"train_s": way.train_high_s, "cost": way.cost_high})
-        sure = certain and _excess(late, money) <= 1
-        ways.append(way.model_copy(update={"sure": sure, "probability": likely}))
+        ways.append(
+            Way(
+                cluster=cluster.name,
+                device=cluster.device.name,
+                ranks=row.ranks,
+                global_batch=row.ranks * row.batch_size,
+                images_per_second=row.images_per_second,
+                train_s=bill.train_s,
+                train_high_s=slow.train_s,
+                cost=bill.train_cost,
+                cost_high=slow.train_cost,
+                currency=money.currency,
+                probability=probability(excess, abs(math.log(end / row.step_ms))),
+                sure=certain and _excess(slow, money) <= 1,
+                excess=excess,
+            )
+        )
     return ways
 
 
-def _excess(way: Way, money: Money) -> float:
+def _excess(bill: Bill, money: Money) -> float:
     """The larger of time ÷ deadline and cost ÷ budget; an unknown cost exceeds every budget."""
-    late = way.train_s / money.deadline_s if money.deadline_s else 0.0
-    dear = 0.0 if money.budget is None else float("inf") if way.cost is None else way.cost / money.budget
+    late = (bill.train_s or 0.0) / money.deadline_s if money.deadline_s else 0.0
+    dear = 0.0 if money.budget is None else float("inf") if bill.train_cost is None else bill.train_cost / money.budget
     return max(late, dear)
 
 

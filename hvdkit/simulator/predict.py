@@ -259,7 +259,7 @@ def cases(fitted: Calibration, base: Case, settings: Settings) -> Cases:
     if (base.batch, base.speed) != (1, 1):
         own = replace(base, slow=mean, batch=1.0, speed=1.0)
         bounds += [own, *ends(own)]
-        compute = [(mean * (work.compute_s + work.update_s) + work.serial_s, mean * work.backward_s)]
+        compute = [(mean * (work.compute_s + work.update_s) + work.serial_s, mean * work.parts(1.0).backward_s)]
     # If the profile shows no overlap, the interval includes a step without any.
     shown = not base.rules.overlaps or (base.policy == fitted.known.policy and fitted.overlap_shown)
     if not shown:

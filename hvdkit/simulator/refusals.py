@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -136,8 +135,7 @@ def _fits(case: Case) -> bool:
 def _states(case: Case) -> States:
     """The model's states on the rank with the most."""
     work = case.workload
-    count = sum(math.prod(tensor.shape) for tensor in work.tensors) or 1
-    return sharding.held(work.state_bytes.scaled(1 / count), count, case.network.ranks, case.stage)
+    return sharding.held_of(work.state_bytes, [tensor.shape for tensor in work.tensors], case.network.ranks, case.stage)
 
 
 def _fixed(case: Case) -> float:

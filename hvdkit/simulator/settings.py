@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -132,17 +131,10 @@ def _changed(level: Level, link: Link) -> Level:
             )
             for piece in level.pieces
         ]
-        level = level.model_copy(update={"pieces": _distinct(pieces)})
+        # Rounding can let two begin at the same size: the later one holds.
+        distinct = list({piece.from_bytes: piece for piece in pieces}.values())
+        level = level.model_copy(update={"pieces": distinct})
     return level.model_copy(update=link.model_dump(exclude_none=True, include={"busy", "ports", "varies_percent"}))
-
-
-def _distinct(pieces: list[Piece]) -> list[Piece]:
-    """Without those that begin where the next one does, which rounding can bring about."""
-    return [piece for piece, after in itertools.zip_longest(pieces, pieces[1:]) if _begins(after) != piece.from_bytes]
-
-
-def _begins(piece: Piece | None) -> int | None:
-    return None if piece is None else piece.from_bytes
 
 
 def _over(measured: Measured, old: Cluster, new: Cluster) -> Measured:

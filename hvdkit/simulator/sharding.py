@@ -6,6 +6,8 @@ rank, `gradients` (ZeRO-2) 1/N of the gradients too, and `parameters` (ZeRO-3) 1
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -71,6 +73,12 @@ def held(states: States, parameters: int, ranks: int, stage: Stage) -> States:
         optimizer=states.optimizer * (mine if level >= 1 else parameters),
         masters=states.masters * (mine if level >= 1 else parameters),
     )
+
+
+def held_of(states: States, shapes: Iterable[Sequence[int]], ranks: int, stage: Stage) -> States:
+    """The same of a model whose parameters have these shapes, and whose states are `states` without sharding."""
+    count = sum(map(math.prod, shapes)) or 1
+    return held(states.scaled(1 / count), count, ranks, stage)
 
 
 def values_sent(parameters: int, ranks: int, stage: Stage, accumulate: int = 1, once: int = 0) -> float:

@@ -236,18 +236,22 @@ class _Builder:
         return [*tasks, *unpacked], (*before, Edge("backward end"))
 
     def _parts(self, phases: list[Floats], copies: Floats, back: Floats, firsts: Any, i: int) -> list[Part]:
-        """The parts of a bucket's way. Without detail they are one."""
+        """The parts of a bucket's way; without detail they are one, unless other buckets are under way beside it."""
         case = self.cases[0]
-        if not self.detail and case.at_once == 1:
+        beside = case.at_once > 1
+        if not self.detail and not beside:
             return [("communicate", "communication", "network", sum((row[i] for row in phases), copies[i] + back[i]))]
-        link = case.network.levels[-1][0].name
-        if case.at_once > 1:
-            return self._beside_others(phases, copies, back, firsts, i)
-        steps: list[Part] = [("copy in", "fusion", "communication stream", self.duration(copies[i]))]
+        link = case.network.levels[-1][0].name if self.detail else "network"
+        stream = None if beside else "communication stream"
+        steps: list[Part] = [("copy in", "fusion", stream, self.duration(copies[i]))]
         for number, (phase, cost, row) in enumerate(zip(case.traffic.phases, case.costs, phases, strict=True)):
             label = phase.operation if number == 0 else f"{phase.operation} {number + 1}"
-            if cost.algorithm == "hierarchical" and len(case.network.levels) > 1:
-                size = float(phase.sizes[firsts[i, 0] : i + 1].sum())
+            size = float(phase.sizes[firsts[i, 0] : i + 1].sum())
+            if beside:  # what needs the link, and what does not
+                alone = np.minimum(row[i], case.wire / case.every * size * float(cost.line.slope[-1]))
+                steps.append((f"{label} latency", "communication", None, self.duration(row[i] - alone)))
+                steps.append((label, "communication", link, self.duration(alone)))
+            elif cost.algorithm == "hierarchical" and len(case.network.levels) > 1:
                 part_s = [float(line(size)) if size else 0.0 for line in case.network.hierarchical()]
                 near = case.network.levels[0][0].name
                 for what, share_s, where in zip(("inside", "between", "back"), part_s, (near, link, near), strict=True):
@@ -255,21 +259,7 @@ class _Builder:
                     steps.append((f"{label} {what}", "communication", where, seconds))
             else:
                 steps.append((label, "communication", link, self.duration(row[i])))
-        steps.append(("copy out", "fusion", "communication stream", self.duration(back[i])))
-        return [step for step in steps if step[3]]
-
-    def _beside_others(self, phases: list[Floats], copies: Floats, back: Floats, firsts: Any, i: int) -> list[Part]:
-        """The parts of a bucket's way where others are under way too: what needs the link, and what does not."""
-        case = self.cases[0]
-        link = case.network.levels[-1][0].name if self.detail else "network"
-        steps: list[Part] = [("copy in", "fusion", None, self.duration(copies[i]))]
-        for number, (phase, cost, row) in enumerate(zip(case.traffic.phases, case.costs, phases, strict=True)):
-            label = phase.operation if number == 0 else f"{phase.operation} {number + 1}"
-            size = float(phase.sizes[firsts[i, 0] : i + 1].sum())
-            alone = np.minimum(row[i], case.wire / case.every * size * float(cost.line.slope[-1]))
-            steps.append((f"{label} latency", "communication", None, self.duration(row[i] - alone)))
-            steps.append((label, "communication", link, self.duration(alone)))
-        steps.append(("copy out", "fusion", None, self.duration(back[i])))
+        steps.append(("copy out", "fusion", stream, self.duration(back[i])))
         return [step for step in steps if np.any(step[3])]
 
     def _last_task(self, i: int) -> str:

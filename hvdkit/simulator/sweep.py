@@ -168,7 +168,7 @@ def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[Whatif]) -> Swee
                 high_ms=1e3 * high,
                 images_per_second=whatif.ranks * base.batch * work.batch_size * work.units_per_sample / seconds,
                 efficiency=min(1.0, alone[_lone(base)] / seconds),
-                cost_per_million_images=money.of(1e3 * seconds, size, whatif.ranks).per_million,
+                cost_per_million_images=money.of(1e3 * seconds, size, whatif.ranks).cost_per_million_images,
             )
         )
     notes = Counter(warning for _, _, drawn in wanted for warning in drawn.warnings)
@@ -191,10 +191,7 @@ def _lone(case: Case) -> tuple[object, ...]:
 
 def _document(key: str, value: Any) -> dict[str, Any]:
     """What `--set key=value` says; nothing for the number of ranks."""
-    document: dict[str, Any] = {} if key == RANKS else {key.rpartition(".")[2]: value}
-    for section in reversed(key.split(".")[:-1]) if key != RANKS else ():
-        document = {section: document}
-    return document
+    return {} if key == RANKS else reduce(lambda inner, name: {name: inner}, reversed(key.split(".")), value)
 
 
 def _merged(document: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:

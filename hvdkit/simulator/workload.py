@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from statistics import mean
 
 import numpy as np
@@ -17,7 +16,7 @@ from hvdkit.results.memory import Stage
 from hvdkit.results.profile import Profile, Spread
 from hvdkit.simulator import batch_curves
 from hvdkit.simulator.batch_curves import BatchCurve, Parts
-from hvdkit.simulator.sharding import NO_STATES, STAGES, States, block_of, held, supported
+from hvdkit.simulator.sharding import NO_STATES, STAGES, States, block_of, held_of, supported
 
 FIXED_PART = 0.08  # of forward and backward: TensorFlow's published speeds at batch 32 and 64 (docs/simulator.md)
 
@@ -100,18 +99,13 @@ class Workload:
 
     def compute_factor(self, batch: float) -> float:
         """Forward and backward at `batch` times the batch size, relative to that at the batch size itself."""
-        own = self.parts(1.0).whole_s
+        own = self.compute_s
         return self.parts(batch).whole_s / own if own > 0 else FIXED_PART + (1 - FIXED_PART) * batch
 
-    @cached_property
+    @property
     def compute_s(self) -> float:
         """Forward and backward of all batches of an update."""
-        return self.earlier_s + self.forward_s + self.backward_s
-
-    @cached_property
-    def backward_s(self) -> float:
-        """Backward of one batch."""
-        return sum(tensor.segment_s for tensor in self.tensors) + self.tail_s
+        return self.parts(1.0).whole_s
 
     @cached_property
     def blocks(self) -> int:
@@ -122,11 +116,6 @@ class Workload:
     def kernels(self) -> int:
         """The kernels that a batch takes at least: one in forward and two in backward for each layer."""
         return 3 * len(self.forward)
-
-    @cached_property
-    def forward_s(self) -> float:
-        """Forward of one batch."""
-        return sum(seconds for _, seconds in self.forward)
 
 
 def of_profile(profile: Profile) -> Workload:
@@ -222,6 +211,6 @@ def _memory(profile: Profile) -> tuple[float, float]:
     memory = profile.memory
     if memory.device_peak_mib is None:
         return memory.peak_rss_mib * 2**20, 0.0  # most of a process's memory does not depend on the batch
-    states, count = _states(profile), sum(prod(tensor.shape) for tensor in profile.tensors) or 1
-    kept = held(states.scaled(1 / count), count, profile.np, sharding_of(profile)).total
+    states, shapes = _states(profile), [tensor.shape for tensor in profile.tensors]
+    kept = held_of(states, shapes, profile.np, sharding_of(profile)).total
     return states.total, max(0.0, memory.device_peak_mib * 2**20 - kept)
