@@ -21,7 +21,7 @@ from hvdkit.folder_lock import FolderLock
 # All that hvdkit's commands write into a folder. `--overwrite` deletes these names and nothing else.
 _OURS = {
     "config.yaml", "tuning", "metrics.jsonl", "metrics.csv", "result.json", "logs", "checkpoints", "tensorboard",
-    ".away", "tracking", "evaluate.json", "predict-images.json", "generate.json", "doctor.json", "debug", "diff.json",
+    "tracking", "evaluate.json", "predict-images.json", "generate.json", "doctor.json", "debug", "diff.json",
     "compare.json", "compare.csv", "compare.md", "runs",
     "parity.json", "parity.csv", "parity.md", "parity.png", "parity", "trace",
     "report.html", "report.md",

@@ -105,6 +105,7 @@ def test_a_manifest_that_a_person_can_read(tmp_path: Path) -> None:
         assert container["envFrom"] == [{"secretRef": {"name": "wandb"}}]
         assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}} in pod["volumes"]
         assert {"secretName": "keys"} in [volume.get("secret") for volume in pod["volumes"]]
+        assert {"name": "results", "mountPath": "/home/hvdkit/runs"} in container["volumeMounts"]
         assert {"claimName": "imagenet"} in [volume.get("persistentVolumeClaim") for volume in pod["volumes"]]
         assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
         assert (pod["nodeSelector"], pod["imagePullSecrets"]) == ({"gpu": "a100"}, [{"name": "registry"}])

@@ -70,7 +70,7 @@ def wait_for(what: Callable[[], object], launcher: subprocess.Popen[str]) -> Non
 
 
 def test_a_job_is_deleted_and_goes_on(network: Any, tmp_path: Path) -> None:
-    """Ranks run in the workers alone, which see nothing of the claim: what rank 0 writes comes home, and back again."""
+    """Ranks run in the workers alone, which mount the claim too."""
     claim = tmp_path / "claim"
     claim.mkdir()
     run = claim / "digits"

@@ -14,8 +14,12 @@ import pytest
 from launching import SOON_S, exits, gone_within, job, nothing_left, run_plain
 
 from hvdkit.errors import RequestError, RunError
+from hvdkit.launch.agent.reports import SHARED
+from hvdkit.launch.agent_command import AgentCommand
 from hvdkit.launch.diagnosis.exits import RankFailure
-from hvdkit.launch.job import prepare
+from hvdkit.launch.hosts import Host
+from hvdkit.launch.job import Elastic, prepare
+from hvdkit.launch.supervise import supervise
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -306,6 +310,27 @@ def test_old_traces_are_taken_away(tmp_path: Path, mark: str) -> None:
         (tmp_path / name).write_text('{"time": 1, "kind": "error", "message": "old"}')
     run_plain(job(tmp_path, "", 1, mark))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exits.json", "rank-0.log", "result.json"]
+
+
+def test_a_host_that_does_not_see_the_folder_starts_no_rank(tmp_path: Path, mark: str) -> None:
+    """Told by a file that the launcher has made there, which goes with the job."""
+    asked = replace(job(tmp_path / "logs", "print('ran')", 2, mark), hosts=[Host("elsewhere.invalid", 2)])
+    run_plain(asked)
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["exits.json", "rank-0.log", "rank-1.log"]
+    prepare(asked)
+    assert asked.mark is not None and asked.mark.exists()
+    ranks = [{**asked.base_environment(), "HOROVOD_RANK": str(rank)} for rank in range(2)]
+    ranks[1][SHARED] = str(tmp_path / "another" / asked.mark.name)
+    with pytest.raises(
+        RequestError, match=r"logs on \S+: not the launcher's folder; give --out a folder that all hosts"
+    ):
+        supervise(asked, [AgentCommand(rank, asked.command(), ranks[rank]) for rank in range(2)], None)
+    assert exits(asked.log_dir)[1]["pid"] is None and not asked.mark.exists()
+
+
+def test_where_all_ranks_run_here_nothing_is_asked(tmp_path: Path) -> None:
+    assert job(tmp_path, "").mark is None
+    assert replace(job(tmp_path, ""), elastic=Elastic(1, 2)).mark is not None, "hosts may come"
 
 
 def test_requests_that_cannot_be_met(tmp_path: Path) -> None:

@@ -137,21 +137,17 @@ def test_four_ranks_train_on_two_nodes(cluster: Cluster, hvdkit: Hvdkit, tmp_pat
     assert [(end["host"], end["exit_code"]) for end in ends] == [(first, 0)] * 2 + [(f"{first}-2", 0)] * 2
 
 
-def test_results_come_home_from_a_node_that_does_not_see_the_folder(cluster: Cluster, hvdkit: Hvdkit) -> None:
-    """Rank 0, which writes them, runs there."""
+def test_a_node_that_does_not_see_the_folder_is_named(cluster: Cluster, hvdkit: Hvdkit) -> None:
+    """Before a rank trains: rank 0, which would write the results, is to run there."""
     if cluster.apart is None:
         pytest.skip("needs root, to give a node a file system of its own")
     run, first = cluster.apart / "run", cluster.second.partition("-")[0]
     others = f"{first}-2" if cluster.second == first else first
     train = ["train", *RECIPE, "steps=3", "checkpoint={}", "--framework", "mxnet", "-np", "4", "--launcher", "ray"]
     done = hvdkit(*train, "-H", f"{cluster.second}:2,{others}:2", "--out", str(run), timeout=120)
-    assert done.returncode == 0, done.stderr
-    ends = json.loads((run / "logs" / "exits.json").read_text())
-    assert [(end["host"], end["exit_code"]) for end in ends] == [(cluster.second, 0)] * 2 + [(others, 0)] * 2
-    assert json.loads((run / "result.json").read_text())["np"] == 4
-    assert (run / "metrics.jsonl").read_text().count("\n") >= 3
-    assert (run / "checkpoints" / "last" / "model.safetensors").exists(), list(run.rglob("*"))
-    assert all((run / "logs" / f"rank-{rank}.log").exists() for rank in range(4))
+    assert done.returncode == 2, done.stderr
+    assert re.search(r"not the launcher's folder; give --out a folder that all hosts share$", done.stderr), done.stderr
+    assert not (run / "metrics.jsonl").exists()
 
 
 def test_a_hang_is_named_with_the_collective_and_the_nodes(cluster: Cluster, hvdkit: Hvdkit, tmp_path: Path) -> None:

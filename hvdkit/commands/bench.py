@@ -188,7 +188,6 @@ def _measure(plan: Plan, folder: Path) -> Bench:
         hosts=placement.hosts,
         environment=environment,
         log_dir=folder / "logs",
-        home=folder,
         stall_timeout_s=placement.stall_timeout_s,
         reports_done=True,
     )

@@ -120,7 +120,7 @@ def _unequal(hosts: Sequence[HostReport]) -> Iterator[HostFault]:
     if len({host.shares_files for host in hosts}) > 1:
         for host in hosts:
             if not host.shares_files:
-                remedy = "rank 0 writes results and checkpoints: put its host first, or choose an --out that all share"
+                remedy = "training on several hosts needs a folder that all share: choose such an --out"
                 what = "it does not see the results' folder, which others share"
                 yield HostFault(host=host.name, what=what, remedy=remedy, fault=False)
 

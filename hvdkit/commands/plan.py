@@ -178,7 +178,6 @@ def launch(
         log_dir=log_dir,
         stall_timeout_s=placement.stall_timeout_s,
         preemption_grace_s=preemption_grace_s,
-        home=recipe.parent,
         reports_done=True,
         elastic=Elastic(bounds.min_np, bounds.max_np, placement.discovery) if bounds else None,
     )

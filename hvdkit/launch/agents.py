@@ -18,7 +18,7 @@ from hvdkit.launch.clocks import Clocks
 from hvdkit.launch.diagnosis import exits
 from hvdkit.launch.diagnosis.hangs import Hang
 from hvdkit.launch.diagnosis.stalls import Stall
-from hvdkit.launch.job import SETTLE_SHARE, Job, Tick
+from hvdkit.launch.job import MARK, SETTLE_SHARE, Job, Tick
 from hvdkit.launch.streams import Stream, Streams
 from hvdkit.launch.termination import caught_signals
 
@@ -180,10 +180,6 @@ class Agents:
             self.hangs.pop(name, None)
         elif event == "link down":
             self.note_link_down(report)
-        elif event == "not home":
-            from hvdkit.launch import home  # only where there are several hosts
-
-            home.complain(name, self._host(report), report["fault"])
         elif name not in self.ends:  # an agent's report of an end counts more than that it was killed afterwards
             self.ends[name] = self._read_end(report, received)
             self.note_end(self.ends[name])
@@ -278,7 +274,7 @@ class Agents:
             self._job.stop_file.touch()
         except OSError:  # a full disk, which allows no checkpoint either
             self.stop()
-        self._streams.send(STOP)  # to agents whose ranks may not see this machine's files
+        self._streams.send(STOP)  # a network file system may show the file late
 
     def stop(self, again: bool = False) -> None:
         """Ask every agent to end its command. With `again` (a second Ctrl-C) agents give no further grace."""
@@ -319,7 +315,7 @@ class Agents:
             assert process.stdout is not None
             process.stdout.close()
         self._streams.close()
-        for pattern in ("*.beat", "*.stack"):  # of an agent that was killed
+        for pattern in ("*.beat", "*.stack", f"{MARK}*"):  # the first two are of an agent that was killed
             for file in self._job.log_dir.glob(pattern):
                 file.unlink(missing_ok=True)
 

@@ -6,14 +6,14 @@ import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from hvdkit.errors import RequestError
 from hvdkit.files import closed_to_writes
 from hvdkit.heartbeat import STOP
 from hvdkit.launch.agent import stalls
-from hvdkit.launch.agent.mirror import MARK
-from hvdkit.launch.agent.reports import REPORTS_DONE
+from hvdkit.launch.agent.reports import REPORTS_DONE, SHARED
 from hvdkit.launch.hosts import Host, place
 from hvdkit.launch.slots import Slot
 from hvdkit.rendezvous import SECRET
@@ -22,6 +22,7 @@ from hvdkit.runtimes.store import fault_of
 Tick = Callable[[], None]  # called ten times a second while ranks run; what it raises ends them
 
 STACKS = "stacks.txt"  # where ranks were that hang
+MARK = "shared-"  # begins the name of the file by which a host knows the folder of logs
 _LOGS = ("rank-*.log", "worker-*", "horovodrun.log", "srun.log", "mpirun.log", "ray.log")
 # A rank that has to write a checkpoint can do so; the whole end stays below 10 s.
 GRACE_S = 3.0
@@ -53,7 +54,7 @@ class Job:
     With `reports_done` ranks say when they have done their work (hvdkit.heartbeat), and an exit status of 0 before
     that is a failure.
     With `elastic` the job survives lost ranks, and new ones join; it starts with `np`.
-    Where a host does not see `home`, the folder that ranks write into, its agents fetch its files and send theirs back.
+    All hosts have to see `log_dir`, which their agents check before they start a rank.
     `secret` is the key of its rendezvous server.
     A rank without progress for `stall_timeout_s` seconds ends the job; with 0 it waits for ever. Where ranks have only
     lost another one, that one has `settle_s` seconds to end by itself, so that its own error is known.
@@ -70,14 +71,19 @@ class Job:
     grace_s: float = GRACE_S
     preemption_grace_s: float = 0.0
     elastic: Elastic | None = None
-    home: Path | None = None
     secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     reports_done: bool = False
+    nonce: str = field(default_factory=lambda: secrets.token_hex(8), repr=False)
 
-    @property
+    @cached_property
     def here(self) -> bool:
         """Whether all of the job's hosts are this machine."""
         return all(host.here for host in self.hosts)
+
+    @property
+    def mark(self) -> Path | None:
+        """The file by which hosts know the folder of logs; None where all ranks run here, now and later."""
+        return None if self.here and self.elastic is None else self.log_dir.absolute() / f"{MARK}{self.nonce}"
 
     def command(self) -> list[str]:
         """A rank's command line."""
@@ -106,6 +112,7 @@ class Job:
             SECRET: self.secret,
             "HVDKIT_RANK_DIR": str(self.log_dir.absolute()),
             REPORTS_DONE: "1" if self.reports_done else "",
+            SHARED: str(self.mark or ""),
         }
 
     def _stall_checks(self) -> dict[str, str]:
@@ -127,6 +134,8 @@ def prepare(job: Job) -> None:
         for pattern in (*_LOGS, "rank-*.failure.json", "exits.json", STACKS, STOP, f"{MARK}*"):
             for old in job.log_dir.glob(pattern):
                 old.unlink()
+        if job.mark is not None:
+            job.mark.touch()
     except OSError as error:
         raise RequestError(f"{job.log_dir}: cannot be written ({error.strerror}); choose another --out") from error
     if reason := closed_to_writes(job.log_dir):

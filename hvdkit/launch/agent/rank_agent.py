@@ -38,12 +38,13 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 if not __package__:
     # -I leaves hvdkit out of sys.path; at the end of it no module of the standard library is hidden.
@@ -51,16 +52,14 @@ if not __package__:
 
 from hvdkit.launch.agent.link_monitor import LauncherWatch, LinkMonitor
 from hvdkit.launch.agent.process_tree import descendants, kill, oom_kills, trackers
-from hvdkit.launch.agent.reports import HOME, MARK, REPORTS_DONE, Reports, read_failure, write_line
+from hvdkit.launch.agent.reports import MARK, REPORTS_DONE, SHARED, Reports, read_failure, write_line
 from hvdkit.launch.agent.scratch import Scratch, remove_segments
 from hvdkit.launch.agent.shell_rank import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, exit_status, prctl, step_aside
 from hvdkit.launch.agent.stalls import StallReader
 from hvdkit.launch.agent.watchdog import Watchdog
 
-if TYPE_CHECKING:
-    from hvdkit.launch.agent.mirror import Mirror
-
 TAIL_BYTES = 8192
+SEEN_S = 3.0  # for a network file system to show a new file
 AFTERMATH_S = 0.5  # for helpers that clean up once their rank is gone, such as multiprocessing's resource tracker
 
 
@@ -114,7 +113,6 @@ class RankAgent:
         self.launcher = LauncherWatch(os.environ if role == "shell-rank" else {})
         self.stalls = StallReader()
         self.frozen = False
-        self.mirror: Mirror | None = None
         self.activity: dict[str, Any] | None = None  # of the rank, when it was asked to end
         self.connected = stat.S_ISSOCK(os.fstat(1).st_mode)  # to the launcher
 
@@ -122,7 +120,7 @@ class RankAgent:
         """Start `command`, wait for its end, report both; returns its exit status, 127 where it cannot be started."""
         self._catch_signals()
         self.started_at, self.oom_kills = time.monotonic(), oom_kills()
-        if not self._has_folder():
+        if not self._sees_folder():
             return 2
         self._open_log()
         try:
@@ -138,8 +136,6 @@ class RankAgent:
         self.watchdog = Watchdog(self.folder, self.reports.name, self.child, hang_s)
         self.watchers = [watcher for watcher in (self.watchdog, self.link, self.launcher) if watcher.interval_s]
         self.reports.send("started", pid=self.child)
-        if self.mirror is not None:
-            self.mirror.start()
         if self.scratch is not None:
             self.scratch.remove_those_of_the_dead()
         status, ended_at = self._wait()
@@ -155,23 +151,22 @@ class RankAgent:
                 leftover.unlink()
         if self.scratch is not None:
             self.scratch.remove()
-        if self.mirror is not None and (fault := self.mirror.finish()):
-            self.reports.send("not home", fault=fault)
         self.reports.send("left")
         return exit_status(status) or int(self._left_early(status))
 
-    def _has_folder(self) -> bool:
-        """Have the run's folder here: the launcher's, or a copy of it. Reports the rank's end where that fails."""
-        if HOME not in os.environ or self.reports.rank is None:
-            return True
-        from hvdkit.launch.agent.mirror import Astray, mirrored  # only where there are several hosts
-
-        try:
-            self.mirror = mirrored(self.reports.name)
-        except Astray as error:
-            record = {"clock": self.started_at, "step": None, "kind": "request", "message": str(error)}
-            self.reports.send("ended", **{**self._how_it_ended(2 << 8, time.monotonic()), "failure": record})
-            return False
+    def _sees_folder(self) -> bool:
+        """Whether this host sees the launcher's folder, by a file in it. Reports the rank's end where it does not."""
+        mark = os.environ.pop(SHARED, "") if self.reports.rank is not None else ""
+        while mark and not Path(mark).exists():
+            if time.monotonic() > self.started_at + SEEN_S:
+                message = (
+                    f"{self.folder} on {socket.gethostname()}: not the launcher's folder; give --out a folder that all "
+                    "hosts share"
+                )
+                record = {"clock": self.started_at, "step": None, "kind": "request", "message": message}
+                self.reports.send("ended", **{**self._how_it_ended(2 << 8, time.monotonic()), "failure": record})
+                return False
+            time.sleep(0.05)
         return True
 
     def wait_for_stop(self) -> None:

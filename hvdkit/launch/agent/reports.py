@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 MARK = "@hvdkit "
-HOME = "HVDKIT_HOME"  # a variable, which says how to reach the run's folder from another host (mirror.py)
+SHARED = "HVDKIT_SHARED"  # a variable: a file of the launcher, which every host has to see
 REPORTS_DONE = "HVDKIT_REPORTS_DONE"  # a variable, which is set if a rank says when it has done its work
 RANKS = ("rank", "shell-rank", "task")  # roles of agents of ranks; others are of programs that start ranks
 

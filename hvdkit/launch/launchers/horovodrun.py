@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 from hvdkit.errors import RequestError
-from hvdkit.launch import home
 from hvdkit.launch.agent_command import AgentCommand, agent_command
 from hvdkit.launch.hosts import Host, discovered, parse_hosts, shown
 from hvdkit.launch.job import Job, Tick, prepare
@@ -26,8 +25,8 @@ def hosts(option: str | None, np: int) -> list[Host]:
 def run(job: Job, on_tick: Tick | None = None) -> None:
     """Run the job to its end; `on_tick` is called every 0.1 s.
 
-    Every host needs the interpreter, the script and hvdkit under the paths that they have here; no shared folder is
-    needed: agents report over horovodrun's own channel.
+    Every host needs the interpreter, the script and hvdkit under the paths that they have here, and sees the job's
+    folder. Agents report over horovodrun's own channel.
 
     Raises RequestError (no horovodrun or interpreter, an unwritable folder; nothing was started), RankFailure or
     RunError (a rank or horovodrun failed), Terminated (SIGTERM), KeyboardInterrupt (SIGINT).
@@ -39,14 +38,12 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
         # horovodrun writes `cd <here>` unquoted into the command line of the remote shell.
         raise RequestError(f"{Path.cwd()}: horovodrun cannot run from a folder with such a name; change to another one")
     prepare(job)
-    command = _command(job)
-    with home.served(job, [host.name for host in job.hosts if not host.here]) as of_home:
-        environment = {**job.base_environment(), "HVDKIT_LAUNCHER": "horovodrun"}
-        launcher = AgentCommand(None, command, environment | of_home)
-        if job.elastic is not None:
-            elastic.supervise(job, launcher, on_tick)
-        else:
-            supervise(job, [launcher], on_tick)
+    environment = {**job.base_environment(), "HVDKIT_LAUNCHER": "horovodrun"}
+    launcher = AgentCommand(None, _command(job), environment)
+    if job.elastic is not None:
+        elastic.supervise(job, launcher, on_tick)
+    else:
+        supervise(job, [launcher], on_tick)
 
 
 def _command(job: Job) -> list[str]:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from hvdkit.handshake import Listener
-from hvdkit.launch import home
 from hvdkit.launch.agent.interfaces import listening
 from hvdkit.launch.agent.task import VARIABLE as VARIABLE
 from hvdkit.launch.agent_command import AgentCommand, agent_command
@@ -41,13 +40,8 @@ def run(
     does.
     """
     own, addresses = (_HERE, [_HERE]) if job.here else listening(peers)
-    with (
-        rendezvous(job, own or "0.0.0.0") as port,
-        Listener(own) as listener,
-        home.served(job, peers) as of_home,
-    ):
-        base = {**job.base_environment(), **of_home, "HVDKIT_LAUNCHER": launcher}
-        environment = {**base, **added}
+    with rendezvous(job, own or "0.0.0.0") as port, Listener(own) as listener:
+        environment = {**job.base_environment(), "HVDKIT_LAUNCHER": launcher, **added}
         words = command(environment)
         launch = {
             "program": program or words[0],
@@ -75,11 +69,9 @@ def run_elastic(
     Raises as `elastic.supervise` does.
     """
     own, addresses = listening(peers)
-    with Listener(own) as listener, home.served(job, peers) as of_home:
+    with Listener(own) as listener:
         launch = {"addresses": addresses or [_HERE], "reports": listener.port, "secret": listener.secret}
-        environment = {
-            **job.base_environment(), **of_home, "HVDKIT_LAUNCHER": launcher, VARIABLE: json.dumps(launch)
-        }  # fmt: skip
+        environment = {**job.base_environment(), "HVDKIT_LAUNCHER": launcher, VARIABLE: json.dumps(launch)}
         rank = agent_command(str(job.python), "task", job, job.command())
         driver = elastic.driver(job, [*command(environment), *rank], environment, name=launcher, cluster=True)
         elastic.supervise(job, driver, on_tick, listener=listener)

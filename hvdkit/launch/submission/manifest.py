@@ -92,8 +92,8 @@ def _mpi_job(pods: Pods, command: list[str], elastic: bool) -> Object:
     policy = {"cleanPodPolicy": pods.clean_pods.capitalize(), "backoffLimit": pods.backoff_limit}
     if pods.seconds:
         policy["activeDeadlineSeconds"] = pods.seconds
-    launcher = _pod(pods, "launcher", {"command": command}, ranks=both, results=True, job_files=True)
-    worker = _pod(pods, "worker", _SSHD, ranks=True, results=elastic)
+    launcher = _pod(pods, "launcher", {"command": command}, ranks=both, job_files=True)
+    worker = _pod(pods, "worker", _SSHD, ranks=True)
     workers = pods.nodes - both
     replicas = {"Launcher": _replicas(1, launcher, "Never")}  # the operator starts another one, backoffLimit times
     if workers:
@@ -123,13 +123,13 @@ def _runtime(pods: Pods) -> Object:
     both = pods.launcher_as_worker
     jobs: list[Object] = []
     if pods.nodes > 1 or not both:
-        pod = _pod(pods, "node", _SSHD, ranks=True, results=False)
+        pod = _pod(pods, "node", _SSHD, ranks=True)
         jobs.append({"name": "node", "template": {"spec": _job(pod)}})
     launcher: Object = {
         "name": "launcher",
         "template": {
             "metadata": {"labels": {f"{_TRAINER}/trainjob-ancestor-step": "trainer"}},
-            "spec": _job(_pod(pods, "node", {}, ranks=both, results=True, job_files=True)),
+            "spec": _job(_pod(pods, "node", {}, ranks=both, job_files=True)),
         },
     }
     if jobs:
@@ -184,9 +184,9 @@ def _train_job(pods: Pods, command: list[str]) -> Object:
 _SSHD: Object = {"command": [_NODE], "readinessProbe": {"tcpSocket": {"port": _PORT}, "periodSeconds": 2}}
 
 
-def _pod(pods: Pods, container: str, what: Object, ranks: bool, results: bool, job_files: bool = False) -> Object:
-    """A pod's spec. It has the resources of ranks if it runs `ranks`; `results` and `job_files` are mounted there."""
-    volumes, mounts = _volumes(pods, results, job_files)
+def _pod(pods: Pods, container: str, what: Object, ranks: bool, job_files: bool = False) -> Object:
+    """A pod's spec. It has the resources of ranks if it runs `ranks`; `job_files` are mounted there."""
+    volumes, mounts = _volumes(pods, job_files)
     container_: Object = {"name": container, "image": pods.image, **what}
     names = [name for name, colon, _ in (secret.partition(":") for secret in pods.secrets) if not colon]
     if names:
@@ -221,13 +221,12 @@ def _resources(pods: Pods) -> Object:
     return {name: quantities for name, quantities in (("requests", requests), ("limits", limits)) if quantities}
 
 
-def _volumes(pods: Pods, results: bool, job_files: bool) -> tuple[list[Object], list[Object]]:
+def _volumes(pods: Pods, job_files: bool) -> tuple[list[Object], list[Object]]:
     """The volumes of a pod, and where they are mounted."""
     volumes: list[tuple[str, Object, str]] = []
     if job_files:
         volumes.append(("job", {"configMap": {"name": pods.name, "defaultMode": 0o755}}, JOB_FILES))
-    if results:
-        volumes.append(("results", {"persistentVolumeClaim": {"claimName": pods.results}}, RUNS))
+    volumes.append(("results", {"persistentVolumeClaim": {"claimName": pods.results}}, RUNS))
     if pods.shm:
         volumes.append(("shm", {"emptyDir": {"medium": "Memory", "sizeLimit": pods.shm}}, "/dev/shm"))
     for number, (claim, _, path) in enumerate(volume.partition(":") for volume in pods.volumes):
