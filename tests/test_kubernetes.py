@@ -20,8 +20,7 @@ from inside import call
 from kubeflow_trainer_api.models import TrainerV1alpha1TrainingRuntime as TrainingRuntime
 from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob as TrainJob
 
-from hvdkit.launch.submission.kubernetes import CLEAN, Pods, default_name
-from hvdkit.launch.submission.manifest import manifest
+from hvdkit.launch.submission.kubernetes import CLEAN, Pods, default_name, manifest
 from hvdkit.recipe import schema
 from tests.cluster.mpijob import MPIJob
 
@@ -235,15 +234,15 @@ def test_a_default_name_is_one(recipe: str) -> None:
         (["--results", "a/b"], "--results 'a/b': expected the name"),
         (["--memory", "16 GB"], "--memory '16 GB': expected a size"),
         (["--shm", "-1Gi"], "--shm '-1Gi': expected a size"),
-        (["--time", "soon"], "--time soon: expected minutes"),
+        (["--time", "soon"], "--time 'soon': expected minutes"),
         (["--volume", "claim"], "--volume 'claim': expected CLAIM:/PATH"),
-        (["--volume", "a:/x", "--secret", "b:/x"], "--secret 'b:/x': /x is taken"),
+        (["--volume", "a:/x", "--secret", "b:/x"], "'b:/x': /x is taken"),
         (["--volume", "a:/dev/shm"], "/dev/shm is taken"),
         (["--secret", "TOKEN=abc"], "--secret 'TOKEN=abc': expected NAME"),
         (["--node-selector", "gpu"], "--node-selector 'gpu': expected KEY=VALUE"),
         (["--toleration", "gpu:Never"], "--toleration 'gpu:Never': expected"),
-        (["--clean-pods", "some"], "--clean-pods some: expected running"),
-        (["--kind", "pod"], "--kind pod: expected mpijob or trainjob"),
+        (["--clean-pods", "some"], "--clean-pods 'some': expected running"),
+        (["--kind", "pod"], "--kind 'pod': expected mpijob or trainjob"),
         (["--kind", "trainjob", "elastic={max_np: 4}"], "--kind trainjob: expected a recipe without `elastic`"),
         (["elastic={min_np: 2, max_np: 4}"], "-np 1: expected 2 to 4"),
         (["checkpoint=null"], "checkpoint: expected one"),
@@ -343,4 +342,4 @@ def test_words_stay_words_for_kubernetes(text: str) -> None:
     """A YAML 1.2 parser takes 12e3, such as a commit's, for a number; quoted words are texts for every parser."""
     made = Pods("digits", "example.org/hvdkit", "runs", 2, node_selectors=(f"commit={text}",))
     written = manifest(made, "name: x\n", [], elastic=False)
-    assert f"commit: '{text}'" in written, written
+    assert f'"commit": "{text}"' in written, written

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from inside import call
 
 import hvdkit
-from hvdkit.launch.submission import sbatch
+from hvdkit.launch.submission import sbatch, templating
 from hvdkit.launch.submission.sbatch import Resources
 from hvdkit.recipe import schema
 
@@ -107,7 +107,7 @@ def test_the_function_writes_what_the_command_writes(tmp_path: Path, monkeypatch
         (["--array", "seed=1,2", "seed=3"], "seed=3: --array gives this key's values"),
         (["--array", "seed=1,1"], "--array: expected each value of a key once"),
         (["--array", "seed=1,2", "--run", "/dev/null"], "--run /dev/null: no folder; expected a folder"),
-        (["--line=--array=0-9"], "--line --array=0-9: give --array KEY=VALUE"),
+        (["--line=--array=0-9"], "for arrays --array KEY=VALUE"),
         (["--array", "seed=1,2", "--to", "kubernetes"], "--array: an option for --to slurm"),
         (["--array", "seed=1,2,...,2000"], "--array: expected at most 1,000 tasks, got 2,000"),
         (["--to", "pbs"], "--to pbs: expected slurm"),
@@ -115,7 +115,7 @@ def test_the_function_writes_what_the_command_writes(tmp_path: Path, monkeypatch
         (["-np", "3", "--nodes", "2"], "-np 3: expected a multiple of --nodes 2"),
         (["-np", "0"], "-np 0: expected a whole number of ranks"),
         (["--nodes", "0"], "--nodes 0: expected 1 or more"),
-        (["--time", "soon"], "--time soon: expected minutes, HH:MM:SS"),
+        (["--time", "soon"], "--time 'soon': expected minutes, HH:MM:SS"),
         (["--partition", "a b"], "--partition 'a b': expected a name"),
         (["--partition", "x\n#SBATCH --uid=0"], "--partition 'x"),
         (["--account", "$(id)"], "--account '$(id)': expected a name"),
@@ -182,6 +182,51 @@ def test_the_log_is_where_the_path_says(folder: str, array: bool) -> None:
     numbers = {"A": "7", "a": "1"} if array else {"j": "7"}
     expected = f"/runs/{folder}/job-{'7_1' if array else '7'}.log"
     assert filled(word(line.removeprefix("#SBATCH ")), numbers) == f"--output={Path(expected)}"
+
+
+def test_a_template_of_the_users_own(tmp_path: Path) -> None:
+    """It is a copy of hvdkit's own, or includes it; whatever is in a path stays one word."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "slurm.sbatch.j2").write_text("{{ array | length }} {{ command | map('word') | join(' ') }}\n")
+    copy = tmp_path / "copy.j2"
+    copy.write_text(f"{(templating.FOLDER / 'slurm.sbatch.j2').read_text()}# the end\n")
+    asked = ["submit", RECIPE, "--run", "a; b", "--overwrite", "--template"]
+    plain = call(tmp_path, *asked[:-1])
+    assert plain.returncode == 0, plain.stderr
+    script = tmp_path / "a; b.sbatch"
+    expected = f"{script.read_text()}# the end\n"
+    for template, text in ((copy, expected), ("mine/slurm.sbatch.j2", f"0 {command(expected)}\n")):
+        done = call(tmp_path, *asked, template)
+        assert (done.returncode, script.read_text()) == (0, text), done.stderr
+
+
+def command(text: str) -> str:
+    """The command that a script runs."""
+    [line] = [line.removesuffix(" &") for line in text.splitlines() if line.endswith(" &")]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("template", "to", "told"),
+    [
+        (None, "slurm", "own.j2: no such file; copy one of those in "),
+        ("a\n{% if x %}", "slurm", "own.j2: line 2: "),
+        ("{{ nodez }}", "slurm", "'nodez' is undefined; a template has account, array, "),
+        ("{{ nodes / 0 }}", "slurm", "division by zero"),
+        ("{% include 'no.j2' %}", "slurm", "no.j2: no such file"),
+        ("{{ ''.__class__.__mro__ }}", "slurm", "is unsafe"),
+        ("{{ name }}: {", "kubernetes", "own.j2: "),
+        ("", "kubernetes", "own.j2: "),
+    ],
+)
+def test_a_template_with_a_fault_leaves_nothing(template: str | None, to: str, told: str, tmp_path: Path) -> None:
+    if template is not None:
+        (tmp_path / "own.j2").write_text(template)
+    there = list(tmp_path.iterdir())
+    more = ["--image", "hvdkit", "--results", "runs"] if to == "kubernetes" else []
+    done = call(tmp_path, "submit", RECIPE, "--to", to, *more, "--template", "own.j2")
+    assert (done.returncode, done.stderr.startswith("--template "), told in done.stderr) == (2, True, True), done.stderr
+    assert done.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == there
 
 
 def test_what_a_job_reads_is_said_and_has_whole_paths(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def submit(
     array: Settings = None,
     out: PathLike | None = None,
     run: PathLike | None = None,
+    template: PathLike | None = None,
     overwrite: bool = False,
     apply: bool = False,
 ) -> Submitted:
@@ -41,6 +42,7 @@ def submit(
 
     `resources` are the scheduler's own options, such as `{"nodes": 2, "time": "1:00:00"}`: the fields of `Resources` in
     `hvdkit/launch/submission/sbatch.py`, or of `Pods` in `kubernetes.py` there.
+    `template` is a Jinja template in place of hvdkit's own (docs/slurm.md#a-template-of-your-own).
     `array` makes a task of a Slurm array of each combination of values, such as `{"seed": [1, 2, 3]}`.
     """
     from hvdkit.commands import submit as submit_
@@ -62,7 +64,9 @@ def submit(
         pods = _built(kinds[to], {**wanted, "name": name})
         # A faulty name is refused by its own line, and is no file's name before.
         file = as_path(out) or Path("runs") / f"{Path(pods.name).name}.yaml"
-        return submit_.write(submit_.to_kubernetes(loaded, framework, pods, rival, file, overwrite), apply)
+        return submit_.write(
+            submit_.to_kubernetes(loaded, framework, pods, rival, file, overwrite, as_path(template)), apply
+        )
     grid = dict(array) if isinstance(array, Mapping) else grids.read(texts("array", array), "--array", Recipe)
     for key, values in grid.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
@@ -79,7 +83,9 @@ def submit(
     name = next(iter(recipes.values())).name
     target = as_path(run) or paths.default_out(name, "train")
     script = as_path(out) or target.with_name(f"{target.name}.sbatch")
-    job = submit_.to_slurm(recipes, framework, _built(kinds[to], wanted), rival, script, target, overwrite)
+    job = submit_.to_slurm(
+        recipes, framework, _built(kinds[to], wanted), rival, script, target, overwrite, as_path(template)
+    )
     return submit_.write(job, apply)
 
 

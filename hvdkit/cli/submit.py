@@ -30,6 +30,9 @@ def submit(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="the script or manifest", show_default="runs/…")
     ] = None,
+    template: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="your own Jinja template", show_default="hvdkit's")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the files")] = False,
     apply: Annotated[bool, typer.Option("--apply", help="hand the job to the scheduler too")] = False,
     partition: Annotated[
@@ -140,7 +143,7 @@ def submit(
     resources = {name: value for name, value in ctx.params.items() if name in names and value is not None}
     job = api.submit(
         recipe, overrides, to=to, framework=framework, np=np, rival=rival, resources=resources, array=array, out=out,
-        run=run, overwrite=overwrite, apply=apply,
+        run=run, template=template, overwrite=overwrite, apply=apply,
     )  # fmt: skip
     typer.echo("\n".join(job.lines))
 

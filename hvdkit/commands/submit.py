@@ -17,8 +17,7 @@ from hvdkit.commands import own_script
 from hvdkit.errors import Faults, RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.launch.submission import kubectl, sbatch
-from hvdkit.launch.submission.kubernetes import Pods
-from hvdkit.launch.submission.manifest import manifest
+from hvdkit.launch.submission.kubernetes import Pods, manifest
 from hvdkit.launch.submission.sbatch import Resources
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import OwnModel, Recipe
@@ -65,6 +64,7 @@ def to_slurm(
     script: Path,
     run: Path,
     overwrite: bool,
+    template: Path | None = None,
 ) -> Submission:
     """A batch script, with the resolved recipe beside it; with several `recipes`, by what is special about each, an
     array of tasks, whose folders are `run`/0, `run`/1 and so on.
@@ -97,7 +97,7 @@ def to_slurm(
     ]  # fmt: skip
     log = script.with_name(f"{base.name}-{sbatch.NUMBERS}.log")
     name = next(iter(recipes.values())).name
-    text = sbatch.script(resources, name, command, folder, log, list(recipes) if array else ())
+    text = sbatch.script(resources, name, command, folder, log, list(recipes) if array else (), template)
 
     def described(job: str) -> list[str]:
         output = str(log).replace(sbatch.NUMBERS, f"{job}_0" if array else job)
@@ -116,7 +116,13 @@ def to_slurm(
 
 
 def to_kubernetes(
-    recipe: Recipe, framework: str, pods: Pods, rival: str | None, out: Path, overwrite: bool
+    recipe: Recipe,
+    framework: str,
+    pods: Pods,
+    rival: str | None,
+    out: Path,
+    overwrite: bool,
+    template: Path | None = None,
 ) -> Submission:
     """A manifest, with the resolved recipe in it. Raises RequestError with all faults of the request."""
     faults = _faults(recipe, framework, pods.tasks, rival)
@@ -132,7 +138,8 @@ def to_kubernetes(
     faults += _existing([out], overwrite)
     faults.report()
     needed = _needed([recipe], [volume.partition(":")[2] for volume in pods.volumes])
-    text = manifest(pods, schema.dump(recipe), _common(framework, pods.tasks, rival), elastic=bounds is not None)
+    command = _common(framework, pods.tasks, rival)
+    text = manifest(pods, schema.dump(recipe), command, elastic=bounds is not None, template=template)
 
     def described(job: str) -> list[str]:
         where = ["-n", pods.namespace] if pods.namespace else []

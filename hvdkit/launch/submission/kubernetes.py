@@ -1,29 +1,59 @@
-"""What a job asks Kubernetes for, and what is wrong with it before the cluster sees it."""
+"""What a job asks Kubernetes for, what is wrong with it before the cluster sees it, and the manifest of the job.
+
+It is Kubeflow's MPIJob (v2beta1) or TrainJob (Trainer v2), with the recipe. Both operators start pods with sshd, and
+one pod with the names of all in /etc/mpi/hostfile; there `hvdkit train` starts the ranks by mpirun.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
-from hvdkit.errors import Faults
+import yaml
 
-# The user's folder in the images (Dockerfile), and where the claim of the results and the job's own files are mounted.
-HOME = "/home/hvdkit"
-RUNS, JOB_FILES = f"{HOME}/runs", "/etc/hvdkit"
-_TAKEN = (RUNS, JOB_FILES, f"{HOME}/.ssh", "/etc/mpi", "/dev/shm")
-KINDS = ("mpijob", "trainjob")
+from hvdkit.errors import Faults, RequestError
+from hvdkit.launch.submission.forms import faults_of
+from hvdkit.launch.submission.templating import render
+
+# Where the images (Dockerfile) and the templates have the claim of the results, and the job's own files.
+RUNS, JOB_FILES = "/home/hvdkit/runs", "/etc/hvdkit"
+_TAKEN = (RUNS, JOB_FILES, "/home/hvdkit/.ssh", "/etc/mpi", "/dev/shm")
 CLEAN = ("running", "all", "none")  # pods that the operator deletes when the job has ended
-EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 NAME_LENGTH = 40  # with a default name, all names that operators make of it have at most 63 characters
-_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1035, as services and so MPIJobs are named
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")  # RFC 1123, as other objects
-_KEY = re.compile(r"([a-z0-9]([-.a-z0-9]{0,250}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
-_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
-_SIZE = re.compile(r"[1-9]\d{0,14}([KMGTPE]i|[kMGTPE])?", re.ASCII)
-_PATH = re.compile(r"(/[\w.@+-]+)+", re.ASCII)
-_IMAGE = re.compile(r"[a-z0-9][\w./:-]{0,250}(@sha256:[0-9a-f]{64})?", re.ASCII)
+_LABEL = r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?"  # RFC 1035, as services and so MPIJobs are named
+# RFC 1123, as other objects
+_NAME = r"(?![^:]{254})[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_KEY = r"([a-z0-9]([-.a-z0-9]{0,250}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?"
+_VALUE = r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?"
+_SIZE = r"[1-9]\d{0,14}([KMGTPE]i|[kMGTPE])?"
+_PATH = r"(/[\w.@+-]+)+"
 _TIME = re.compile(r"(?:(\d{1,4})-)?(\d{1,4}):(\d\d)(?::(\d\d))?|(\d{1,7})", re.ASCII)
+_TOLERATION = re.compile(
+    rf"(?P<key>{_KEY})(=(?P<value>{_VALUE}))?(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?", re.ASCII
+)
+_OBJECT = _NAME, "the name of an object, of lower-case letters, digits, '-'"
+_FORMS = {
+    "kind": ("mpijob|trainjob", "mpijob or trainjob"),
+    "namespace": (_LABEL, "lower-case letters, digits and '-'"),
+    "results": _OBJECT,
+    "pull_secret": _OBJECT,
+    "memory": (_SIZE, "a size such as 16Gi"),
+    "shm": (_SIZE, "a size such as 2Gi"),
+    "gpu_resource": (_KEY, "a resource such as nvidia.com/gpu"),
+    "image": (
+        r"[a-z0-9][\w./:-]{0,250}(@sha256:[0-9a-f]{64})?",
+        "an image such as registry.example.org/hvdkit:pytorch",
+    ),
+    "time": (_TIME.pattern, "minutes, HH:MM:SS or D-HH:MM:SS"),
+    "clean_pods": ("|".join(CLEAN), ", ".join(CLEAN)),
+    "volumes": (f"{_NAME}:{_PATH}", "CLAIM:/PATH"),
+    "secrets": (f"{_NAME}(:{_PATH})?", "NAME or NAME:/PATH"),
+    "node_selectors": (f"{_KEY}={_VALUE}", "KEY=VALUE, a label of nodes"),
+    "tolerations": (_TOLERATION.pattern, "KEY[=VALUE][:EFFECT], EFFECT NoSchedule, PreferNoSchedule or NoExecute"),
+}
 
 
 @dataclass(frozen=True)
@@ -74,87 +104,67 @@ class Pods:
 
     def faults(self, elastic: bool) -> Faults:
         """What is wrong with it: a line for each fault. `elastic`: ranks may join and leave."""
-        faults = Faults()
-        if self.kind not in KINDS:
-            faults.append(f"--kind {self.kind}: expected {' or '.join(KINDS)}")
-        elif elastic and self.kind == "trainjob":
+        least = {"nodes": 1, "cpus_per_task": 1, "gpus_per_node": 0, "backoff_limit": 0}
+        faults = faults_of(self, least, _FORMS)
+        if elastic and self.kind == "trainjob":
             faults.append(
                 "--kind trainjob: expected a recipe without `elastic`, or --kind mpijob, whose pods may change"
             )
-        faults += self._of_numbers()
-        faults += self._of_names()
-        for option, given, pattern, expected in (
-            ("--memory", self.memory, _SIZE, "a size such as 16Gi"),
-            ("--shm", self.shm, _SIZE, "a size such as 2Gi"),
-            ("--gpu-resource", self.gpu_resource, _KEY, "a resource such as nvidia.com/gpu"),
-            ("--image", self.image, _IMAGE, "an image such as registry.example.org/hvdkit:pytorch"),
-        ):
-            if given is not None and not pattern.fullmatch(given):
-                faults.append(f"{option} {given!r}: expected {expected}")
-        if self.time is not None and not self.seconds:
-            faults.append(f"--time {self.time}: expected minutes, HH:MM:SS or D-HH:MM:SS")
-        if self.clean_pods not in CLEAN:
-            faults.append(f"--clean-pods {self.clean_pods}: expected {', '.join(CLEAN)}")
-        faults += self._of_places()
-        for text in self.node_selectors:
-            key, equals, value = text.partition("=")
-            if not (equals and _KEY.fullmatch(key) and _VALUE.fullmatch(value)):
-                faults.append(f"--node-selector {text!r}: expected KEY=VALUE, a label of nodes")
-        for text in self.tolerations:
-            taint, wanted, effect = toleration(text)
-            if not (_KEY.fullmatch(taint) and _VALUE.fullmatch(wanted or "") and effect in (None, *EFFECTS)):
-                faults.append(f"--toleration {text!r}: expected KEY[=VALUE][:EFFECT], EFFECT {', '.join(EFFECTS)}")
-        return faults
-
-    def _of_numbers(self) -> Faults:
-        faults = Faults()
-        numbers = (("--nodes", self.nodes, 1), ("--cpus-per-task", self.cpus_per_task, 1),
-                   ("--gpus-per-node", self.gpus_per_node, 0), ("--backoff-limit", self.backoff_limit, 0))  # fmt: skip
-        for option, number, least in numbers:
-            if number is not None and not least <= number <= 10**6:
-                faults.append(f"{option} {number}: expected {least} or more")
-        if self.nodes >= 1 and self.tasks % self.nodes:
-            faults.append(f"-np {self.tasks}: expected a multiple of --nodes {self.nodes}, with as many ranks on each")
-        return faults
-
-    def _of_names(self) -> Faults:
-        faults = Faults()
+        if self.seconds == 0:
+            faults.append(f"--time {self.time}: expected a time above 0")
         # The longest names that the operators make of it: of the last worker, and of JobSet's pods.
         ending = f"-worker-{self.nodes - 1}" if self.kind == "mpijob" else "-launcher-0-0-xxxxx"
-        if not _LABEL.fullmatch(f"{self.name}{ending}"):
+        if not re.fullmatch(_LABEL, f"{self.name}{ending}"):
             faults.append(
                 f"--name {self.name!r}: expected at most {63 - len(ending)} characters, lower-case letters, digits and "
                 "'-', beginning with a letter; the operator names pods after it"
             )
-        if self.namespace is not None and not _LABEL.fullmatch(self.namespace):
-            faults.append(f"--namespace {self.namespace!r}: expected lower-case letters, digits and '-'")
-        for option, name in (("--results", self.results), ("--pull-secret", self.pull_secret)):
-            if name is not None and not _is_name(name):
-                faults.append(f"{option} {name!r}: expected the name of an object, of lower-case letters, digits, '-'")
-        return faults
-
-    def _of_places(self) -> Faults:
-        faults = Faults()
-        seen = set(_TAKEN)
-        given = [("--volume", volume) for volume in self.volumes] + [("--secret", secret) for secret in self.secrets]
-        for option, mount in given:
-            name, colon, path = mount.partition(":")
-            alone = option == "--secret" and not colon
-            if not _is_name(name) or not (alone or _PATH.fullmatch(path)):
-                expected = "CLAIM:/PATH" if option == "--volume" else "NAME or NAME:/PATH"
-                faults.append(f"{option} {mount!r}: expected {expected}")
-            elif path in seen:
-                faults.append(f"{option} {mount!r}: {path} is taken; expected another path")
-            elif path:
-                seen.add(path)
+        seen = list(_TAKEN)
+        for text in (*self.volumes, *self.secrets):
+            path = text.partition(":")[2]
+            if path in seen:
+                faults.append(f"--volume or --secret {text!r}: {path} is taken; expected another path")
+            seen += [path] if path else []
         return faults
 
 
-def toleration(text: str) -> tuple[str, str | None, str | None]:
-    """Key, value and effect of KEY[=VALUE][:EFFECT]; None for a part that is not there."""
-    rest, colon, effect = text.partition(":")
-    key, equals, value = rest.partition("=")
-    return key, value if equals else None, effect if colon else None
+def run_folder(pods: Pods) -> str:
+    """The run's folder in the pods, on the claim of the results."""
+    return f"{RUNS}/{pods.name}"
+
+
+def manifest(pods: Pods, recipe: str, command: list[str], elastic: bool, template: Path | None = None) -> str:
+    """The job as YAML. It runs `command` with the recipe's file and the run's folder added; `recipe` is its YAML.
+
+    `template` is the user's own. Raises RequestError where it has a fault, or what it writes is no manifest.
+    """
+    words = ["hvdkit", "train", f"{JOB_FILES}/recipe.yaml", *command, "--out", run_folder(pods), "--resume"]
+    if elastic:
+        words += ["--launcher", "horovodrun", "--host-discovery-script", f"{JOB_FILES}/discover-hosts.sh"]
+    tolerations = [match for text in pods.tolerations if (match := _TOLERATION.fullmatch(text))]
+    values = {
+        **dataclasses.asdict(pods),
+        "slots": pods.slots,
+        "seconds": pods.seconds,
+        "volumes": [text.partition(":")[::2] for text in pods.volumes],
+        "secrets": [text.partition(":")[::2] for text in pods.secrets],
+        "node_selectors": [text.partition("=")[::2] for text in pods.node_selectors],
+        "tolerations": [(match["key"], match["value"], match["effect"]) for match in tolerations],
+        "recipe": recipe,
+        "elastic": elastic,
+        "command": words,
+        # Whether the pod that starts the ranks runs some: in an elastic job any worker may be lost, but not that pod.
+        "both": pods.launcher_as_worker and not elastic,
+    }
+    text = render(f"{pods.kind}.yaml.j2", template, values)
+    if template is not None:
+        try:
+            objects = list(yaml.safe_load_all(text))
+        except yaml.YAMLError as error:
+            raise RequestError(f"--template {template}: writes no YAML: {' '.join(str(error).split())}") from None
+        if not objects or not all(isinstance(found, dict) and "kind" in found for found in objects):
+            raise RequestError(f"--template {template}: expected objects of Kubernetes, each with its `kind`")
+    return text
 
 
 def default_name(recipe: str, stamp: str) -> str:
@@ -162,7 +172,3 @@ def default_name(recipe: str, stamp: str) -> str:
     room = NAME_LENGTH - len(stamp) - 1
     slug = re.sub(r"[^a-z0-9]+", "-", recipe.lower()).lstrip("-0123456789")[:room].strip("-") or "hvdkit"
     return f"{slug}-{stamp}"
-
-
-def _is_name(text: str) -> bool:
-    return len(text) <= 253 and _NAME.fullmatch(text) is not None
