@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from places import TRAIN, OnHosts, Place, place, ran_on, resumes, running_on, same_bits
+from places import TRAIN, OnHosts, Place, place, ran_on, running_on, same_bits
 from trial import Running, attack, expect, ran
 
 LOCAL = (*TRAIN, "--launcher", "direct")
@@ -128,41 +127,16 @@ def forged_locks(folder: Path) -> str:
     return ", ".join(seen)
 
 
-@attack("what is wrong is said with h2's disk or rank 0; status 1; checkpoints that came home are good; the same bits")
-def other_disk_full(folder: Path) -> str:
-    """Rank 0 runs on h2, whose own folder has room for 600 kB; --resume where there is room."""
-    with place("horovodrun", size="600k") as where:
-        out = where.folder / "apart" / "run"
-        with running_on(
-            where, *TRAIN, "-H", "10.77.0.2:1,10.77.0.1:1", "checkpoint={every_steps: 2, keep: 9}", out=out
-        ) as job:
-            job.ended()
-            job.sound()
-            job.nothing_left()
-            status = job.process.returncode
-        expect(status == 1 and "space" in job.text(), f"status {status}\n{job.text()}")
-        good = (
-            sorted(path.name for path in (out / "checkpoints").glob("step-*")) if (out / "checkpoints").exists() else []
-        )
-        kept = folder / "run"
-        shutil.copytree(out, kept, symlinks=True)
-        return f"{job.line('space')}; home: {good}; {resumes(where, kept) if good else 'no checkpoint came home'}"
-
-
-@attack("rank 0 is named; what came home is resumed, to the same bits")
-def apart_killed(folder: Path) -> str:
-    """Rank 0 runs on h2, which does not see the run's folder: kill -9 of it at update 20; --resume there."""
+@attack("refused in one line that names the folder, before a rank trains; status 2; nothing is left on either host")
+def not_shared(folder: Path) -> str:
+    """Rank 0 is to run on h2, which does not see the run's folder."""
     with place("horovodrun") as where:
         out = where.folder / "apart" / "run"
-        words = (*TRAIN, "-H", "10.77.0.2:1,10.77.0.1:1")
-        with running_on(where, *words, out=out) as job:
-            job.trains(20)
-            job.kill(0)
-            seen = job.failed("rank 0", "SIGKILL")
-        with running_on(where, *words, "--resume", out=out) as again:
-            expect(again.ended() == 0, again.text())
-            again.sound()
-            return f"{seen}; {same_bits(again)}"
+        with running_on(where, *TRAIN, "-H", "10.77.0.2:1,10.77.0.1:1", out=out) as job:
+            job.ended()
+            job.nothing_left()
+            expect(not (out / "metrics.jsonl").exists(), "it has trained")
+            return _refused(job, str(out), "not the launcher's folder")
 
 
 def _hostile(kind: str, folder: Path) -> str:
