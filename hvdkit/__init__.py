@@ -12,9 +12,8 @@ __version__ = "0.1.0"
 # Type checkers read __init__.pyi.
 _LAZY = {
     **dict.fromkeys(("HvdkitError", "RequestError", "RunError", "Stopped"), "hvdkit.errors"),
-    **dict.fromkeys(("train", "evaluate", "predict_images", "export", "compare", "parity", "profile"), "hvdkit.api"),
-    **dict.fromkeys(("advise", "diff", "dry_run", "generate", "predict", "published_profile"), "hvdkit.api"),
-    **dict.fromkeys(("memory", "submit", "sweep"), "hvdkit.api"),
+    "dry_run": "hvdkit.commands.dry_run",
+    "submit": "hvdkit.api",
     "Own": "hvdkit.tasks.own",
     "Handler": "hvdkit.core.loop",
     "run_task": "hvdkit.worker.entry",
@@ -22,7 +21,11 @@ _LAZY = {
     **dict.fromkeys(("ArraySplit", "Batch"), "hvdkit.data.dataset"),
     **dict.fromkeys(("NativeJob", "NativePipeline"), "hvdkit.data.user_pipeline"),
 }
-_COMMANDS = {"bench"}  # functions that are made of a module in hvdkit/commands/
+# Functions that are made of a module in hvdkit/commands/.
+_COMMANDS = {
+    *("train", "evaluate", "export", "compare", "parity", "predict_images", "diff", "generate", "bench", "predict"),
+    *("sweep", "advise", "memory", "profile", "published_profile"),
+}
 # Modules that scripts imported from earlier versions, and what has their content now.
 _MOVED = {
     "hvdkit.config": "hvdkit.recipe.schema",

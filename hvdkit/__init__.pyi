@@ -5,22 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hvdkit.api import advise as advise
-from hvdkit.api import compare as compare
-from hvdkit.api import diff as diff
-from hvdkit.api import dry_run as dry_run
-from hvdkit.api import evaluate as evaluate
-from hvdkit.api import export as export
-from hvdkit.api import generate as generate
-from hvdkit.api import memory as memory
-from hvdkit.api import parity as parity
-from hvdkit.api import predict as predict
-from hvdkit.api import predict_images as predict_images
-from hvdkit.api import profile as profile
-from hvdkit.api import published_profile as published_profile
 from hvdkit.api import submit as submit
-from hvdkit.api import sweep as sweep
-from hvdkit.api import train as train
+from hvdkit.commands.dry_run import dry_run as dry_run
 from hvdkit.core.loop import Handler as Handler
 from hvdkit.data.dataset import ArraySplit as ArraySplit
 from hvdkit.data.dataset import Batch as Batch
@@ -31,6 +17,18 @@ from hvdkit.errors import RequestError as RequestError
 from hvdkit.errors import RunError as RunError
 from hvdkit.errors import Stopped as Stopped
 from hvdkit.results.bench import Bench
+from hvdkit.results.compare import Comparison
+from hvdkit.results.diff import Diff
+from hvdkit.results.evaluate import EvaluationResult
+from hvdkit.results.generate import Generation
+from hvdkit.results.memory import MemoryNeed
+from hvdkit.results.parity import Parity
+from hvdkit.results.predict_images import ImagePredictions
+from hvdkit.results.profile import Profile
+from hvdkit.results.train import TrainResult
+from hvdkit.simulator.advise import Advice
+from hvdkit.simulator.predict import Prediction
+from hvdkit.simulator.sweep import Sweep
 from hvdkit.tasks.own import Own as Own
 from hvdkit.tasks.task import Metrics as Metrics
 from hvdkit.worker.entry import run_task as run_task
@@ -46,6 +44,32 @@ Paths = PathLike | Iterable[PathLike]  # one or several
 def report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> tuple[Path, Path]: ...
 
 # Written by scripts/stub.py, as the commands declare it.
+def advise(
+    subject: AnyRecipe | Profile,
+    overrides: Settings | None = None,
+    *,
+    cluster: PathLike | None = None,
+    ranks: int | None = None,
+    price: float | None = None,
+    images: int | None = None,
+    tokens: int | None = None,
+    epochs: int | None = None,
+    budget: float | None = None,
+    deadline: str | None = None,
+    spot_interruption: float | None = None,
+    apply: PathLike | None = None,
+    policy: str | None = None,
+    settings: Settings | None = None,
+    framework: str | None = None,
+    np: int | None = None,
+    hosts: Names | None = None,
+    steps: int | None = None,
+    launcher: str | None = None,
+    stall_timeout: float | None = None,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+) -> Advice: ...
 def bench(
     collective: str,
     *,
@@ -66,3 +90,156 @@ def bench(
     out: PathLike | None = None,
     overwrite: bool = False,
 ) -> Bench: ...
+def compare(
+    recipe: AnyRecipe,
+    overrides: Settings | None = None,
+    *,
+    framework: Names | None = None,
+    np: Wholes | None = None,
+    parity: PathLike | None = None,
+    no_parity: bool = False,
+    rival: Names | None = None,
+    rounds: int | None = None,
+    baseline: PathLike | None = None,
+    margin: float = 0.05,
+    launcher: str = "auto",
+    stall_timeout: float = 60.0,
+    debug: bool = False,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    log: Names | None = None,
+) -> Comparison: ...
+def diff(
+    first: PathLike,
+    second: PathLike,
+    *,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> Diff: ...
+def evaluate(
+    checkpoint: PathLike,
+    overrides: Settings | None = None,
+    *,
+    framework: str | None = None,
+    np: int = 1,
+    launcher: str = "auto",
+    stall_timeout: float = 60.0,
+    average: bool = True,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> EvaluationResult: ...
+def export(
+    checkpoint: PathLike,
+    out: PathLike,
+    *,
+    average: bool = True,
+    overwrite: bool = False,
+) -> Path: ...
+def generate(
+    checkpoint: PathLike,
+    prompt: str,
+    *,
+    framework: str | None = None,
+    tokens: int = 200,
+    average: bool = True,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> Generation: ...
+def memory(
+    recipe: AnyRecipe,
+    overrides: Settings | None = None,
+    *,
+    ranks: Wholes | None = None,
+    device: str | None = None,
+    framework: str = "pytorch",
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> MemoryNeed: ...
+def parity(
+    recipe: AnyRecipe,
+    overrides: Settings | None = None,
+    *,
+    framework: Names | None = None,
+    steps: int = 20,
+    np: int = 2,
+    rival: Names | None = None,
+    launcher: str = "auto",
+    stall_timeout: float = 60.0,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> Parity: ...
+def predict(
+    profile: PathLike | Profile,
+    *,
+    cluster: PathLike,
+    ranks: Wholes,
+    policy: str | None = None,
+    settings: Settings | None = None,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> Prediction: ...
+def predict_images(
+    checkpoint: PathLike,
+    images: Paths,
+    *,
+    framework: str | None = None,
+    top: int = 3,
+    average: bool = True,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> ImagePredictions: ...
+def profile(
+    recipe: AnyRecipe,
+    overrides: Settings | None = None,
+    *,
+    framework: str = "pytorch",
+    np: int = 2,
+    hosts: Names | None = None,
+    steps: int = 20,
+    torch_profiler: bool = False,
+    batch_sizes: Wholes | None = None,
+    launcher: str = "auto",
+    stall_timeout: float = 60.0,
+    debug: bool = False,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> Profile: ...
+def published_profile(
+    model: str,
+    *,
+    batch_size: int,
+    device: str,
+    images_per_second: float | None = None,
+    tokens_per_second: float | None = None,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> Profile: ...
+def sweep(
+    profile: PathLike | Profile,
+    grid: Settings,
+    *,
+    cluster: PathLike,
+    ranks: Wholes | None = None,
+    policy: str | None = None,
+    settings: Settings | None = None,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> Sweep: ...
+def train(
+    recipe: AnyRecipe,
+    overrides: Settings | None = None,
+    *,
+    framework: str | None = None,
+    np: int = 1,
+    hosts: Names | None = None,
+    rival: str | None = None,
+    launcher: str = "auto",
+    stall_timeout: float = 60.0,
+    debug: bool = False,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    host_discovery_script: PathLike | None = None,
+    log: Names | None = None,
+) -> TrainResult: ...

@@ -13,7 +13,7 @@ import pytest
 import simulating
 from conftest import Hvdkit
 
-from hvdkit.commands.predict import seconds_until
+from hvdkit.commands.advise import seconds_until
 from hvdkit.errors import RequestError
 from hvdkit.profiling import published
 from hvdkit.results import profile as profiles
@@ -224,8 +224,8 @@ def test_deadlines(text: str | None, hours: float | None) -> None:
         (["--deadline", "0h"], "--deadline 0h: expected a time to come"),
         (["--deadline", "36h"], "--deadline: expected --images and --epochs too"),
         (["--budget", "5", "--images", "100000"], "--budget: expected --epochs too"),
-        (["--budget", "0"], "--budget 0: expected what the training may cost"),
-        (["--spot-interruption", "-1"], "--spot-interruption -1: expected how often"),
+        (["--budget", "0"], "--budget 0: expected more than 0"),
+        (["--spot-interruption", "-1"], "--spot-interruption -1: expected 0 to 60"),
         (["--spot-interruption", "0.1"], "--spot-interruption: expected --images and --epochs too"),
     ],
 )

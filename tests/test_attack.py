@@ -181,8 +181,8 @@ def test_any_command_line(beginning: list[str], rest: list[str], tmp_path: Path)
     with (
         contextlib.chdir(tmp_path),
         mock.patch.object(sys, "argv", ["hvdkit", *beginning, *rest]),
-        mock.patch.object(train, "run", started),
-        mock.patch.object(parity, "run", started),
+        mock.patch.object(train, "trained", started),
+        mock.patch.object(parity, "proved", started),
         mock.patch("hvdkit.commands.runtime.build", started),
         mock.patch("hvdkit.commands.runtime.add", started),
         contextlib.redirect_stdout(out),

@@ -18,7 +18,8 @@ from conftest import ROOT
 from simulating import profile
 
 from hvdkit import paths
-from hvdkit.commands import predict
+from hvdkit.commands import advise, predict
+from hvdkit.commands.advise import AdviseRequest
 from hvdkit.errors import RequestError
 from hvdkit.files import open_lock, open_regular, read_bounded
 from hvdkit.recipe import schema, yaml_files
@@ -231,7 +232,7 @@ def test_a_profile_from_elsewhere_decides_nothing_but_what_it_measured(tmp_path:
     place = paths.default_out(found.recipe, "predict")
     assert place.parent == Path("runs") and place.name.startswith("a-b-predict-")
     plan = predict.plan(path, Path("p100-roce25"), [8], [], None)
-    money = predict.money(plan, 1.0, None, None)
+    money = advise.money(plan, AdviseRequest(subject=path, price=1.0))
     assert (money.samples, money.epochs) == (None, None)
     done = attack(tmp_path, f"{HVDKIT} advise profile.json --cluster p100-roce25 -n 8")
     assert done.returncode == 0, done.stderr

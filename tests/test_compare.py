@@ -140,14 +140,14 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (folder / "config.yaml").write_text(schema.dump(plan.recipe))
         return found
 
-    monkeypatch.setattr(train, "run", run)
+    monkeypatch.setattr(train, "trained", run)
     return ran
 
 
 def test_resuming_keeps_whole_rounds_only(checked: Recipe, trained: list[str], tmp_path: Path) -> None:
     plans = [replace(fake(checked), rival=rival) for rival in (None, "plain")]
     schedule = Schedule(plans, 3, 1)
-    first = compare.run(schedule, None, tmp_path)
+    first = compare.compared(schedule, None, tmp_path)
     assert len(trained) == 6 and first.order == trained
     assert [(run.round, run.rival) for run in first.runs] == [
         (n, rival) for n in (1, 2, 3) for rival in (None, "plain")
@@ -155,12 +155,12 @@ def test_resuming_keeps_whole_rounds_only(checked: Recipe, trained: list[str], t
     assert read_comparison(tmp_path / "compare.json") == first
     trained.clear()
     (tmp_path / "runs" / "pytorch-np2-plain-round2" / "result.json").unlink()
-    again = compare.run(schedule, None, tmp_path, resume=True)
+    again = compare.compared(schedule, None, tmp_path, resume=True)
     assert sorted(trained) == ["pytorch-np2-plain-round2", "pytorch-np2-round2"] and again.runs == first.runs
     trained.clear()
     longer = checked.model_copy(update={"epochs": 3})
     changed = Schedule([replace(plan, recipe=longer) for plan in plans], 3, 1)
-    compare.run(changed, None, tmp_path, resume=True)
+    compare.compared(changed, None, tmp_path, resume=True)
     assert len(trained) == 6, "of another recipe nothing is kept"
 
 

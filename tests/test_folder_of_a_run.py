@@ -473,7 +473,7 @@ def resumed(folder: Path, trains: Callable[[], None], end: BaseException) -> Non
     with pytest.MonkeyPatch.context() as patch, pytest.raises(type(end)):
         patch.setattr(train, "launch", launch)
         patch.setattr(train.tune, "measured", lambda plan, _: plan)
-        train.run(cast("Plan", plan), folder, resume=True)
+        train.trained(cast("Plan", plan), folder, resume=True)
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), RunError("lost"), RequestError("wrong")])

@@ -157,7 +157,7 @@ def test_what_cannot_be_trained_is_refused_by_name(framework: str, trained: Any)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_all_kinds_are_exported(framework: str, trained: Any, tmp_path: Path) -> None:
     last = trained(framework) / "optimizer-straight" / "checkpoints" / "last"
-    export.run(export.plan(last, tmp_path / "model.safetensors", False, average=False))
+    export.write(export.plan(last, tmp_path / "model.safetensors", False, average=False))
     there, kept = load_file(tmp_path / "model.safetensors"), load_file(last / snapshots.MODEL)
     plain = {name.replace("_orig_mod.", ""): value for name, value in kept.items()}
     assert there.keys() == plain.keys() and (framework != "pytorch" or "head.weight" in there)

@@ -219,7 +219,7 @@ def test_the_command(hvdkit: Hvdkit, tmp_path: Path) -> None:
 
 def test_what_does_not_fit_gets_advice() -> None:
     def notes(*overrides: str, ranks: int = 64, device: str = "16GiB") -> str:
-        return "\n".join(command.run(recipe("gpt2", *overrides), [ranks], device, "pytorch").notes)
+        return "\n".join(command.need(recipe("gpt2", *overrides), [ranks], device, "pytorch").notes)
 
     assert notes("model.name=gpt2-large", "batch_size=1") == "64 ranks: fits from stage optimizer on"
     assert notes("model.name=gpt2-xl", "batch_size=8", "recompute=true").startswith("64 ranks: ")
@@ -233,9 +233,9 @@ def test_what_does_not_fit_gets_advice() -> None:
 def test_devices_are_those_of_the_cluster_files() -> None:
     known = command.devices()
     assert known["h100"] == 81_000 * MIB and known["t4"] == 15_109 * MIB and "cpu core" not in known
-    found = command.run(recipe("resnet50-synthetic"), [1], "H100", "mxnet")
+    found = command.need(recipe("resnet50-synthetic"), [1], "H100", "mxnet")
     assert found.device_bytes == known["h100"]
-    assert command.run(recipe("gpt2"), [1], "1.5gb", "keras").device_bytes == 1_500_000_000
+    assert command.need(recipe("gpt2"), [1], "1.5gb", "keras").device_bytes == 1_500_000_000
 
 
 def test_from_python(tmp_path: Path) -> None:

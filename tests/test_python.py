@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import inspect
 import json
 import re
 import subprocess
@@ -25,9 +24,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 import hvdkit
-from hvdkit import arguments
-from hvdkit.api import calls
-from hvdkit.cli import app, diff, images, predict
+from hvdkit.commands.fields import texts
+from hvdkit.commands.loading import loaded
+from hvdkit.commands.memory import MemoryRequest
 from hvdkit.recipe import schema
 from hvdkit.results import profile as profiles
 from hvdkit.results.compare import read_comparison
@@ -41,19 +40,11 @@ from hvdkit.simulator.sweep import Sweep
 from scripts import stub
 
 RECIPE = "resnet20-digits"
-COMMANDS = (
-    "train",
-    "evaluate",
-    "export",
-    "compare",
-    "parity",
-    "profile",
-    "predict_images",
-    "diff",
-    "predict",
-    "advise",
-)
 COMPARISON = ROOT / "tests" / "data" / "comparison"
+
+
+def load(recipe: Any, overrides: Any) -> schema.Recipe:
+    return loaded(MemoryRequest.of({"recipe": recipe, "overrides": overrides}))
 
 
 @pytest.mark.check
@@ -63,34 +54,6 @@ def test_importing_hvdkit_loads_nothing_until_a_function_is_used() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=hygiene.patience(60)
     )
     assert done.stdout.split() == ["hvdkit"]
-
-
-# Options of a command for which there is a function of its own, `published_profile` and `sweep`.
-ELSEWHERE = {
-    "profile": ("context", "from_", "images_per_second", "tokens_per_second", "batch_size", "device"),
-    "predict": ("sweep",),
-}
-
-
-@pytest.mark.check
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_function_has_the_options_of_its_command_and_their_defaults(name: str) -> None:
-    command = getattr(
-        {"predict_images": images, "diff": diff, "predict": predict, "advise": predict}.get(name, app),
-        name,
-    )
-    theirs = {
-        "settings" if key == "set_" else key: None if each.default is each.empty else each.default
-        for key, each in inspect.signature(command).parameters.items()
-        if key not in ("dry_run", "json", *ELSEWHERE.get(name, ()))  # to look at on a terminal
-    }
-    if "no_average" in theirs:
-        theirs["average"] = not theirs.pop("no_average")
-    mine = {
-        key: None if each.default is each.empty else each.default
-        for key, each in inspect.signature(getattr(hvdkit, name)).parameters.items()
-    }
-    assert mine == theirs
 
 
 @pytest.mark.check
@@ -112,19 +75,17 @@ def test_the_functions_that_type_checkers_see_are_those_that_the_commands_declar
 @pytest.mark.check
 def test_settings_are_a_dictionary_or_words_and_the_recipe_may_be_its_content() -> None:
     given = {"epochs": np.int64(2), "optimizer.learning_rate": 1e-5, "model.weights": Path("é.safetensors")}
-    assert arguments.texts("overrides", given) == [
+    assert texts("overrides", given) == [
         "epochs=2", "optimizer.learning_rate=1e-05", 'model.weights="é.safetensors"'
     ]  # fmt: skip
-    found = calls.load_recipe(RECIPE, given)
-    assert found == calls.load_recipe(
-        RECIPE, ["epochs=2", "optimizer.learning_rate=1e-5", "model.weights=é.safetensors"]
-    )
+    found = load(RECIPE, given)
+    assert found == load(RECIPE, ["epochs=2", "optimizer.learning_rate=1e-5", "model.weights=é.safetensors"])
     content = found.model_dump()
-    assert calls.load_recipe(content, {"seed": 7}) == found.model_copy(update={"seed": 7}) and content["seed"] == 1
+    assert load(content, {"seed": 7}) == found.model_copy(update={"seed": 7}) and content["seed"] == 1
     with pytest.raises(hvdkit.RequestError, match=r"^overrides: epochs: expected a number, text, list .*got set"):
-        calls.load_recipe(RECIPE, {"epochs": {2}})
+        load(RECIPE, {"epochs": {2}})
     with pytest.raises(hvdkit.RequestError, match=r"^recipe: data: expected .*"):
-        calls.load_recipe({**content, "data": 3}, None)
+        load({**content, "data": 3}, None)
 
 
 @pytest.mark.check
@@ -204,7 +165,7 @@ def test_results_know_their_folder_and_are_tables(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.check
 def test_a_profile_is_predicted_and_advised_of_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = calls.load_recipe(RECIPE, None).model_dump()
+    settings = load(RECIPE, None).model_dump()
     profiles.save(simulating.profile().model_copy(update={"settings": settings}), tmp_path / "profile.json")
     clusters.save(simulating.cluster(mbit_per_s=10.0, hosts=64), tmp_path / "slow.yaml")
     profile = profiles.load(tmp_path / "profile.json")

@@ -39,10 +39,7 @@ except SystemExit as end:
     status = end.code or 0
 print(status, *sys.modules, file=sys.stderr)
 """
-PARTS = (
-    "app", "completion", "diff", "generated", "help", "images", "memory", "options", "predict", "published",
-    "setting_up", "submit", "text",
-)  # fmt: skip
+PARTS = ("app", "completion", "generated", "help", "options", "setting_up", "submit", "text")
 PLOTS = {"matplotlib", "jinja2"}
 
 

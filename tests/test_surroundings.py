@@ -17,7 +17,7 @@ from conftest import Hvdkit
 
 from hvdkit import files, paths
 from hvdkit.cli import app
-from hvdkit.commands import export, predict
+from hvdkit.commands import advise, export, predict
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import is_this_machine
 from hvdkit.recipe import registry, schema
@@ -43,7 +43,7 @@ def impossible(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
         lambda path: schema.load(registry.locate(path)),
         clusters.load,
         predict.read,
-        lambda path: predict.check(None, path / "new.yaml"),
+        lambda path: advise.check(path / "new.yaml"),
         lambda path: export.plan(path, path / "model.safetensors", overwrite=False),
     ],
 )
@@ -78,11 +78,11 @@ def test_what_can_be_no_name_is_no_machine() -> None:
 
 def test_a_recipe_to_be_written_needs_a_folder(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no folder that can be written"):
-        predict.check(None, tmp_path / "nowhere" / "new.yaml")
+        advise.check(tmp_path / "nowhere" / "new.yaml")
     (tmp_path / "there.yaml").symlink_to("nowhere")
     with pytest.raises(RequestError, match="is there already"):
-        predict.check(None, tmp_path / "there.yaml")
-    predict.check(None, tmp_path / "new.yaml")
+        advise.check(tmp_path / "there.yaml")
+    advise.check(tmp_path / "new.yaml")
 
 
 @pytest.mark.parametrize(

@@ -4,53 +4,15 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hvdkit import paths
-from hvdkit.arguments import AnyRecipe, PathLike, Settings, texts
+from hvdkit.arguments import AnyRecipe, Settings, texts
 from hvdkit.defaults import OVERRIDES_FROM
 
 if TYPE_CHECKING:
     from hvdkit.recipe.schema import Recipe
-    from hvdkit.results.dry_run import DryRun
-    from hvdkit.results.profile import Profile
-
-starts_nothing: ContextVar[bool] = ContextVar("starts_nothing", default=False)  # set in a dry run
-
-
-class Described(Exception):
-    """Ends a dry run, and is no error."""
-
-    def __init__(self, run: DryRun) -> None:
-        super().__init__()
-        self.run = run
-
-
-@contextmanager
-def claimed(
-    out: Path,
-    overwrite: bool,
-    resume: bool = False,
-    inputs: Sequence[Path | str | None] = (),
-    dry: tuple[Any, ...] = (),
-) -> Iterator[Path]:
-    """The folder `out` for this command.
-
-    A dry run ends here. `dry` names the function of `commands.dry_run` that describes what would be started, and has
-    its arguments.
-    """
-    if starts_nothing.get():
-        from hvdkit.commands import dry_run
-
-        paths.check_free(out, overwrite, resume, inputs)
-        name, *arguments = dry
-        raise Described(getattr(dry_run, name)(*arguments))
-    with paths.claimed(out, overwrite, resume, inputs) as folder:
-        yield folder
 
 
 def load_recipe(
@@ -63,13 +25,6 @@ def load_recipe(
     read, lines = load(given, [*texts("overrides", overrides), *extra], resumed, OVERRIDES_FROM.get())
     say(lines)
     return read
-
-
-def profile_file(profile: PathLike | Profile) -> Path:
-    """The file of a profile that is given as a path or as the result of `profile`."""
-    from hvdkit.results.profile import Profile
-
-    return profile.folder / "profile.json" if isinstance(profile, Profile) else Path(profile)
 
 
 def show_line(line: str) -> None:

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from hvdkit.cli.options import App, Command
-from hvdkit.errors import RequestError
+from hvdkit.errors import Faults, RequestError
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -48,9 +49,12 @@ class Lazy(Command):
 def _callback(name: str) -> Callable[..., None]:
     """What typer takes a command's parameters from, and calls with them."""
     module = import_module(f"hvdkit.commands.{name}")
-    kind: type[Request] = get_type_hints(module.run)["request"]
-    fields = kind.declared()
-    parameters = [_parameter(name, *field) for name, field in fields.items()]
+    mine = _request(module)
+    instead = import_module(f"hvdkit.commands.{module.INSTEAD}") if hasattr(module, "INSTEAD") else module
+    other = _request(instead)
+    fields = mine.declared() | _added(mine, other)
+    needed = set(_needed(mine)) & set(_needed(other))
+    parameters = [_parameter(name, *field, name in needed) for name, field in fields.items()]
     if hasattr(module, "preview"):
         parameters += [_named("dry_run", bool, _DRY_RUN, False), _named("json", bool, _JSON, False)]
 
@@ -59,22 +63,59 @@ def _callback(name: str) -> Callable[..., None]:
         if as_json and not dry:
             raise RequestError("--json: expected --dry-run with it")
         given = {name: not value if _turned(fields[name][1]) else value for name, value in values.items()}
-        request = kind.of(given, typed=True)
+        command, kind = module, mine
+        if any(given[name] is not None for name in _added(mine, other)):
+            _check_alone(mine, other, {**given, "dry_run": dry})
+            command, kind = instead, other
+        if missing := [name for name in _needed(kind) if given[name] is None]:
+            option = fields[missing[0]][1]
+            raise RequestError(f"{option.option(missing[0])}: {option.missing}")
+        request = kind.of({name: given[name] for name in kind.declared()}, typed=True)
         if dry:
             from hvdkit.report.dry_run import lines
 
-            plan = module.preview(request)
+            plan = command.preview(request)
             return typer.echo(plan.model_dump_json(indent=2) if as_json else "\n".join(lines(plan)))
-        result = module.run(request)
-        show(module.lines(request, result))
-        raise typer.Exit(module.status(result) if hasattr(module, "status") else 0)
+        result = command.run(request)
+        show(command.lines(request, result))
+        raise typer.Exit(command.status(result) if hasattr(command, "status") else 0)
 
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return callback
 
 
-def _parameter(name: str, info: FieldInfo, option: Option) -> inspect.Parameter:
+def _request(module: ModuleType) -> type[Request]:
+    kind: type[Request] = get_type_hints(module.run)["request"]
+    return kind
+
+
+def _added(mine: type[Request], other: type[Request]) -> dict[str, tuple[FieldInfo, Option]]:
+    """The fields of the other command that this one has not."""
+    return {name: field for name, field in other.declared().items() if name not in mine.declared()}
+
+
+def _needed(kind: type[Request]) -> list[str]:
+    return [name for name, (info, _) in kind.declared().items() if info.is_required()]
+
+
+def _check_alone(mine: type[Request], other: type[Request], given: dict[str, Any]) -> None:
+    """Raise RequestError for an option of this command beside those of the other one, and for what that lacks."""
+    added = _added(mine, other)
+    first = next(option.option(name) for name, (_, option) in added.items())
+    missing = [added[name][1].option(name) for name in _needed(other) if name in added and given[name] is None]
+    wrong = [
+        option.option(name)
+        for name, (info, option) in mine.declared().items()
+        if name not in other.declared() and given[name] != (None if info.is_required() else info.default)
+    ]
+    wrong += ["--dry-run"] if given["dry_run"] else []
+    faults = Faults([f"{', '.join(missing)}: needed too, beside {first}"] if missing else [])
+    faults += [f"{', '.join(wrong)}: leave it out beside {first}"] if wrong else []
+    faults.report()
+
+
+def _parameter(name: str, info: FieldInfo, option: Option, needed: bool) -> inspect.Parameter:
     """A field as typer's argument or option."""
     from hvdkit.commands.request import Argument, plain
 
@@ -86,12 +127,14 @@ def _parameter(name: str, info: FieldInfo, option: Option) -> inspect.Parameter:
         "rich_help_panel": option.panel,
         "autocompletion": _completion(option.complete),
     }
-    default = inspect.Parameter.empty if info.is_required() else info.default
+    default = None if info.is_required() else info.default
     if isinstance(option, Argument):
         declared: Any = typer.Argument(**words)
     else:
         names = option.names or ((option.option(name),) if kind is bool else ())
         declared = typer.Option(*names, **words)
+    if needed:
+        return _named(name, kind, declared, inspect.Parameter.empty)
     if default is None:
         kind |= None
     return _named(name, kind, declared, not default if _turned(option) else default)

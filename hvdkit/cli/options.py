@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -183,20 +183,6 @@ def _faults(parameter: Any, value: Any) -> list[str]:
     return faults
 
 
-def preview(call: Callable[[], object], json: bool) -> None:
-    """Print what this call of a function of `api` would start, as JSON or as text."""
-    from hvdkit import api
-    from hvdkit.report.dry_run import lines
-
-    plan = api.dry_run(call)
-    typer.echo(plan.model_dump_json(indent=2) if json else "\n".join(lines(plan)))
-
-
-def relative(folder: Path) -> Path:
-    """A folder below the working folder as a path from there."""
-    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-
-
 def show(tables: Iterable[Table], width: int) -> None:
     """Print tables, as wide as the terminal, or `width` characters without one."""
     from rich.console import Console
@@ -204,11 +190,3 @@ def show(tables: Iterable[Table], width: int) -> None:
     console = Console(width=None if sys.stdout.isatty() else width)
     for table in tables:
         console.print(table)
-
-
-def whole_numbers(option: str, text: str | None) -> list[int]:
-    """The numbers in a text such as 8,16,32. Raises RequestError."""
-    try:
-        return [int(word) for word in text.split(",")] if text is not None else []
-    except ValueError:
-        raise RequestError(f"{option} {text}: expected whole numbers with commas between them, such as 8,16") from None

@@ -2,5 +2,19 @@
 
 # All with what `hvdkit --help` says of them, in its order: nothing of a command is imported for that.
 COMMANDS = {
+    "train": "Train a recipe under one framework.",
+    "evaluate": "Evaluate a checkpoint, under the framework that trained it or another one.",
+    "export": "Write a checkpoint's model as one file for others: safetensors, ONNX or a Keras archive.",
+    "compare": "Check that several frameworks do the same work, train a recipe under each, and compare the results.",
+    "parity": "Check in float64, step by step, that frameworks compute what PyTorch computes; "
+    "status 1 if one does not.",
+    "predict-images": "Say what is in pictures: their most probable classes by a trained model.",
+    "diff": "Compare two runs: settings, versions, the first step with another loss, weights; status 1 if they differ.",
+    "generate": "Go on with a text: a trained language model adds the most probable token again and again.",
     "bench": "Time a collective by size, check each element, and write a cluster file for `hvdkit predict`.",
+    "predict": "Predict step time, speed and what bounds them, at any number of ranks, "
+    "from a profile and a cluster file.",
+    "advise": "Rank what would make training faster or cheaper, in software and hardware, each by its predicted gain.",
+    "memory": "Count the memory that a recipe needs, by part and stage of sharding, without running anything.",
+    "profile": "Measure where the time of a step goes, by layer and by rank, and show what bounds it.",
 }

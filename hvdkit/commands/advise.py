@@ -2,29 +2,155 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+import copy
+import os
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime, time, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from hvdkit import paths
 from hvdkit.commands import predict
 from hvdkit.commands import profile as profiling
-from hvdkit.commands.predict import Plan, Question
+from hvdkit.commands.fields import FRAMEWORKS_HELP, LAUNCHERS, OF_HOSTS, OF_RECIPES, SETTINGS, Overwrite, profile_file
+from hvdkit.commands.loading import loaded
+from hvdkit.commands.predict import Out, Plan, Policy, Question, WhatIf
 from hvdkit.commands.profile import ProfilePlan
+from hvdkit.commands.request import Accepts, Argument, Option, Request, say
+from hvdkit.data.counts import KNOWN
 from hvdkit.defaults import FRAMEWORK, LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
-from hvdkit.errors import Faults, RequestError
+from hvdkit.errors import LARGEST, Faults, RequestError, RunError
+from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
+from hvdkit.recipe import registry, schema, yaml_files
 from hvdkit.recipe.schema import Recipe
+from hvdkit.report import csv_files
+from hvdkit.report.predict import advice_lines, advice_markdown
 from hvdkit.results.profile import Profile
+from hvdkit.simulator import advise as advising
 from hvdkit.simulator import cluster as clusters
+from hvdkit.simulator.advise import Advice
+from hvdkit.simulator.money import Money
 
+_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 CLUSTER = "cluster.yaml"
 
 
+def _subject(name: str, given: Any) -> Any:
+    return OF_RECIPES.convert(name, given) if isinstance(given, Mapping) else profile_file(name, given)
+
+
+class AdviseRequest(Request):
+    """Rank what would make training faster or cheaper, from a profile, or from a recipe, which is profiled first.
+
+    `overrides`, `framework` to `stall_timeout` and `resume` are for a recipe; None stands for what `profile` takes.
+    `images`, or `tokens` of a text, are those of an epoch. `price` and `budget` are in the cluster's currency;
+    `deadline` is a time such as `36h`, `friday` or `2026-11-27`.
+    `spot_interruption` is how often a host is taken away in an hour. With `apply`, a file, the recipe with the largest
+    certain gain is written there.
+    """
+
+    subject: Annotated[
+        Path | dict[str, Any],
+        Accepts("AnyRecipe | Profile", "a recipe or a profile", _subject),
+        Argument(
+            "a profile, or a recipe (file or name) to profile first",
+            metavar="PROFILE.json|RECIPE",
+            complete="hvdkit.cli.completion:recipes",
+        ),
+    ]
+    overrides: Annotated[
+        list[str] | None,
+        SETTINGS,
+        Argument(
+            "changes to the recipe, such as epochs=2",
+            metavar="[key=value]...",
+            complete="hvdkit.cli.completion:overrides",
+        ),
+    ] = None
+    cluster: Annotated[
+        Path | None,
+        Option(
+            "a file, or one of hvdkit's",
+            metavar="CLUSTER.yaml",
+            shown="the links of the profile",
+            complete="hvdkit.cli.completion:clusters",
+        ),
+    ] = None
+    ranks: Annotated[int | None, Option("number of ranks", ("-n",), shown="the profile's")] = None
+    price: Annotated[float | None, Option("price of a GPU hour", shown="the cluster file's"), Field(ge=0, le=1e9)] = (
+        None
+    )
+    images: Annotated[int | None, Option("images in an epoch", shown="the recipe's data"), Field(ge=1)] = None
+    tokens: Annotated[int | None, Option("a text's tokens in an epoch", shown="the recipe's data"), Field(ge=1)] = None
+    epochs: Annotated[int | None, Option("epochs of training", shown="the recipe's"), Field(ge=1)] = None
+    budget: Annotated[
+        float | None,
+        Option("find the fastest way to train for this much, in the cluster file's currency"),
+        Field(gt=0, le=1e15),
+    ] = None
+    deadline: Annotated[
+        str | None, Option("find the cheapest way to train until then: 36h, 2d, friday, 2026-11-27")
+    ] = None
+    spot_interruption: Annotated[
+        float | None, Option("how often a host is taken away in an hour, such as 0.05"), Field(ge=0, le=60)
+    ] = None
+    apply: Annotated[Path | None, Option("write the recipe with the largest certain gain", metavar="NEW.yaml")] = None
+    policy: Policy = None
+    settings: WhatIf = None
+    framework: Annotated[
+        str | None,
+        Option(
+            f"framework to profile a recipe with: {FRAMEWORKS_HELP.replace('pytorch', 'pytorch (default)')}",
+            complete="hvdkit.runtimes.pins:FRAMEWORKS",
+        ),
+    ] = None
+    np: Annotated[int | None, Option("ranks to profile a recipe with", ("-np", "--np"), shown="2")] = None
+    hosts: Annotated[
+        str | None, OF_HOSTS, Option("hosts to profile a recipe on", ("-H", "--hosts"), shown="this machine")
+    ] = None
+    steps: Annotated[int | None, Option("steps to measure of a recipe", shown="20")] = None
+    launcher: Annotated[
+        str | None,
+        Option(f"launcher to profile a recipe with: {LAUNCHERS}", complete="hvdkit.launch.launchers:LAUNCHERS"),
+    ] = None
+    stall_timeout: Annotated[float | None, Option("seconds after which a rank that hangs ends the run", shown="60")] = (
+        None
+    )
+    out: Out = None
+    overwrite: Overwrite = False
+    resume: Annotated[bool, Option("use the profile of the recipe in --out")] = False
+
+
+def run(request: AdviseRequest) -> Advice:
+    """Answer, and write advise.json, .csv and .md. Raises RequestError, what profiling raises, and RunError where they
+    cannot be written."""
+    check(request.apply)
+    deadline_s = seconds_until(request.deadline, datetime.now())
+    subject = _of_recipe(request) if _is_recipe(request) else _of_profile(request)
+    target, inputs = request.out or paths.default_out(subject.name, "advise"), [request.subject, request.cluster]
+    files = [path for path in inputs if isinstance(path, Path)]
+    with paths.claimed(target, request.overwrite, request.resume, files) as folder:
+        plan = subject.plan(folder)
+        advice = advised(plan, money(plan, request, deadline_s), folder)
+        if request.apply is not None:
+            say([f"{request.apply}: the recipe with {apply(advice, subject.settings, request.apply)}"])
+        return advice.at(folder)
+
+
+def lines(request: AdviseRequest, result: Advice) -> Iterator[str]:
+    """What would help most."""
+    yield from advice_lines(result)
+    yield f"written to {result.folder / 'advise.json'} and advise.md"
+
+
 @dataclass(frozen=True)
-class Request:
-    """What was asked for, checked. `source` is the question of a profile, or of a recipe that is measured first.
+class Subject:
+    """What advice is asked of, checked. `source` is the question of a profile, or of a recipe that is measured first.
 
     `name` and `settings` are the recipe's.
     """
@@ -34,38 +160,59 @@ class Request:
     source: Plan | tuple[ProfilePlan, Question]
 
     def plan(self, folder: Path) -> Plan:
-        """The question of the profile, which is measured into `folder` if it is not there. Raises as `run` does."""
-        return self.source if isinstance(self.source, Plan) else run(*self.source, folder)
+        """The question of the profile, measured into `folder` if it is not there. Raises as `profiled` does."""
+        return self.source if isinstance(self.source, Plan) else profiled(*self.source, folder)
 
 
-def of_profile(path: Path, question: Question, of_recipes: Mapping[str, object]) -> Request:
-    """The request for a profile. Raises RequestError, also if one of the options `of_recipes` is given."""
-    given = ", ".join(name for name, value in of_recipes.items() if value not in (None, False))
+def _is_recipe(request: AdviseRequest) -> bool:
+    return not isinstance(request.subject, Path) or request.subject.suffix != ".json"
+
+
+def _of_profile(request: AdviseRequest) -> Subject:
+    """Raises RequestError, also if one of the options of a recipe is given."""
+    assert isinstance(request.subject, Path)
+    of_recipes = {
+        "key=value": request.overrides,
+        "--framework": request.framework,
+        "-np": request.np,
+        "-H": request.hosts,
+        "--steps": request.steps,
+        "--launcher": request.launcher,
+        "--stall-timeout": request.stall_timeout,
+        "--resume": request.resume,
+    }
+    given, ranks = [name for name, value in of_recipes.items() if value not in (None, False, [])], request.ranks
+    if ranks is None and given == ["-np"]:
+        given, ranks = [], request.np  # there is nothing to profile, so it can only mean the number of ranks
+    question = _question(request, ranks)
     if given:
-        raise RequestError(f"{given}: expected a recipe with it, got the profile {path}, which is measured")
-    answered = question.of(predict.read(path))
-    return Request(answered.profile.recipe, answered.profile.settings, answered)
+        raise RequestError(
+            f"{', '.join(given)}: expected a recipe with it, got the profile {request.subject}, which is measured"
+        )
+    answered = question.of(predict.read(request.subject))
+    return Subject(answered.profile.recipe, answered.profile.settings, answered)
 
 
-def of_recipe(
-    recipe: Recipe,
-    question: Question,
-    framework: str | None = None,
-    np: int | None = None,
-    hosts: str | None = None,
-    steps: int | None = None,
-    launcher: str | None = None,
-    stall_timeout: float | None = None,
-) -> Request:
-    """The request for a recipe; None stands for the default. Raises RequestError with all its faults."""
+def _of_recipe(request: AdviseRequest) -> Subject:
+    """Raises RequestError with all its faults."""
+    question = _question(request, request.ranks)
+    if request.resume and request.out is None:
+        raise RequestError("--resume: expected --out with the folder of an earlier hvdkit advise")
+    recipe = loaded(request, recipe=request.subject)
     placement = Placement(
-        PROFILED_RANKS if np is None else np,
-        hosts,
-        launcher or LAUNCHER,
-        STALL_TIMEOUT_S if stall_timeout is None else stall_timeout,
+        PROFILED_RANKS if request.np is None else request.np,
+        request.hosts,
+        request.launcher or LAUNCHER,
+        STALL_TIMEOUT_S if request.stall_timeout is None else request.stall_timeout,
     )
-    measuring = plan(recipe, question, framework or FRAMEWORK, placement, STEPS if steps is None else steps)
-    return Request(recipe.name, recipe.model_dump(), (measuring, question))
+    steps = STEPS if request.steps is None else request.steps
+    measuring = plan(recipe, question, request.framework or FRAMEWORK, placement, steps)
+    return Subject(recipe.name, recipe.model_dump(), (measuring, question))
+
+
+def _question(request: AdviseRequest, ranks: int | None) -> Question:
+    several = [] if ranks is None else [ranks]
+    return predict.question(request.cluster, several, request.settings or [], request.policy)
 
 
 def plan(recipe: Recipe, question: Question, framework: str, placement: Placement, steps: int) -> ProfilePlan:
@@ -79,27 +226,26 @@ def plan(recipe: Recipe, question: Question, framework: str, placement: Placemen
     return measuring
 
 
-def run(measuring: ProfilePlan, question: Question, folder: Path) -> Plan:
+def profiled(measuring: ProfilePlan, question: Question, folder: Path) -> Plan:
     """The question of a profile that is measured into `folder`, or is there already.
 
-    Where no cluster was named, the links that were timed are written to `cluster.yaml`. Raises as `profile.run` does,
-    and RequestError where the profile that is there is of another request.
+    Where no cluster was named, the links that were timed are written to `cluster.yaml`. Raises as `profile.measured`
+    does, and RequestError where the profile that is there is of another request.
     """
     path = folder / profiling.FILE
     if path.exists():
         profile = predict.read(path)
         _check_same(profile, measuring, path)
-        _print(f"{path} is there and taken")
+        say([f"{path} is there and taken"])
     else:
         plan = measuring.plan
-        for line in measuring.left_out:
-            _print(line)
-        _print(f"profiling {plan.recipe.name} under {plan.framework}, {plan.np} rank(s)")
-        profile = profiling.run(measuring, folder)
+        say(measuring.left_out)
+        say([f"profiling {plan.recipe.name} under {plan.framework}, {plan.np} rank(s)"])
+        profile = profiling.measured(measuring, folder)
     answered = question.of(profile)
     if question.cluster is None:
         clusters.save(answered.cluster, folder / CLUSTER)
-        _print(f"no --cluster: the links are those that the profile timed, kept in {folder / CLUSTER}")
+        say([f"no --cluster: the links are those that the profile timed, kept in {folder / CLUSTER}"])
     return answered
 
 
@@ -117,5 +263,113 @@ def _check_same(profile: Profile, wanted: ProfilePlan, path: Path) -> None:
         )
 
 
-def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def check(apply: Path | None) -> None:
+    """Raise RequestError for a file that is there already, or cannot be written."""
+    if apply is None:
+        return
+    if os.path.lexists(apply):
+        raise RequestError(f"--apply {apply}: is there already and is not overwritten; name another file")
+    if not os.access(apply.parent, os.W_OK | os.X_OK):
+        raise RequestError(f"--apply {apply}: {apply.parent} is no folder that can be written; name another file")
+
+
+def seconds_until(deadline: str | None, now: datetime) -> float | None:
+    """Seconds from `now` to a deadline such as 36h, 2d, friday (its end) or 2026-11-27T18:00; None for none.
+
+    Raises RequestError for another text, and for a time that has passed.
+    """
+    if deadline is None:
+        return None
+    text = deadline.strip().lower()
+    if match := re.fullmatch(r"(\d{1,6}(?:\.\d+)?)\s*(m|h|d)", text):
+        seconds = float(match[1]) * {"m": 60, "h": 3600, "d": 86400}[match[2]]
+    else:
+        days = [name for name in _WEEKDAYS if len(text) >= 3 and name.startswith(text)]
+        try:
+            if days:
+                end = now + timedelta((_WEEKDAYS.index(days[0]) - now.weekday()) % 7)
+                at = datetime.combine(end.date(), time.max)
+            else:
+                at = datetime.fromisoformat(text.upper())
+                at = datetime.combine(at.date(), time.max) if len(text) <= 10 else at.replace(tzinfo=None)
+        except ValueError:
+            expected = "expected a time such as 36h, 2d, friday, 2026-11-27 or 2026-11-27T18:00"
+            raise RequestError(f"--deadline {deadline!a}: {expected}") from None
+        seconds = (at - now).total_seconds()
+    if seconds <= 0:
+        raise RequestError(f"--deadline {deadline}: expected a time to come")
+    return seconds
+
+
+def money(plan: Plan, request: AdviseRequest, deadline_s: float | None = None) -> Money:
+    """What training costs, and may cost; what is not given is taken from the profile, its recipe and the cluster.
+
+    Raises RequestError if `images` or `tokens` of an epoch are given where the profile's samples are others.
+    """
+    profile, cluster = plan.profile, plan.cluster
+    settings, given = profile.settings, {"tokens": request.tokens, "images": request.images}
+    wrong = [name for name, value in given.items() if value and (name == "tokens") != (profile.unit == "tokens")]
+    if wrong:
+        other = next(name for name in given if name not in wrong)
+        raise RequestError(f"--{wrong[0]}: the speeds of this profile count {profile.unit}; expected --{other}")
+    units = request.images or request.tokens
+    if units and units < profile.units_per_sample:
+        raise RequestError(f"--tokens {units}: expected at least one window of {profile.units_per_sample} tokens")
+    return Money(
+        samples=units // profile.units_per_sample if units else profile.train_samples or _samples(settings),
+        unit=profile.unit,
+        units_per_sample=profile.units_per_sample,
+        epochs=request.epochs or _count(settings.get("epochs")),
+        price=cluster.price_per_gpu_hour if request.price is None else request.price,
+        currency=cluster.currency,
+        source=cluster.price_source if request.price is None else "--price",
+        budget=request.budget,
+        deadline_s=deadline_s,
+        interruptions=request.spot_interruption or 0.0,
+        ranks_per_host=cluster.ranks_per_host,
+    )
+
+
+def advised(plan: Plan, money: Money, folder: Path) -> Advice:
+    """Answer for the plan's first number of ranks, and write `advise.json` and `advise.md`.
+
+    Raises RunError where they cannot be written.
+    """
+    advice = advising.advise(plan.profile, plan.cluster, plan.ranks[0], plan.settings, money)
+    write_atomic(folder / "advise.json", advice.model_dump_json(indent=2) + "\n")
+    csv_files.save(folder / "advise.csv", csv_files.advice(advice))
+    write_atomic(folder / "advise.md", advice_markdown(advice))
+    return advice
+
+
+def apply(advice: Advice, settings: dict[str, Any], path: Path) -> str:
+    """Write the recipe `settings` with the best suggestion that a recipe can express and that is a sure gain.
+
+    Returns the suggestion. Raises RunError where there is none, or where the settings are no complete recipe.
+    """
+    refused = ""
+    for suggestion in advice.suggestions:
+        if suggestion.recipe is None or not suggestion.sure:
+            continue
+        try:
+            recipe = schema.revise(copy.deepcopy(settings) | suggestion.recipe, "the profile's recipe")
+        except RequestError as error:
+            refused = refused or f" ({suggestion.what}: {str(error).splitlines()[0]})"
+            continue
+        write_atomic(path, yaml_files.schema_line(paths.recipes() / registry.SCHEMA) + schema.dump(recipe))
+        return suggestion.what
+    raise RunError(f"--apply: nothing written, as no key of the recipe brings a sure gain{refused}")
+
+
+def _samples(settings: dict[str, Any]) -> int | None:
+    """Training samples of an epoch, where they follow from the recipe's data."""
+    data = settings.get("data")
+    if not isinstance(data, dict):
+        return None
+    known = KNOWN.get(str(data.get("name")))
+    return known.train if known else _count(data.get("train_images")) or _count(data.get("train_windows"))
+
+
+def _count(value: Any) -> int | None:
+    """A count in a profile's recipe, which nobody has checked; None where the value is none."""
+    return value if isinstance(value, int) and 1 <= value <= LARGEST else None

@@ -5,28 +5,53 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field
+from rich.table import Table
+
+from hvdkit import paths
 from hvdkit.baselines import registry
-from hvdkit.commands import parity, train
+from hvdkit.commands import dry_run, parity, train
+from hvdkit.commands.fields import (
+    Debug,
+    Frameworks,
+    Launcher,
+    Log,
+    Out,
+    Overrides,
+    Overwrite,
+    RecipeFile,
+    Rivals,
+    StallTimeout,
+)
+from hvdkit.commands.loading import loaded
 from hvdkit.commands.parity import ParityPlan
 from hvdkit.commands.plan import Plan, Watch, make_plan
+from hvdkit.commands.request import Option, Request, say
+from hvdkit.defaults import COMPARED_RANKS, LAUNCHER, MARGIN, STALL_TIMEOUT_S
 from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report import csv_files
 from hvdkit.report.collect import Run
-from hvdkit.report.compare import comparison_markdown
+from hvdkit.report.compare import comparison_markdown, comparison_tables
+from hvdkit.report.parity import deviations
+from hvdkit.report.progress import ComparisonProgress, StageProgress
 from hvdkit.report.rounds import Group, by_kind, paired
 from hvdkit.results import intervals
 from hvdkit.results.compare import BaselineRow, Comparison, Ratio, read_comparison
+from hvdkit.results.dry_run import DryRun
 from hvdkit.results.machine import this_machine
 from hvdkit.results.parity import Parity, read_parity
 from hvdkit.results.train import TrainResult
+from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.tracking import trackers as tracking
 from hvdkit.tracking.trackers import Trackers
 
@@ -63,6 +88,124 @@ class Schedule:
         return name(plan) + (f"-round{number}" if self.rounds > 1 else "")
 
 
+class CompareRequest(Request):
+    """Check that frameworks (all four, or those named) do the same work, train a recipe under each, on 1 and 2 ranks
+    or as many as `np` says, and compare the results.
+
+    A check that does not pass, or a significant loss against the baseline, is no error here: see `parity.passed` and
+    the verdicts in `baseline`.
+    """
+
+    recipe: RecipeFile
+    overrides: Overrides = None
+    framework: Frameworks = None
+    np: Annotated[list[int] | None, Option("may be repeated", ("-np", "--np", "-n"), shown="1 and 2")] = None
+    parity: Annotated[Path | None, Option("the parity.json of an earlier `hvdkit parity`")] = None
+    no_parity: Annotated[bool, Option("do not check that all do the same work")] = False
+    rival: Rivals = None
+    rounds: Annotated[int | None, Option("number of runs of each kind", shown="1, with --rival 3"), Field(ge=1)] = None
+    baseline: Annotated[Path | None, Option("the compare.json of an earlier `hvdkit compare`")] = None
+    margin: Annotated[
+        float,
+        Option("a significant loss against the baseline of more than this gives status 1"),
+        Field(ge=0, lt=1),
+    ] = MARGIN
+    launcher: Launcher = LAUNCHER
+    stall_timeout: StallTimeout = STALL_TIMEOUT_S
+    debug: Debug = False
+    out: Out = None
+    overwrite: Overwrite = False
+    resume: Annotated[bool, Option("keep the whole rounds that are in --out")] = False
+    log: Log = None
+
+
+@dataclass(frozen=True)
+class ComparisonPlan:
+    """A comparison that has passed every check that can be made before it starts."""
+
+    recipe: Recipe
+    schedule: Schedule
+    proof: ParityPlan | Parity | None
+    baseline: Baseline | None
+    out: Path
+    trackers: list[str]
+    left_out: list[str]
+
+    @property
+    def largest(self) -> Plan:
+        """The run with the most ranks."""
+        return max(self.schedule.plans, key=lambda plan: plan.np)
+
+
+def run(request: CompareRequest) -> Comparison:
+    """Run all rounds. Raises as `compared` does."""
+    began = time.monotonic()
+    plan = _checked(request)
+    shown, inputs = plan.proof, [plan.recipe.model.weights, request.baseline, request.parity]
+    with paths.claimed(plan.out, request.overwrite, request.resume, inputs) as folder:
+        say([*plan.left_out, *plan.largest.warnings, *plan.largest.unreached])
+        if isinstance(shown, ParityPlan):
+            with StageProgress("parity", len(shown.plans), began) as stages:
+                shown = prove(shown, folder, stages.begin, request.resume)
+        runs = [(number, run.title, run.np) for number, run in plan.schedule]
+        with ComparisonProgress(runs, plan.recipe.steps is None, began) as progress:
+            comparison = compared(
+                plan.schedule,
+                shown,
+                folder,
+                lambda number, run: progress.watch(run.title, number),
+                plan.baseline,
+                request.resume,
+            )
+        log(plan.schedule, folder, plan.trackers, lambda line: say([line]))
+        return comparison.at(folder)
+
+
+def preview(request: CompareRequest) -> DryRun:
+    """What would be started."""
+    plan = _checked(request)
+    inputs = [plan.recipe.model.weights, request.baseline, request.parity]
+    paths.check_free(plan.out, request.overwrite, request.resume, inputs)
+    runs = [(run, plan.schedule.rounds) for run in plan.schedule.plans]
+    described = dry_run.described("compare", plan.recipe, plan.out, runs, plan.largest.unreached)
+    if isinstance(plan.proof, ParityPlan):
+        described.notes.append(
+            f"first a parity check of {plan.proof.steps} steps: {', '.join(plan.proof.names)} must compute the same"
+        )
+    return described
+
+
+def lines(request: CompareRequest, result: Comparison) -> Iterator[str | Table]:
+    """The runs, their ratios, and where frameworks deviate."""
+    yield from comparison_tables(result)
+    if result.parity:
+        yield from deviations(result.parity)
+    yield f"written to {result.folder / 'compare.json'}, .csv and .md"
+
+
+def status(result: Comparison) -> int:
+    """1 if the check of parity has not passed, or speed is lost against the baseline."""
+    lost = any(row.verdict == "worse" for row in result.baseline or [])
+    return int(lost or bool(result.parity and not result.parity.passed))
+
+
+def _checked(request: CompareRequest) -> ComparisonPlan:
+    """Raises RequestError."""
+    if request.margin != MARGIN and request.baseline is None:
+        raise RequestError("--margin: expected --baseline with it")
+    trackers = tracking.check(request.log or [])
+    recipe = loaded(request, extra=tracking.overrides(trackers))
+    names, rivals, nps = request.framework or list(FRAMEWORKS), request.rival or [], request.np or list(COMPARED_RANKS)
+    if request.resume and request.out is None:
+        raise RequestError("--resume: expected --out with the comparison's folder")
+    placement = Placement(launcher=request.launcher, stall_timeout_s=request.stall_timeout, debug=request.debug)
+    runs = schedule(recipe, names, nps, placement, rivals, request.rounds)
+    shown = proof(recipe, names, request.parity, request.no_parity, placement, rivals)
+    old = earlier(request.baseline, request.margin, recipe, runs.plans) if request.baseline else None
+    out = request.out or paths.default_out(recipe.name, "compare")
+    return ComparisonPlan(recipe, runs, shown, old, out, trackers, left_out(rivals, names, nps))
+
+
 def schedule(
     recipe: Recipe,
     frameworks: list[str],
@@ -81,7 +224,7 @@ def schedule(
     """
     plans: list[Plan] = []
     named = rival_names or []
-    faults = Faults([f"--rounds {rounds}: expected 1 or more"] if rounds is not None and rounds < 1 else [])
+    faults = Faults()
     for option, values in (("--framework", frameworks), ("-np", nps), ("--rival", named)):
         for value, times in Counter(map(str, values)).items():
             if times > 1:
@@ -140,7 +283,7 @@ def proof(
 
 
 def prove(plan: ParityPlan, folder: Path, on_start: Callable[[str], None], resume: bool = False) -> Parity:
-    """Check parity in the folder `parity` of `folder`, or with `resume` take its result. As `parity.run`."""
+    """Check parity in the folder `parity` of `folder`, or with `resume` take its result. As `parity.proved`."""
     target = folder / "parity"
     if resume and (target / "parity.json").exists():
         proved = read_parity(target / "parity.json")
@@ -148,7 +291,7 @@ def prove(plan: ParityPlan, folder: Path, on_start: Callable[[str], None], resum
         return proved
     shutil.rmtree(target, ignore_errors=True)  # of a run that was interrupted
     target.mkdir()
-    return parity.run(plan, target, on_start)
+    return parity.proved(plan, target, on_start)
 
 
 @dataclass(frozen=True)
@@ -183,11 +326,9 @@ class Baseline:
 def earlier(path: Path, margin: float, recipe: Recipe, plans: list[Plan]) -> Baseline:
     """Check that the planned runs can be compared with those in `path`.
 
-    Raises RequestError where the file is missing or damaged, is of another machine or recipe, has none of the planned
-    runs, or the margin is not in [0, 1).
+    Raises RequestError where the file is missing or damaged, is of another machine or recipe, or has none of the
+    planned runs.
     """
-    if not 0 <= margin < 1:
-        raise RequestError(f"--margin {margin}: expected a fraction from 0 to below 1, such as 0.05")
     old = read_comparison(path)
     here = this_machine()
     for key in ("processor", "cores"):
@@ -227,7 +368,7 @@ def earlier(path: Path, margin: float, recipe: Recipe, plans: list[Plan]) -> Bas
     return Baseline(old, margin)
 
 
-def run(
+def compared(
     schedule: Schedule,
     shown: Parity | None,
     folder: Path,
@@ -238,7 +379,7 @@ def run(
     """Run all rounds, each run into `runs/<name>` below `folder`, then write compare.json and compare.md there.
 
     `shown` is the result of the parity check, None without one. `watch` returns the callback for a run's metric
-    lines. With `resume` complete rounds that are there already are kept. Raises as `train.run` does; the folders of
+    lines. With `resume` complete rounds that are there already are kept. Raises as `train.trained` does; the folders of
     earlier runs stay.
     """
     results = _whole_rounds(schedule, folder) if resume else {}
@@ -248,7 +389,7 @@ def run(
         if title not in results:
             shutil.rmtree(run_folder, ignore_errors=True)
             run_folder.mkdir(parents=True)
-            result = train.run(plan, run_folder, watch(number, plan))
+            result = train.trained(plan, run_folder, watch(number, plan))
             results[title] = result.model_copy(update={"round": number})
             write_atomic(run_folder / "result.json", results[title].model_dump_json(indent=2) + "\n")
     runs = [results[schedule.name(number, plan)] for number in schedule.numbers for plan in schedule.plans]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from hvdkit import paths
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.resume import last_record
+from hvdkit.commands.fields import Overwrite
+from hvdkit.commands.request import Argument, Option, Request
 from hvdkit.errors import Faults, RequestError
-from hvdkit.paths import settled
+from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
-from hvdkit.results.diff import CheckpointDifference, Diff, Difference, LossDifference, TensorDifference
+from hvdkit.report import diff as report
+from hvdkit.results.diff import FILE, CheckpointDifference, Diff, Difference, LossDifference, TensorDifference
 from hvdkit.results.train import read_metrics, read_result
 
 Scores = tuple[float, dict[str, float] | None]  # the loss and the validation of a line
@@ -25,10 +29,47 @@ _CIRCUMSTANCES = (
 )  # fmt: skip
 
 
-def run(first: Path, second: Path) -> Diff:
+_Run = Annotated[Path, Argument("the folder of an `hvdkit train`", metavar="RUN")]
+
+
+class DiffRequest(Request):
+    """What differs between two runs: settings, versions, the first step with another loss, weights.
+
+    `same` of the result says whether the training is. Without `out` nothing is written.
+    """
+
+    first: _Run
+    second: _Run
+    out: Annotated[Path | None, Option("a folder for diff.json", shown="none")] = None
+    overwrite: Overwrite = False
+
+
+def run(request: DiffRequest) -> Diff:
+    """Compare, and write diff.json where that is asked for."""
+    difference = compared(request.first, request.second)
+    if not request.out:
+        return difference
+    with paths.claimed(request.out, request.overwrite, inputs=[request.first, request.second]) as folder:
+        write_atomic(folder / FILE, difference.model_dump_json(indent=2) + "\n")
+        return difference.at(folder)
+
+
+def lines(request: DiffRequest, result: Diff) -> Iterator[str]:
+    """What differs, and where it is written."""
+    yield from report.lines(result)
+    if request.out:
+        yield f"written to {result.folder / FILE}"
+
+
+def status(result: Diff) -> int:
+    """1 where the runs differ."""
+    return int(not result.same)
+
+
+def compared(first: Path, second: Path) -> Diff:
     """Compare two folders of `hvdkit train`. Raises RequestError for others, and for damaged files, all at once."""
     faults = Faults()
-    for folder in map(settled, (first, second)):
+    for folder in map(paths.settled, (first, second)):
         if not (folder / "config.yaml").is_file():
             what = "it has no config.yaml" if folder.is_dir() else "no such folder"
             faults.append(f"{folder}: {what}; expected the folder of an `hvdkit train`, such as runs/first")
@@ -102,8 +143,8 @@ def _loss(pairs: Iterable[tuple[int, Scores, Scores]]) -> LossDifference | None:
 
 def _checkpoints(folder: Path) -> dict[int, Path]:
     """A run's checkpoints by their step."""
-    paths = (folder / "checkpoints").glob("step-*")
-    return {int(number): path for path in paths if (number := path.name.removeprefix("step-")).isdecimal()}
+    found = (folder / "checkpoints").glob("step-*")
+    return {int(number): path for path in found if (number := path.name.removeprefix("step-")).isdecimal()}
 
 
 def _weights(step: int, first: Path, second: Path) -> CheckpointDifference:

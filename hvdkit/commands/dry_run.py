@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hvdkit.adapters.capabilities import CHOSEN as OF_ADAPTERS
-from hvdkit.commands import train, tune
 from hvdkit.commands.checks import world_size
-from hvdkit.commands.compare import Schedule
-from hvdkit.commands.parity import ParityPlan
 from hvdkit.commands.plan import Plan, environment, program
-from hvdkit.commands.profile import ProfilePlan
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import place
@@ -24,12 +20,10 @@ from hvdkit.recipe import schema
 from hvdkit.recipe.schema import ImageFolder, Model, Recipe, flat
 from hvdkit.results.dry_run import DryRun, PlannedRun, Rank
 from hvdkit.results.memory import Parts
-from hvdkit.results.parity import Parity
 from hvdkit.results.train import TrainResult, read_result
 from hvdkit.runtimes import machine
 from hvdkit.simulator import memory
 from hvdkit.tasks import duration, few_samples, resnet
-from hvdkit.worker.profile import turns
 from hvdkit.worker.tuning import CHOSEN, listed
 from hvdkit.worker.unreached import NOTED
 
@@ -44,65 +38,17 @@ _MOST_DAMAGED = 10  # named one by one
 _MOST_FORMER = 500  # results that are looked at for one of the same recipe
 
 
-def of_train(plan: Plan, out: Path, resume: bool) -> DryRun:
-    """What `hvdkit train` would start. Raises RequestError if it could not continue from the checkpoints in `out`."""
-    plan_ = _described("train", plan.recipe, out, [(plan, 1)], plan.unreached)
-    if tune.searches(plan):
-        short, updates = tune.ROUNDS * len(tune.SETTINGS), tune.WARMUP_STEPS + tune.STEPS
-        few = (plan_.runs[0].steps or math.inf) < short * updates
-        plan_.notes.append(
-            f"tune: {short} short runs come first, to choose settings"
-            + (f", of {updates} updates each: more than the run itself has" if few else "")
-        )
-    if not resume:
-        return plan_
-    if train.finished(plan, out):
-        plan_.notes.append(f"{out}: this run has finished, so --resume would only show its result")
-        return plan_
-    from hvdkit.checkpoint.resume import pick  # NumPy comes with it
-
-    newest, complaints = pick(out / "checkpoints", plan.recipe)
-    run = plan_.runs[0]
-    run.first_step = newest.record.progress.step if newest else 0
-    if run.seconds is not None and run.steps:
-        run.seconds *= max(0, run.steps - run.first_step) / run.steps
-    plan_.notes += [*complaints, f"{out}: continues from step {run.first_step}"]
-    return plan_
+def dry_run(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> DryRun:
+    """What `train`, `compare`, `parity` or `profile` would start with these arguments; starts and writes nothing."""
+    if isinstance(function, partial):
+        return dry_run(function.func, *function.args, *arguments, **{**function.keywords, **options})
+    preview = getattr(function, "preview", None)
+    if preview is None:
+        raise RequestError(f"dry_run: expected hvdkit's train, compare, parity or profile, got {function!r}")
+    return preview(*arguments, **options)  # type: ignore[no-any-return]
 
 
-def of_comparison(recipe: Recipe, schedule: Schedule, proof: ParityPlan | Parity | None, out: Path) -> DryRun:
-    """What `hvdkit compare` would start."""
-    plans = [(plan, schedule.rounds) for plan in schedule.plans]
-    plan_ = _described("compare", recipe, out, plans, max(schedule.plans, key=lambda plan: plan.np).unreached)
-    if isinstance(proof, ParityPlan):
-        plan_.notes.append(
-            f"first a parity check of {proof.steps} steps: {', '.join(proof.names)} must compute the same"
-        )
-    return plan_
-
-
-def of_parity(parity: ParityPlan, out: Path) -> DryRun:
-    """What `hvdkit parity` would start."""
-    plans = [replace(plan, recipe=plan.recipe.model_copy(update={"steps": parity.steps})) for plan in parity.plans]
-    plan_ = _described("parity", parity.recipe, out, [(plan, 1) for plan in plans])
-    for run in plan_.runs:  # ranks hold the model twice, in float64 and float32, and compute more than a training step
-        run.memory, run.seconds, run.seconds_from = None, None, "a step in float64 takes several times that of training"
-    return plan_
-
-
-def of_profile(profile: ProfilePlan, out: Path) -> DryRun:
-    """What `hvdkit profile` would start. Its steps are those that are measured, and those before and between them."""
-    recipe = profile.plan.recipe
-    every = recipe.sync.every if recipe.sync else 1
-    steps = sum(turn.steps for turn in turns(profile.steps, recipe.warmup_steps, every))
-    plan_ = _described("profile", profile.given, out, [(profile.plan, 1)], profile.left_out)
-    run = plan_.runs[0]
-    run.steps, run.epochs, run.seconds = steps, None, None
-    run.seconds_from = "profiled steps take longer than others"
-    return plan_
-
-
-def _described(
+def described(
     command: str, recipe: Recipe, out: Path, plans: Sequence[tuple[Plan, int]], notes: Iterable[str] = ()
 ) -> DryRun:
     """What a command with this recipe would start: each plan so many times."""

@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from hvdkit import tasks
+from hvdkit import paths, tasks
 from hvdkit.checkpoint import snapshots
+from hvdkit.commands.fields import (
+    Average,
+    CheckpointFolder,
+    Launcher,
+    Out,
+    Overrides,
+    Overwrite,
+    Ranks,
+    StallTimeout,
+    WritersFramework,
+)
 from hvdkit.commands.plan import Plan, launch, of_checkpoint
+from hvdkit.commands.request import Request, say
 from hvdkit.core.state import check_fits, model_state
+from hvdkit.defaults import LAUNCHER, STALL_TIMEOUT_S
+from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.results.evaluate import EvaluationResult, read_evaluation
 from hvdkit.tasks.task import state_shapes
+
+
+class EvaluateRequest(Request):
+    """Evaluate a checkpoint, under its own framework or another; of a run's folder the best one, else the last.
+
+    With `average` they are the averaged weights, if the checkpoint has any.
+    """
+
+    checkpoint: CheckpointFolder
+    overrides: Overrides = None
+    framework: WritersFramework = None
+    np: Ranks = 1
+    launcher: Launcher = LAUNCHER
+    stall_timeout: StallTimeout = STALL_TIMEOUT_S
+    average: Average = True
+    out: Out = None
+    overwrite: Overwrite = False
 
 
 def plan(
@@ -34,13 +66,25 @@ def plan(
     return plan
 
 
-def run(plan: Plan, checkpoint_folder: Path, folder: Path, average: bool = True) -> EvaluationResult:
-    """Evaluate into `folder` (absolute, there and empty), averaged weights where there are any, with `average`.
+def run(request: EvaluateRequest) -> EvaluationResult:
+    """Evaluate. Raises what the launcher raises."""
+    located = snapshots.locate(paths.settled(request.checkpoint))
+    placement = Placement(request.np, launcher=request.launcher, stall_timeout_s=request.stall_timeout)
+    checked = plan(located, request.overrides or [], request.framework, placement, request.overrides_from)
+    if request.out and paths.lies_in(located, request.out):
+        raise RequestError(f"--out {request.out}: the checkpoint lies in it; choose another folder")
+    target = request.out or paths.default_out(checked.recipe.name, "evaluate")
+    with paths.claimed(target, request.overwrite) as folder:
+        say(checked.warnings)
+        write_atomic(folder / "config.yaml", schema.dump(checked.recipe))
+        arguments = ["--evaluate", str(located.absolute()), "--out", str(folder)]
+        launch(
+            checked, folder / "config.yaml", arguments + ([] if request.average else ["--no-average"]), folder / "logs"
+        )
+        return read_evaluation(folder / "evaluate.json")
 
-    Raises what the launcher raises.
-    """
-    write_atomic(folder / "config.yaml", schema.dump(plan.recipe))
-    arguments = ["--evaluate", str(checkpoint_folder.absolute()), "--out", str(folder)]
-    arguments += [] if average else ["--no-average"]
-    launch(plan, folder / "config.yaml", arguments, folder / "logs")
-    return read_evaluation(folder / "evaluate.json")
+
+def lines(request: EvaluateRequest, result: EvaluationResult) -> Iterator[str]:
+    """The loss and the metrics."""
+    yield result.line
+    yield f"written to {result.folder / 'evaluate.json'}"

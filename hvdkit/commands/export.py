@@ -8,24 +8,27 @@ import os
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import hvdkit
 from hvdkit import paths
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import Record
 from hvdkit.checkpoint.weights import save_weights
+from hvdkit.commands.fields import Average, CheckpointFolder
 from hvdkit.commands.plan import Plan, launch, make_plan
+from hvdkit.commands.request import Option, Request
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.state import check_fits
 from hvdkit.errors import Faults, HvdkitError, RequestError
 from hvdkit.files import read_bounded, write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
+from hvdkit.report.tabular import size
 from hvdkit.tasks import gpt, resnet
 
 SAFETENSORS, ONNX, KERAS = ".safetensors", ".onnx", ".keras"
@@ -51,6 +54,44 @@ class ExportPlan:
     averaged: bool = False
     beside: Mapping[str, bytes] = field(default_factory=dict)
     plan: Plan | None = None
+
+
+class ExportRequest(Request):
+    """Write a model as one file, FILE.safetensors, FILE.onnx or FILE.keras; returns its absolute path.
+
+    Of a run's folder it is the best checkpoint's, else the last one's.
+    """
+
+    checkpoint: CheckpointFolder
+    out: Annotated[Path, Option("FILE.safetensors, FILE.onnx or FILE.keras", metavar="FILE", positional=True)]
+    average: Average = True
+    overwrite: Annotated[bool, Option("replace the file")] = False
+
+
+def run(request: ExportRequest) -> ExportPlan:
+    """Export. Raises RunError where the file cannot be written, and what the launcher raises."""
+    checkpoint = snapshots.locate(paths.settled(request.checkpoint))
+    checked = plan(checkpoint, request.out, request.overwrite, request.average)
+    write(checked)
+    return checked
+
+
+def returned(result: ExportPlan) -> Path:
+    """What the Python function returns."""
+    return result.out
+
+
+def lines(request: ExportRequest, result: ExportPlan) -> Iterator[str]:
+    """Where it is, and how it is loaded."""
+    out, what = request.out, "averaged weights written" if result.averaged else "written"
+    yield f"{snapshots.locate(request.checkpoint)}: {what} to {out} ({size(out.stat().st_size)})"
+    for name in result.beside:
+        if name.endswith(".py"):
+            module = name.removesuffix(".py")
+            yield f"{name} beside it loads it: from {module} import load; model = load({out.name!r})"
+    if "config.json" in result.beside:
+        names = " and ".join(result.beside)
+        yield f"{names} beside it; transformers loads it: GPT2LMHeadModel.from_pretrained({str(out.parent)!r})"
 
 
 def plan(folder: Path, out: Path, overwrite: bool, average: bool = True) -> ExportPlan:
@@ -176,7 +217,7 @@ def _texts(about: Mapping[str, Any]) -> dict[str, str]:
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in about.items()}
 
 
-def run(plan: ExportPlan) -> list[Path]:
+def write(plan: ExportPlan) -> list[Path]:
     """Write the file, whole or not at all; returns all files that were written.
 
     Raises RunError where it cannot be written, and what the launcher raises.

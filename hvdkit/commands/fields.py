@@ -14,7 +14,7 @@ from hvdkit.errors import RequestError
 
 RIVALS = "plain, ddp, zero_redundancy, fsdp, deepspeed, deepspeed_offload, multiworker, kvstore or independent"
 LAUNCHERS = "auto, direct (this machine), horovodrun, mpirun, slurm or ray"
-_FRAMEWORKS = "pytorch, tensorflow, keras or mxnet"
+FRAMEWORKS_HELP = "pytorch, tensorflow, keras or mxnet"
 _COMPLETE_FRAMEWORKS = "hvdkit.runtimes.pins:FRAMEWORKS"
 _COMPLETE_RIVALS = "hvdkit.baselines.registry:RIVALS"
 _COMPLETE_LAUNCHERS = "hvdkit.launch.launchers:LAUNCHERS"
@@ -91,21 +91,21 @@ RunOrCheckpoint = Annotated[Path, Argument("such as runs/photos", metavar="RUN_O
 Average = Annotated[
     bool, Option("the weights themselves, where the checkpoint has an average of them", ("--no-average",))
 ]
-Framework = Annotated[str, Option(_FRAMEWORKS, complete=_COMPLETE_FRAMEWORKS)]
+Framework = Annotated[str, Option(FRAMEWORKS_HELP, complete=_COMPLETE_FRAMEWORKS)]
 WritersFramework = Annotated[
-    str | None, Option(_FRAMEWORKS, shown="that of the checkpoint", complete=_COMPLETE_FRAMEWORKS)
+    str | None, Option(FRAMEWORKS_HELP, shown="that of the checkpoint", complete=_COMPLETE_FRAMEWORKS)
 ]
 Frameworks = Annotated[
     list[str] | None,
     Option("may be repeated", ("--framework",), shown="all four", complete=_COMPLETE_FRAMEWORKS),
 ]
 Ranks = Annotated[int, Option("number of ranks", ("-np", "--np", "-n"))]
+OF_HOSTS = Accepts("Names", "a text, or a list of texts", _hosts, str)
 Hosts = Annotated[
     str | None,
-    Accepts("Names", "a text, or a list of texts", _hosts),
+    OF_HOSTS,
     Option("host:slots or netns:NAME:slots,..., or ./FILE of hosts", ("-H", "--hosts"), shown="this machine"),
 ]
-Rival = Annotated[str | None, Option("train with another method: " + RIVALS, complete=_COMPLETE_RIVALS)]
 Rivals = Annotated[list[str] | None, Option(f"{RIVALS}; may be repeated", ("--rival",), complete=_COMPLETE_RIVALS)]
 Launcher = Annotated[str, Option(LAUNCHERS, complete=_COMPLETE_LAUNCHERS)]
 StallTimeout = Annotated[float, Option("seconds after which a rank that hangs ends the run; 0: never")]

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field
+
+from hvdkit import paths
+from hvdkit.commands.fields import Average, Overwrite, WritersFramework
 from hvdkit.commands.plan import Plan
 from hvdkit.commands.question import Asked, ask
+from hvdkit.commands.request import Argument, Option, Request
 from hvdkit.data.encoding import encoding
 from hvdkit.errors import Faults, HvdkitError, RequestError
 from hvdkit.recipe.schema import GPT, Text
@@ -17,20 +25,34 @@ FILE = "generate.json"
 _MOST = 100_000  # tokens
 
 
+class GenerateRequest(Request):
+    """Go on with a text: a run's or a checkpoint's language model adds the most probable token again and again.
+
+    Without `out` nothing is written.
+    """
+
+    checkpoint: Annotated[Path, Argument("such as runs/gpt", metavar="RUN_OR_CHECKPOINT_DIR")]
+    prompt: Annotated[str, Option("the text to continue", positional=True)]
+    framework: WritersFramework = None
+    tokens: Annotated[int, Option("number of tokens to add"), Field(ge=1, le=_MOST)] = 200
+    average: Average = True
+    out: Annotated[Path | None, Option("a folder for generate.json", shown="none")] = None
+    overwrite: Overwrite = False
+
+
 @dataclass(frozen=True)
-class Request:
+class Prompt:
     """A prompt and a checkpoint that have passed every check that can be made before a rank starts."""
 
     plan: Plan
     checkpoint: Path
-    prompt: str
-    count: int
+    text: str
 
 
-def check(given: Path, prompt: str, framework: str | None, count: int) -> Request:
+def check(given: Path, prompt: str, framework: str | None) -> Prompt:
     """Check a checkpoint's or a run's folder `given`, and the prompt. Without a `framework` it is the one that has
     written the checkpoint. Raises RequestError with all faults."""
-    faults = Faults([] if 1 <= count <= _MOST else [f"--tokens {count}: expected 1 to {_MOST}"])
+    faults = Faults()
     if not prompt:
         faults.append("--prompt: expected a text, got an empty one")
     elif not _is_text(prompt):
@@ -52,7 +74,7 @@ def check(given: Path, prompt: str, framework: str | None, count: int) -> Reques
                 )
         plan = asked.plan(framework, batch_size=1)
     faults.report()
-    return Request(plan, asked.checkpoint, prompt, count)
+    return Prompt(plan, asked.checkpoint, prompt)
 
 
 def _is_text(prompt: str) -> bool:
@@ -64,23 +86,29 @@ def _is_text(prompt: str) -> bool:
     return True
 
 
-def run(request: Request, folder: Path | None, average: bool = True) -> Generation:
-    """The text, which is also written into `folder` (absolute, there and empty) if there is one.
+def run(request: GenerateRequest) -> Generation:
+    """Ask the model. Raises what the launcher raises."""
+    prompt = check(paths.settled(request.checkpoint), request.prompt, request.framework)
+    out = request.out
+    with paths.claimed(out, request.overwrite, inputs=[request.checkpoint]) if out else nullcontext() as folder:
+        answer = continued(prompt, request.tokens, request.average, folder)
+        return answer.at(folder) if folder else answer
 
-    With `average` it is that of the averaged weights, where the checkpoint has any. Raises what the launcher raises.
-    """
-    data = request.plan.recipe.data
+
+def lines(request: GenerateRequest, result: Generation) -> Iterator[str]:
+    """The whole text."""
+    yield result.prompt + result.text
+
+
+def continued(prompt: Prompt, count: int, average: bool, folder: Path | None) -> Generation:
+    """The text with `count` more tokens, which is also written into `folder` if there is one."""
+    data = prompt.plan.recipe.data
     assert isinstance(data, Text)
     used = encoding(data.tokens)
-    prompt = used.encode(request.prompt)
-    document = {
-        "checkpoint": str(request.checkpoint),
-        "tokens": prompt,
-        "count": request.count,
-        "average": average,
-    }
-    answer = ask(request.plan, "--generate", document, FILE, read_generation, folder)
+    given = used.encode(prompt.text)
+    document = {"checkpoint": str(prompt.checkpoint), "tokens": given, "count": count, "average": average}
+    answer = ask(prompt.plan, "--generate", document, FILE, read_generation, folder)
     # a decoder may drop a space at a text's start, so the tokens are decoded after those of the prompt
-    start, decoded = used.decode(prompt), used.decode(prompt + answer.tokens)
+    start, decoded = used.decode(given), used.decode(given + answer.tokens)
     text = decoded[len(start) :] if decoded.startswith(start) else used.decode(answer.tokens)
-    return answer.model_copy(update={"prompt": request.prompt, "text": text})
+    return answer.model_copy(update={"prompt": prompt.text, "text": text})

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hvdkit.commands.request import say
 from hvdkit.errors import RequestError
 from hvdkit.recipe import registry, schema
 from hvdkit.recipe.schema import Recipe
+
+
+def loaded(request: Any, resumed: Path | None = None, extra: Sequence[str] = (), recipe: Any = None) -> Recipe:
+    """The recipe of a request with its overrides and `extra` ones; what loading it has to say is printed."""
+    overrides = [*(request.overrides or []), *extra]
+    read, lines = load(recipe or request.recipe, overrides, resumed, request.overrides_from)
+    say(lines)
+    return read
 
 
 def load(

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
-from hvdkit import tasks
+from rich.table import Table
+
+from hvdkit import paths, tasks
 from hvdkit.adapters.capabilities import RESIDENT_SOURCE
+from hvdkit.commands.fields import Framework, Overrides, Overwrite, RecipeFile
+from hvdkit.commands.loading import loaded
+from hvdkit.commands.request import Option, Request
 from hvdkit.core.precision import PRECISIONS
+from hvdkit.defaults import FRAMEWORK
 from hvdkit.errors import LARGEST, Faults, RequestError, nearest
+from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
-from hvdkit.results.memory import MemoryNeed, MemoryRow
+from hvdkit.report import memory as report
+from hvdkit.report.tabular import terminal
+from hvdkit.results.memory import FILE, MemoryNeed, MemoryRow
 from hvdkit.results.profile import ITEM_BYTES
 from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.runtimes.store import unknown
@@ -23,13 +33,65 @@ _UNITS = {"mib": 2**20, "gib": 2**30, "mb": 10**6, "gb": 10**9}
 _MOST_RANKS = 10**9
 
 
+class MemoryRequest(Request):
+    """Count the memory that a recipe needs at each number of ranks and stage of sharding; nothing is started.
+
+    `device` is a GPU's name, such as `h100`, or its memory, such as `24GiB`. Without `out` nothing is written.
+    """
+
+    recipe: RecipeFile
+    overrides: Overrides = None
+    ranks: Annotated[list[int] | None, Option("number of ranks; may be repeated", ("-n", "-np", "--np"), shown="1")] = (
+        None
+    )
+    device: Annotated[
+        str | None,
+        Option(
+            "whether it fits: a GPU such as h100, or its memory such as 24GiB",
+            shown="none",
+            complete="hvdkit.commands.memory:names",
+        ),
+    ] = None
+    framework: Framework = FRAMEWORK
+    as_json: Annotated[bool, Option("print memory.json instead of the table", ("--json",), in_python=False)] = False
+    out: Annotated[Path | None, Option("a folder for memory.json", shown="none")] = None
+    overwrite: Overwrite = False
+
+
+def run(request: MemoryRequest) -> MemoryNeed:
+    """Count, and write memory.json where that is asked for."""
+    needs = need(loaded(request), request.ranks or [1], request.device, request.framework)
+    if not request.out:
+        return needs
+    with paths.claimed(request.out, request.overwrite) as folder:
+        write_atomic(folder / FILE, needs.model_dump_json(indent=2) + "\n")
+        return needs.at(folder)
+
+
+def lines(request: MemoryRequest, result: MemoryNeed) -> Iterator[str | Table]:
+    """A table for each number of ranks."""
+    if request.as_json:
+        yield result.model_dump_json(indent=2)
+        return
+    yield report.title(result)
+    yield from (terminal(table, "") for table in report.tables(result))
+    yield from report.notes(result)
+    if request.out:
+        yield f"written to {result.folder / FILE}"
+
+
+def names(incomplete: str) -> list[str]:
+    """Devices, for completion."""
+    return list(devices())
+
+
 def devices() -> dict[str, int]:
     """Bytes of memory of the devices in hvdkit's cluster files, by their names in small letters."""
     devices = (clusters.load(Path(name)).device for name in clusters.shipped())
     return {device.name.lower(): round(device.memory_mib * 2**20) for device in devices if device.memory_mib}
 
 
-def run(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: str) -> MemoryNeed:
+def need(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: str) -> MemoryNeed:
     """What the recipe needs at each number of ranks and stage. Raises RequestError with all faults of the request."""
     faults, room = Faults(), None
     with faults.collected():
@@ -54,7 +116,7 @@ def run(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: str
         for stage in (sharding.STAGES if number > 1 else sharding.STAGES[:1])
     ]
     notes = [] if shape else ["activations: unknown, as only the ranks know the shape of a sample"]
-    need = MemoryNeed(
+    needs = MemoryNeed(
         recipe=recipe.name,
         model=recipe.model.name,
         parameters=count,
@@ -68,8 +130,8 @@ def run(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: str
         rows=rows,
         notes=notes,
     )
-    need.notes += [line for number in dict.fromkeys(ranks) if room and (line := _advice(need, recipe, number))]
-    return need
+    needs.notes += [line for number in dict.fromkeys(ranks) if room and (line := _advice(needs, recipe, number))]
+    return needs
 
 
 def _row(

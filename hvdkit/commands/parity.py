@@ -9,25 +9,46 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from hvdkit import tasks
+from rich.table import Table
+
+from hvdkit import paths, tasks
 from hvdkit.baselines import registry
 from hvdkit.checkpoint.resume import deciding
+from hvdkit.commands import dry_run
+from hvdkit.commands.fields import (
+    Frameworks,
+    Launcher,
+    Out,
+    Overrides,
+    Overwrite,
+    Ranks,
+    RecipeFile,
+    Rivals,
+    StallTimeout,
+)
+from hvdkit.commands.loading import loaded
 from hvdkit.commands.plan import Plan, launch, make_plan
+from hvdkit.commands.request import Option, Request
 from hvdkit.core.update_rules import slot_names
+from hvdkit.defaults import LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
 from hvdkit.errors import Faults, RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report import csv_files
-from hvdkit.report.parity import parity_markdown
+from hvdkit.report.parity import deviations, parity_markdown, parity_table, title
+from hvdkit.report.progress import StageProgress
+from hvdkit.report.tabular import terminal
+from hvdkit.results.dry_run import DryRun
 from hvdkit.results.machine import this_machine
 from hvdkit.results.parity import FrameworkParity, Parity
+from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.tasks.task import parameter_count
 from hvdkit.worker.parity import SINGLE_BATCHES
 from hvdkit.worker.parity_trace import INCOMPARABLE, Part
@@ -63,6 +84,65 @@ class ParityPlan:
     plans: list[Plan]
     steps: int
     names: list[str]  # of all that are judged: frameworks, and their rivals as in `registry.label`
+
+
+class ParityRequest(Request):
+    """Check in float64, step by step, that frameworks compute what PyTorch computes.
+
+    If one does not, `passed` of the result is false, which is no error.
+    """
+
+    recipe: RecipeFile
+    overrides: Overrides = None
+    framework: Frameworks = None
+    steps: Annotated[int, Option("steps to compare one by one")] = STEPS
+    np: Ranks = PROFILED_RANKS
+    rival: Rivals = None
+    launcher: Launcher = LAUNCHER
+    stall_timeout: StallTimeout = STALL_TIMEOUT_S
+    out: Out = None
+    overwrite: Overwrite = False
+
+
+def run(request: ParityRequest) -> Parity:
+    """Run all, and judge. Raises as `proved` does."""
+    checked, target = _checked(request)
+    with (
+        paths.claimed(target, request.overwrite, inputs=[checked.recipe.model.weights]) as folder,
+        StageProgress("parity", len(checked.plans)) as progress,
+    ):
+        return proved(checked, folder, progress.begin).at(folder)
+
+
+def preview(request: ParityRequest) -> DryRun:
+    """What would be started."""
+    checked, target = _checked(request)
+    paths.check_free(target, request.overwrite, inputs=[checked.recipe.model.weights])
+    plans = [replace(plan, recipe=plan.recipe.model_copy(update={"steps": checked.steps})) for plan in checked.plans]
+    described = dry_run.described("parity", checked.recipe, target, [(plan, 1) for plan in plans])
+    for run in described.runs:  # ranks hold the model twice, in float64 and float32, and compute more than in training
+        run.memory, run.seconds, run.seconds_from = None, None, "a step in float64 takes several times that of training"
+    return described
+
+
+def lines(request: ParityRequest, result: Parity) -> Iterator[str | Table]:
+    """The errors of each framework, and where they begin."""
+    yield terminal(parity_table(result), title(result), wrap_from=2)
+    yield from deviations(result)
+    verdict = "passed" if result.passed else "NOT PASSED"
+    yield f"{verdict}; written to {result.folder / 'parity.json'}, .csv, .md and .png"
+
+
+def status(result: Parity) -> int:
+    """1 if a framework computes something else."""
+    return int(not result.passed)
+
+
+def _checked(request: ParityRequest) -> tuple[ParityPlan, Path]:
+    recipe = loaded(request)
+    placement = Placement(request.np, launcher=request.launcher, stall_timeout_s=request.stall_timeout)
+    checked = plan(recipe, request.framework or list(FRAMEWORKS), request.steps, placement, request.rival)
+    return checked, request.out or paths.default_out(recipe.name, "parity")
 
 
 def plan(
@@ -125,7 +205,7 @@ def _judged(frameworks: list[str], rival_names: list[str], np: int) -> list[tupl
     ]
 
 
-def run(plan: ParityPlan, folder: Path, on_start: Callable[[str], None] = lambda framework: None) -> Parity:
+def proved(plan: ParityPlan, folder: Path, on_start: Callable[[str], None] = lambda framework: None) -> Parity:
     """Run the reference, then the frameworks, and write parity.json, parity.md and parity.png into `folder`.
 
     `on_start` is called with each framework's name. The trace that the reference writes for the others takes one state

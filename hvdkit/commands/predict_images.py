@@ -4,23 +4,48 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field
+from rich.table import Table
+
+from hvdkit import paths
+from hvdkit.commands.fields import Average, Overwrite, RunOrCheckpoint, WritersFramework
 from hvdkit.commands.plan import Plan
 from hvdkit.commands.question import Asked, ask
+from hvdkit.commands.request import Argument, Option, Request, say
 from hvdkit.data import imagefolder, pictures, pixels, walk
 from hvdkit.errors import Faults, HvdkitError
 from hvdkit.files import open_regular
+from hvdkit.report.predict_images import predictions_table
+from hvdkit.report.tabular import terminal
 from hvdkit.results.predict_images import ImagePredictions, read_predictions
 
 _BATCH = 32  # pictures at once
 FILE = "predict-images.json"
 
 
+class PredictImagesRequest(Request):
+    """Say what is in pictures: the `top` most probable classes of each, by a run's or a checkpoint's model.
+
+    `images` are JPEG or PNG files, or folders of them. Without `out` nothing is written.
+    """
+
+    checkpoint: RunOrCheckpoint
+    images: Annotated[list[Path], Argument("JPEG or PNG files, or folders of them", metavar="IMAGE...")]
+    framework: WritersFramework = None
+    top: Annotated[int, Option("number of classes to show for each picture"), Field(ge=1)] = 3
+    average: Average = True
+    out: Annotated[Path | None, Option("a folder for predict-images.json", shown="none")] = None
+    overwrite: Overwrite = False
+
+
 @dataclass(frozen=True)
-class Request:
+class Pictures:
     """Pictures and a checkpoint that have passed every check that can be made before a rank starts."""
 
     plan: Plan
@@ -30,12 +55,12 @@ class Request:
     left_out: list[str]
 
 
-def check(given: Path, images: Sequence[Path], framework: str | None, top: int) -> Request:
+def check(given: Path, images: Sequence[Path], framework: str | None, top: int) -> Pictures:
     """Check a checkpoint's or a run's folder `given`, and the pictures: files, or folders of which all images are
     taken. Without a `framework` it is the one that has written the checkpoint. Raises RequestError with all faults.
 
     `left_out` of the result is a line for each folder with files that are not taken."""
-    faults = Faults([f"--top {top}: expected 1 or more"] if top < 1 else [])
+    faults = Faults()
     imagefolder.check_pillow()
     left_out: list[str] = []
     files = [file for image in images for file in _files(image, faults, left_out)]
@@ -44,21 +69,32 @@ def check(given: Path, images: Sequence[Path], framework: str | None, top: int) 
         how = pictures.preprocessing(asked.recipe.data, int(asked.recipe.model.classes), asked.record.preprocessing)
         plan = asked.plan(framework, batch_size=min(_BATCH, max(1, len(files))))
     faults.report()
-    return Request(plan, asked.checkpoint, files, min(top, len(how.class_names)), left_out)
+    return Pictures(plan, asked.checkpoint, files, min(top, len(how.class_names)), left_out)
 
 
-def run(request: Request, folder: Path | None, average: bool = True) -> ImagePredictions:
-    """The answer, which is also written into `folder` (absolute, there and empty) if there is one.
-
-    With `average` it is that of the averaged weights, where the checkpoint has any. Raises what the launcher raises.
-    """
+def run(request: PredictImagesRequest) -> ImagePredictions:
+    """Ask the model. Raises what the launcher raises."""
+    pictures = check(paths.settled(request.checkpoint), request.images, request.framework, request.top)
+    say(pictures.left_out)
     document = {
-        "checkpoint": str(request.checkpoint),
-        "files": list(map(str, request.files)),  # the rank has the same working folder
-        "top": request.top,
-        "average": average,
+        "checkpoint": str(pictures.checkpoint),
+        "files": list(map(str, pictures.files)),  # the rank has the same working folder
+        "top": pictures.top,
+        "average": request.average,
     }
-    return ask(request.plan, "--predict-images", document, FILE, read_predictions, folder)
+    inputs, out = [request.checkpoint, *request.images], request.out
+    with paths.claimed(out, request.overwrite, inputs=inputs) if out else nullcontext() as folder:
+        answer = ask(pictures.plan, "--predict-images", document, FILE, read_predictions, folder)
+        return answer.at(folder) if folder else answer
+
+
+def lines(request: PredictImagesRequest, result: ImagePredictions) -> Iterator[str | Table]:
+    """A row for each picture."""
+    of = ", averaged weights" if result.averaged else ""
+    title = f"{result.model}, step {result.step} by {result.trained_by}{of}, under {result.framework}"
+    yield terminal(predictions_table(result), title, wrap_from=1)
+    if request.out:
+        yield f"written to {result.folder / FILE}"
 
 
 def _files(image: Path, faults: list[str], left_out: list[str]) -> list[Path]:

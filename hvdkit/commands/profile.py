@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from rich.table import Table
+
+from hvdkit import paths
 from hvdkit.adapters.capabilities import CAPABILITIES
+from hvdkit.commands import dry_run
+from hvdkit.commands.fields import (
+    Debug,
+    Framework,
+    Hosts,
+    Launcher,
+    Out,
+    Overrides,
+    Overwrite,
+    Ranks,
+    RecipeFile,
+    StallTimeout,
+)
+from hvdkit.commands.loading import loaded
 from hvdkit.commands.plan import Plan, launch, make_plan
-from hvdkit.errors import Faults
+from hvdkit.commands.request import Accepts, Option, Request, say
+from hvdkit.defaults import FRAMEWORK, LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
+from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.profiling import assemble, batch_curves, chrome_trace
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report import csv_files
+from hvdkit.report.profile import sentences, tables
+from hvdkit.results.dry_run import DryRun
 from hvdkit.results.profile import Profile, save
-from hvdkit.worker.profile import LEAST_STEPS
+from hvdkit.worker.profile import LEAST_STEPS, turns
 
 FILE, TRACE, PICTURE = "profile.json", "trace.json", "profile.png"
 # With it Horovod's timeline can be started and stopped during a run.
@@ -25,6 +47,7 @@ _SETTINGS = {"HOROVOD_TIMELINE": "DYNAMIC"}
 _LONGEST_ROUND = 1000  # updates between two synchronizations; a profile takes at least four rounds
 
 _MOST_BATCHES = 10
+INSTEAD = "published_profile"  # the command that `hvdkit profile` is with the options of that one
 MOST_STEPS = 100_000  # the trace events of each stay in memory until the end
 
 
@@ -42,6 +65,79 @@ class ProfilePlan:
     steps: int
     own_profile: bool
     others: tuple[Plan, ...] = ()
+
+
+def _batch_sizes(name: str, given: Any) -> Any:
+    """Several whole numbers, which the command line has in one text."""
+    if not isinstance(given, str):
+        return [given] if hasattr(given, "__index__") else [operator.index(size) for size in given]
+    try:
+        return [int(word) for word in given.split(",")]
+    except ValueError:
+        raise RequestError(
+            f"--batch-sizes {given}: expected whole numbers with commas between them, such as 8,16"
+        ) from None
+
+
+class ProfileRequest(Request):
+    """Measure where the time of a step goes, by layer and by rank.
+
+    `batch_sizes` also measures compute at these, so that `predict` knows which part of it does not depend on them.
+    """
+
+    recipe: RecipeFile
+    overrides: Overrides = None
+    framework: Framework = FRAMEWORK
+    np: Ranks = PROFILED_RANKS
+    hosts: Hosts = None
+    steps: Annotated[int, Option("steps to measure")] = STEPS
+    torch_profiler: Annotated[bool, Option("write PyTorch's own profile too")] = False
+    batch_sizes: Annotated[
+        list[int] | None,
+        Accepts("Wholes", "a whole number, or a list of them", _batch_sizes, str),
+        Option("measure compute at these batch sizes too", metavar="8,16,32", shown="the recipe's"),
+    ] = None
+    launcher: Launcher = LAUNCHER
+    stall_timeout: StallTimeout = STALL_TIMEOUT_S
+    debug: Debug = False
+    out: Out = None
+    overwrite: Overwrite = False
+
+
+def run(request: ProfileRequest) -> Profile:
+    """Measure. Raises what the launcher raises, RunError where a file cannot be written or nothing was measured."""
+    checked, target = _checked(request)
+    with paths.claimed(target, request.overwrite, inputs=[checked.given.model.weights]) as folder:
+        say([*checked.left_out, *checked.plan.warnings])
+        return measured(checked, folder).at(folder)
+
+
+def preview(request: ProfileRequest) -> DryRun:
+    """What would be started: the steps that are measured, and those before and between them."""
+    checked, target = _checked(request)
+    paths.check_free(target, request.overwrite, inputs=[checked.given.model.weights])
+    recipe = checked.plan.recipe
+    every = recipe.sync.every if recipe.sync else 1
+    described = dry_run.described("profile", checked.given, target, [(checked.plan, 1)], checked.left_out)
+    only = described.runs[0]
+    only.steps = sum(turn.steps for turn in turns(checked.steps, recipe.warmup_steps, every))
+    only.epochs, only.seconds, only.seconds_from = None, None, "profiled steps take longer than others"
+    return described
+
+
+def lines(request: ProfileRequest, result: Profile) -> Iterator[str | Table]:
+    """Where the time goes, and what bounds the step."""
+    yield from tables(result)
+    yield from sentences(result)
+    yield f"written to {result.folder / FILE}, {TRACE} and {PICTURE}"
+
+
+def _checked(request: ProfileRequest) -> tuple[ProfilePlan, Path]:
+    recipe = loaded(request)
+    placement = Placement(request.np, request.hosts, request.launcher, request.stall_timeout, debug=request.debug)
+    sizes = request.batch_sizes or []
+    checked = plan(recipe, request.framework, placement, request.steps, request.torch_profiler, sizes)
+    return checked, request.out or paths.default_out(recipe.name, "profile")
 
 
 def plan(
@@ -99,7 +195,7 @@ def _steady(recipe: Recipe) -> tuple[Recipe, list[str]]:
     return recipe.model_copy(update=changes), left_out
 
 
-def run(plan: ProfilePlan, folder: Path) -> Profile:
+def measured(plan: ProfilePlan, folder: Path) -> Profile:
     """Run and measure; writes profile.json, trace.json and profile.png into `folder`, beside what they are made from.
 
     Raises what the launcher raises, RunError where a file cannot be written or nothing was measured.

@@ -46,7 +46,7 @@ class Option:
     in_python: bool = True
 
     def option(self, field: str) -> str:
-        """Its first long name, for messages."""
+        """What messages call it: its first long name."""
         names = [name.partition("/")[0] for name in self.names]
         return next((name for name in names if name.startswith("--")), f"--{field.replace('_', '-')}")
 
@@ -54,6 +54,10 @@ class Option:
 @dataclass(frozen=True)
 class Argument(Option):
     """A field without a name on the command line, and positional in Python."""
+
+    def option(self, field: str) -> str:
+        """What messages call it."""
+        return (self.metavar or field).strip("[].")
 
 
 @dataclass(frozen=True)
@@ -66,13 +70,19 @@ class Accepts:
     annotation: str
     expected: str
     convert: Callable[[str, Any], Any]
+    typed: Any = None  # what the command line takes, if not the field's type
 
 
 class Request(BaseModel):
-    """Base of all. `typed`: on a command line, which is then where a wrong key comes from."""
+    """Base of all. `typed`: on a command line."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     typed: bool = False
+
+    @property
+    def overrides_from(self) -> str:
+        """Where changes to a recipe come from, as messages name it."""
+        return "command line" if self.typed else "overrides"
 
     @classmethod
     def of(cls, given: Mapping[str, Any], typed: bool = False) -> Self:
@@ -107,9 +117,10 @@ def say(lines: Iterable[str]) -> None:
 def function(name: str) -> Callable[..., Any]:
     """The Python function of a command: checks its arguments, and runs."""
     module = import_module(f"hvdkit.commands.{name}")
-    hints = get_type_hints(module.run)
-    kind: type[Request] = hints["request"]
-    signature = inspect.Signature(_parameters(kind), return_annotation=hints["return"])
+    kind: type[Request] = get_type_hints(module.run)["request"]
+    returned = getattr(module, "returned", None)
+    result = get_type_hints(returned or module.run)["return"]
+    signature = inspect.Signature(_parameters(kind), return_annotation=result)
 
     def ask(*arguments: Any, **options: Any) -> Request:
         try:
@@ -121,13 +132,14 @@ def function(name: str) -> Callable[..., Any]:
         return kind.of(given)
 
     def call(*arguments: Any, **options: Any) -> Any:
-        return module.run(ask(*arguments, **options))
+        answer = module.run(ask(*arguments, **options))
+        return returned(answer) if returned else answer
 
     call.__name__ = call.__qualname__ = name
     call.__doc__, call.__module__ = kind.__doc__, module.__name__
     call.__signature__ = signature  # type: ignore[attr-defined]
-    call.preview = lambda *arguments, **options: module.preview(ask(*arguments, **options))  # type: ignore[attr-defined]
-    call.can_preview = hasattr(module, "preview")  # type: ignore[attr-defined]
+    if hasattr(module, "preview"):
+        call.preview = lambda *arguments, **options: module.preview(ask(*arguments, **options))  # type: ignore[attr-defined]
     return call
 
 
@@ -162,8 +174,9 @@ _ACCEPTED: dict[Any, tuple[str, str]] = {
 
 
 def plain(info: FieldInfo) -> Any:
-    """The type of a field's value without None and without its choices: int, list[str], Path."""
-    kind: Any = info.annotation
+    """The type of an option: a field's without None and without its choices, such as int, list[str], Path."""
+    accepts = _only(info, Accepts, None)
+    kind: Any = accepts.typed if accepts and accepts.typed else info.annotation
     if get_origin(kind) in (Union, types.UnionType):
         others = [one for one in get_args(kind) if one is not type(None)]
         kind = others[0]
@@ -244,17 +257,19 @@ def _range(bounds: Mapping[type, Any]) -> str:
     """A range in words: 1.1 to 1024; more than 0, up to 3600; 1 or more."""
     least = most = ""
     if Ge in bounds:
-        least = f"{bounds[Ge].ge}"
+        least = _number(bounds[Ge].ge)
     elif Gt in bounds:
-        least = f"more than {bounds[Gt].gt}"
+        least = f"more than {_number(bounds[Gt].gt)}"
     if Le in bounds:
-        most = f"{bounds[Le].le}"
+        most = _number(bounds[Le].le)
     elif Lt in bounds:
-        most = f"less than {bounds[Lt].lt}"
+        most = f"less than {_number(bounds[Lt].lt)}"
     if not most:
         return f"{least} or more" if Ge in bounds else least
-    if not least:
-        return most if Lt in bounds else f"at most {most}"
-    return (
-        f"{least} to {most}" if Ge in bounds and Le in bounds else f"{least}, {'' if Lt in bounds else 'up to '}{most}"
-    )
+    if Ge in bounds and Le in bounds:
+        return f"{least} to {most}"
+    return f"{least} or more, {most}" if Ge in bounds else f"{least}, up to {most}"
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -2,35 +2,179 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shlex
 import statistics
-import sys
+import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import hvdkit
-from hvdkit.commands import tune
-from hvdkit.commands.plan import MetricsTail, Plan, Watch, launch
+from hvdkit import paths
+from hvdkit.commands import dry_run, tune
+from hvdkit.commands.fields import (
+    FRAMEWORKS_HELP,
+    RIVALS,
+    Debug,
+    Hosts,
+    Launcher,
+    Log,
+    Out,
+    Overrides,
+    Overwrite,
+    Ranks,
+    RecipeFile,
+    StallTimeout,
+)
+from hvdkit.commands.loading import loaded
+from hvdkit.commands.plan import MetricsTail, Plan, Watch, launch, make_plan
 from hvdkit.commands.removed import Removals
+from hvdkit.commands.request import Option, Request, say
+from hvdkit.defaults import LAUNCHER, STALL_TIMEOUT_S
 from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.files import open_regular, read_bounded, write_atomic
 from hvdkit.handlers.metrics_file import is_before
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report import csv_files
-from hvdkit.results.train import MetricLine, TrainResult, damage, read_metrics, read_result
+from hvdkit.report.progress import RunProgress
+from hvdkit.results.dry_run import DryRun
+from hvdkit.results.train import (
+    MetricLine,
+    TrainResult,
+    damage,
+    doubts,
+    kept_lines,
+    read_metrics,
+    read_result,
+    result_lines,
+)
 from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.tracking import trackers as tracking
 from hvdkit.tracking.trackers import Trackers
+from hvdkit.usage import process_began
 
 PREEMPTION_GRACE_S = 25.0  # to write a checkpoint after SIGTERM; with the end of all ranks it stays below 30 s
 
 
-def run(
+class TrainRequest(Request):
+    """Train a recipe under one framework, on `np` ranks; `hosts` is `"host:slots,…"` or a list of such parts.
+
+    Without a `framework` it is that of the run that is resumed, or of the recipe's script, else PyTorch.
+    `log` names trackers: wandb, mlflow, tensorboard.
+
+    Raises Stopped if SIGTERM ended training after a checkpoint.
+    """
+
+    recipe: RecipeFile
+    overrides: Overrides = None
+    framework: Annotated[
+        str | None,
+        Option(
+            FRAMEWORKS_HELP,
+            shown="pytorch, or that of the script or of the run to resume",
+            complete="hvdkit.runtimes.pins:FRAMEWORKS",
+        ),
+    ] = None
+    np: Ranks = 1
+    hosts: Hosts = None
+    rival: Annotated[
+        str | None, Option("train with another method: " + RIVALS, complete="hvdkit.baselines.registry:RIVALS")
+    ] = None
+    launcher: Launcher = LAUNCHER
+    stall_timeout: StallTimeout = STALL_TIMEOUT_S
+    debug: Debug = False
+    out: Out = None
+    overwrite: Overwrite = False
+    resume: Annotated[bool, Option("continue from the newest checkpoint in --out")] = False
+    host_discovery_script: Annotated[
+        Path | None, Option("a program that prints one host:slots per line, for elastic runs")
+    ] = None
+    log: Log = None
+
+
+def run(request: TrainRequest) -> TrainResult:
+    """Train. Raises as `trained` does."""
+    plan, target, names = _checked(request)
+    resume = request.resume
+    with paths.claimed(target, request.overwrite, resume, [plan.recipe.model.weights]) as folder:
+        if plan.recipe.checkpoint and request.out is None:
+            again = f"--out {shlex.quote(str(target))} --resume"
+            say([f"no --out: checkpoints go to {target}; {again} continues from them"])
+        say([*plan.warnings, *plan.unreached])
+        with RunProgress([plan.title]) as progress, Trackers(names, lambda line: say([line])) as trackers:
+            result = trained(plan, folder, progress.watch(plan.title), resume, trackers)
+    say(doubts(result))
+    return result
+
+
+def preview(request: TrainRequest) -> DryRun:
+    """What would be started. Raises RequestError if it could not continue from the checkpoints in `out`."""
+    plan, out, _ = _checked(request)
+    paths.check_free(out, request.overwrite, request.resume, [plan.recipe.model.weights])
+    described = dry_run.described("train", plan.recipe, out, [(plan, 1)], plan.unreached)
+    only = described.runs[0]
+    if tune.searches(plan):
+        short, updates = tune.ROUNDS * len(tune.SETTINGS), tune.WARMUP_STEPS + tune.STEPS
+        few = (only.steps or math.inf) < short * updates
+        described.notes.append(
+            f"tune: {short} short runs come first, to choose settings"
+            + (f", of {updates} updates each: more than the run itself has" if few else "")
+        )
+    if not request.resume:
+        return described
+    if finished(plan, out):
+        described.notes.append(f"{out}: this run has finished, so --resume would only show its result")
+        return described
+    from hvdkit.checkpoint.resume import pick  # NumPy comes with it
+
+    newest, complaints = pick(out / "checkpoints", plan.recipe)
+    only.first_step = newest.record.progress.step if newest else 0
+    if only.seconds is not None and only.steps:
+        only.seconds *= max(0, only.steps - only.first_step) / only.steps
+    described.notes += [*complaints, f"{out}: continues from step {only.first_step}"]
+    return described
+
+
+def lines(request: TrainRequest, result: TrainResult) -> Iterator[str]:
+    """Accuracy, speed and memory, and what can be done with the result."""
+    here, folder = Path.cwd(), result.folder
+    shown = request.out or (folder.relative_to(here) if folder.is_relative_to(here) else folder)
+    yield result_lines(result)
+    yield from kept_lines(result, shown)
+    yield f"written to {folder}"
+    if result.checkpoints and schema.load(folder / "config.yaml").data.name == "imagefolder":
+        yield f"what is in a picture: {shlex.join(['hvdkit', 'predict-images', str(shown), 'PICTURE.jpg'])}"
+
+
+def _checked(request: TrainRequest) -> tuple[Plan, Path, list[str]]:
+    """The run, its folder, and its trackers. Raises RequestError."""
+    began = process_began() if request.typed else time.time()
+    names, out, resume = tracking.check(request.log or []), request.out, request.resume
+    recipe = loaded(request, out if resume else None, tracking.overrides(names))
+    if resume and (out is None or recipe.checkpoint is None):
+        raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
+    placement = Placement(
+        request.np,
+        request.hosts,
+        request.launcher,
+        request.stall_timeout,
+        request.host_discovery_script,
+        request.debug,
+    )
+    framework = request.framework or (writer(out) if resume and out else None)
+    plan = replace(make_plan(recipe, framework, placement, request.rival), began=began)
+    return plan, out or paths.default_out(recipe.name, "train"), names
+
+
+def trained(
     plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = False, trackers: Trackers | None = None
 ) -> TrainResult:
     """Run to the end, writing into `folder` (absolute, existing, empty); `watch` gets each line of metrics.jsonl.
@@ -51,13 +195,13 @@ def run(
         done = finished(plan, folder)
         if done:
             _save_csv(folder)
-            _say([*damage(metrics), _nothing_to_do(folder, done, plan.recipe)])
+            say([*damage(metrics), _nothing_to_do(folder, done, plan.recipe)])
             return done
         if result in before:
             try:
                 read_result(result)
             except RequestError:
-                _say([f"{result}: damaged; it is made anew from the newest checkpoint"])
+                say([f"{result}: damaged; it is made anew from the newest checkpoint"])
                 damaged = True
         from hvdkit.checkpoint.resume import pick, recounts  # NumPy comes with it
 
@@ -72,7 +216,7 @@ def run(
             earlier = partial(is_before, progress=progress, recounted=recounted)
             if progress.epoch >= plan.recipe.epochs:  # else rank 0 says so with its first line
                 complaints += damage(metrics)
-        _say([*complaints, f"{folder}: continues from {step}"])
+        say([*complaints, f"{folder}: continues from {step}"])
     plan = tune.measured(plan, folder)
     recipe = schema.dump(plan.recipe)
     write_atomic(config, recipe)
@@ -87,7 +231,7 @@ def run(
 
     # Ranks of an elastic run replace the file themselves.
     lost = tail.lost if plan.recipe.elastic is None else str
-    removals = Removals(folder, recipe, lost, lambda line: _say([f"warning: {line}"]))
+    removals = Removals(folder, recipe, lost, lambda line: say([f"warning: {line}"]))
 
     def look(last: bool = False) -> None:
         removals.look()
@@ -128,7 +272,7 @@ def run(
     ):  # the earlier run had ended, so its figures are those that hold
         write_atomic(result, before[result])
         ended = read_result(result)
-        _say([_nothing_to_do(folder, ended, plan.recipe)])
+        say([_nothing_to_do(folder, ended, plan.recipe)])
     if not ended.measured_steps and not ended.images_per_second:
         _set_speed(ended, metrics)
         write_atomic(result, ended.model_dump_json(indent=2) + "\n")
@@ -169,11 +313,6 @@ def _nothing_to_do(folder: Path, done: TrainResult, recipe: Recipe) -> str:
         )
     epochs = f"{done.epochs} epoch{'s' if done.epochs > 1 else ''}"
     return f"{folder}: already finished: {epochs}, {done.steps} steps; nothing to do. To train longer: {longer}"
-
-
-def _say(lines: list[str]) -> None:
-    for line in lines:
-        print(line, file=sys.stderr, flush=True)
 
 
 def writer(folder: Path) -> str | None:

@@ -1,0 +1,52 @@
+"""`hvdkit profile --from MODEL`: a profile from a published figure; nothing is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from hvdkit import paths
+from hvdkit.commands import profile
+from hvdkit.commands.fields import Out, Overwrite
+from hvdkit.commands.request import Option, Request
+from hvdkit.profiling import published
+from hvdkit.results.profile import Profile
+
+
+class PublishedProfileRequest(Request):
+    """Make a profile for `predict` and `advise` from a published figure of one device; nothing is measured.
+
+    `model` is one of hvdkit's, such as `resnet50` or `gpt2`; `device` is a GPU's name, or `cpu`. `batch_size` counts
+    images, or a GPT's windows of 1,024 tokens.
+    """
+
+    model: Annotated[
+        str,
+        Option(
+            "measure nothing: a ResNet or GPT-2 whose speed on one device is published",
+            ("--from",),
+            metavar="MODEL",
+            positional=True,
+        ),
+    ]
+    images_per_second: Annotated[float | None, Option("the published figure, of one device, for --from")] = None
+    tokens_per_second: Annotated[float | None, Option("the same for a GPT")] = None
+    batch_size: Annotated[int, Option("images, or windows of 1,024 tokens, of the device in a step, for --from")]
+    device: Annotated[str, Option("the device of the figure, such as a100 or cpu, for --from")]
+    out: Out = None
+    overwrite: Overwrite = False
+
+
+def run(request: PublishedProfileRequest) -> Profile:
+    """Make the profile. Raises RequestError with all that is wrong with the figure."""
+    made = published.profile(
+        request.model, request.images_per_second, request.batch_size, request.device, request.tokens_per_second
+    )
+    with paths.claimed(request.out or paths.default_out(made.recipe, "profile"), request.overwrite) as folder:
+        return profile.write(made, folder).at(folder)
+
+
+def lines(request: PublishedProfileRequest, result: Profile) -> Iterator[str]:
+    """What was assumed."""
+    yield from published.lines(result)
+    yield f"written to {result.folder / profile.FILE}"
