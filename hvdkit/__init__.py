@@ -13,7 +13,6 @@ __version__ = "0.1.0"
 _LAZY = {
     **dict.fromkeys(("HvdkitError", "RequestError", "RunError", "Stopped"), "hvdkit.errors"),
     "dry_run": "hvdkit.commands.dry_run",
-    "submit": "hvdkit.api",
     "Own": "hvdkit.tasks.own",
     "Handler": "hvdkit.core.loop",
     "run_task": "hvdkit.worker.entry",
@@ -23,8 +22,8 @@ _LAZY = {
 }
 # Functions that are made of a module in hvdkit/commands/.
 _COMMANDS = {
-    *("train", "evaluate", "export", "compare", "parity", "predict_images", "diff", "generate", "bench", "predict"),
-    *("sweep", "advise", "memory", "profile", "published_profile"),
+    *("train", "evaluate", "export", "compare", "parity", "predict_images", "diff", "generate", "submit", "bench"),
+    *("predict", "sweep", "advise", "memory", "profile", "published_profile"),
 }
 # Modules that scripts imported from earlier versions, and what has their content now.
 _MOVED = {

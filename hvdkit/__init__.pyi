@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hvdkit.api import submit as submit
 from hvdkit.commands.dry_run import dry_run as dry_run
+from hvdkit.commands.submit import Submitted
 from hvdkit.core.loop import Handler as Handler
 from hvdkit.data.dataset import ArraySplit as ArraySplit
 from hvdkit.data.dataset import Batch as Batch
@@ -215,6 +215,22 @@ def published_profile(
     out: PathLike | None = None,
     overwrite: bool = False,
 ) -> Profile: ...
+def submit(
+    recipe: AnyRecipe,
+    overrides: Settings | None = None,
+    *,
+    to: str = "slurm",
+    framework: str = "pytorch",
+    np: int = 1,
+    rival: str | None = None,
+    resources: Mapping[str, Any] | None = None,
+    out: PathLike | None = None,
+    template: PathLike | None = None,
+    overwrite: bool = False,
+    apply: bool = False,
+    run: PathLike | None = None,
+    array: Settings | None = None,
+) -> Submitted: ...
 def sweep(
     profile: PathLike | Profile,
     grid: Settings,

@@ -249,7 +249,7 @@ def test_a_default_name_is_one(recipe: str) -> None:
         (["--partition", "gpu"], "--partition: an option for --to slurm, and this job is for kubernetes"),
         (["--line=-x", "--run", "r"], "--run: an option for --to slurm"),
         (["--to", "slurm"], "--image: an option for --to kubernetes, and this job is for slurm"),
-        (["--to", "nomad"], "--to nomad: expected slurm or kubernetes"),
+        (["--to", "nomad"], "--to nomad: expected one of slurm, kubernetes"),
     ],
 )
 def test_wrong_requests_leave_nothing(asked: list[str], said: str, tmp_path: Path) -> None:

@@ -122,8 +122,6 @@ def test_pytorch_trains_without_its_compiler(tmp_path: Path, optimizer: str) -> 
 ROOMS = [  # from the top down: a room uses those below it
     *(
         "cli",
-        "api",
-        "arguments",
         "commands",
         "tracking",
         "report",

@@ -57,7 +57,7 @@ def test_the_command_and_the_function_write_the_same(inside: Hvdkit, tmp_path: P
     ("arguments", "expected"),
     [
         ([], "expected a recipe to measure, or --from"),
-        (["--from", "resnet50"], "--images-per-second, --batch-size, --device: needed too"),
+        (["--from", "resnet50"], "--batch-size, --device: needed too"),
         (["--batch-size", 3, "--device", "x", "--images-per-second", 3], "--from: needed too"),
         (["--from", "resnet5", *FIGURE], "did you mean 'resnet56'"),
         (["resnet20-digits", "--from", "resnet50", *FIGURE], "RECIPE.yaml: leave it out"),

@@ -39,7 +39,7 @@ except SystemExit as end:
     status = end.code or 0
 print(status, *sys.modules, file=sys.stderr)
 """
-PARTS = ("app", "completion", "generated", "help", "options", "setting_up", "submit", "text")
+PARTS = ("app", "completion", "generated", "help", "options", "setting_up", "text")
 PLOTS = {"matplotlib", "jinja2"}
 
 

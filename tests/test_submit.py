@@ -110,7 +110,7 @@ def test_the_function_writes_what_the_command_writes(tmp_path: Path, monkeypatch
         (["--line=--array=0-9"], "for arrays --array KEY=VALUE"),
         (["--array", "seed=1,2", "--to", "kubernetes"], "--array: an option for --to slurm"),
         (["--array", "seed=1,2,...,2000"], "--array: expected at most 1,000 tasks, got 2,000"),
-        (["--to", "pbs"], "--to pbs: expected slurm"),
+        (["--to", "pbs"], "--to pbs: expected one of slurm"),
         (["--framework", "torch"], "unknown framework 'torch'"),
         (["-np", "3", "--nodes", "2"], "-np 3: expected a multiple of --nodes 2"),
         (["-np", "0"], "-np 0: expected a whole number of ranks"),

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hvdkit.cli import completion, help, setting_up, submit, text
+from hvdkit.cli import completion, help, setting_up, text
 from hvdkit.cli import terminal as console
 from hvdkit.cli.generated import Lazy
 from hvdkit.cli.options import App
@@ -23,7 +23,6 @@ app = App(
 
 for name, meaning in COMMANDS.items():
     app.command(name, help=meaning, cls=Lazy)(lambda: None)
-app.command()(submit.submit)
 
 
 @app.command()

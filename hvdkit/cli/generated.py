@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
 from importlib import import_module
 from types import ModuleType
@@ -52,25 +52,27 @@ def _callback(name: str) -> Callable[..., None]:
     mine = _request(module)
     instead = import_module(f"hvdkit.commands.{module.INSTEAD}") if hasattr(module, "INSTEAD") else module
     other = _request(instead)
-    fields = mine.declared() | _added(mine, other)
+    fields = _typed(mine) | _added(mine, other)
     needed = set(_needed(mine)) & set(_needed(other))
     parameters = [_parameter(name, *field, name in needed) for name, field in fields.items()]
     if hasattr(module, "preview"):
         parameters += [_named("dry_run", bool, _DRY_RUN, False), _named("json", bool, _JSON, False)]
 
-    def callback(**values: Any) -> None:
+    def callback(context: typer.Context, **values: Any) -> None:
         dry, as_json = values.pop("dry_run", False), values.pop("json", False)
         if as_json and not dry:
             raise RequestError("--json: expected --dry-run with it")
         given = {name: not value if _turned(fields[name][1]) else value for name, value in values.items()}
+        sources = {name: context.get_parameter_source(name) for name in context.params}
+        typed = frozenset(name for name, source in sources.items() if source and source.name == "COMMANDLINE")
         command, kind = module, mine
         if any(given[name] is not None for name in _added(mine, other)):
-            _check_alone(mine, other, {**given, "dry_run": dry})
+            _check_alone(mine, other, typed)
             command, kind = instead, other
         if missing := [name for name in _needed(kind) if given[name] is None]:
             option = fields[missing[0]][1]
             raise RequestError(f"{option.option(missing[0])}: {option.missing}")
-        request = kind.of({name: given[name] for name in kind.declared()}, typed=True)
+        request = kind.of({name: given[name] for name in _typed(kind)}, typed.intersection(_typed(kind)))
         if dry:
             from hvdkit.report.dry_run import lines
 
@@ -80,6 +82,7 @@ def _callback(name: str) -> Callable[..., None]:
         show(command.lines(request, result))
         raise typer.Exit(command.status(result) if hasattr(command, "status") else 0)
 
+    parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return callback
@@ -88,6 +91,10 @@ def _callback(name: str) -> Callable[..., None]:
 def _request(module: ModuleType) -> type[Request]:
     kind: type[Request] = get_type_hints(module.run)["request"]
     return kind
+
+
+def _typed(kind: type[Request]) -> dict[str, tuple[FieldInfo, Option]]:
+    return {name: field for name, field in kind.declared().items() if field[1].typed}
 
 
 def _added(mine: type[Request], other: type[Request]) -> dict[str, tuple[FieldInfo, Option]]:
@@ -99,17 +106,17 @@ def _needed(kind: type[Request]) -> list[str]:
     return [name for name, (info, _) in kind.declared().items() if info.is_required()]
 
 
-def _check_alone(mine: type[Request], other: type[Request], given: dict[str, Any]) -> None:
+def _check_alone(mine: type[Request], other: type[Request], typed: Collection[str]) -> None:
     """Raise RequestError for an option of this command beside those of the other one, and for what that lacks."""
     added = _added(mine, other)
     first = next(option.option(name) for name, (_, option) in added.items())
-    missing = [added[name][1].option(name) for name in _needed(other) if name in added and given[name] is None]
+    missing = [added[name][1].option(name) for name in _needed(other) if name in added and name not in typed]
     wrong = [
         option.option(name)
-        for name, (info, option) in mine.declared().items()
-        if name not in other.declared() and given[name] != (None if info.is_required() else info.default)
+        for name, (_, option) in mine.declared().items()
+        if name in typed and name not in other.declared()
     ]
-    wrong += ["--dry-run"] if given["dry_run"] else []
+    wrong += ["--dry-run"] if "dry_run" in typed else []
     faults = Faults([f"{', '.join(missing)}: needed too, beside {first}"] if missing else [])
     faults += [f"{', '.join(wrong)}: leave it out beside {first}"] if wrong else []
     faults.report()

@@ -11,6 +11,7 @@ COMMANDS = {
     "predict-images": "Say what is in pictures: their most probable classes by a trained model.",
     "diff": "Compare two runs: settings, versions, the first step with another loss, weights; status 1 if they differ.",
     "generate": "Go on with a text: a trained language model adds the most probable token again and again.",
+    "submit": "Write training as a job for a scheduler: a file that a person can read, with the resolved recipe.",
     "bench": "Time a collective by size, check each element, and write a cluster file for `hvdkit predict`.",
     "predict": "Predict step time, speed and what bounds them, at any number of ranks, "
     "from a profile and a cluster file.",

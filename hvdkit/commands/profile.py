@@ -14,6 +14,7 @@ from hvdkit import paths
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.commands import dry_run
 from hvdkit.commands.fields import (
+    OF_RECIPES,
     Debug,
     Framework,
     Hosts,
@@ -22,12 +23,11 @@ from hvdkit.commands.fields import (
     Overrides,
     Overwrite,
     Ranks,
-    RecipeFile,
     StallTimeout,
 )
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.plan import Plan, launch, make_plan
-from hvdkit.commands.request import Accepts, Option, Request, say
+from hvdkit.commands.request import Accepts, Argument, Option, Request, say
 from hvdkit.defaults import FRAMEWORK, LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
 from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
@@ -85,7 +85,16 @@ class ProfileRequest(Request):
     `batch_sizes` also measures compute at these, so that `predict` knows which part of it does not depend on them.
     """
 
-    recipe: RecipeFile
+    recipe: Annotated[
+        Path | dict[str, Any],
+        OF_RECIPES,
+        Argument(
+            "the recipe, or --from instead",
+            metavar="RECIPE.yaml",
+            complete="hvdkit.cli.completion:recipes",
+            missing="expected a recipe to measure, or --from with a published figure",
+        ),
+    ]
     overrides: Overrides = None
     framework: Framework = FRAMEWORK
     np: Ranks = PROFILED_RANKS

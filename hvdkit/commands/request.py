@@ -44,6 +44,7 @@ class Option:
     missing: str = "expected a value"  # told where it is needed and not given
     positional: bool = False  # in Python
     in_python: bool = True
+    typed: bool = True  # on the command line
 
     def option(self, field: str) -> str:
         """What messages call it: its first long name."""
@@ -74,10 +75,10 @@ class Accepts:
 
 
 class Request(BaseModel):
-    """Base of all. `typed`: on a command line."""
+    """Base of all. `typed` names the fields that were given on a command line, none in Python."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-    typed: bool = False
+    typed: frozenset[str] = frozenset()
 
     @property
     def overrides_from(self) -> str:
@@ -85,7 +86,7 @@ class Request(BaseModel):
         return "command line" if self.typed else "overrides"
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], typed: bool = False) -> Self:
+    def of(cls, given: Mapping[str, Any], typed: frozenset[str] = frozenset()) -> Self:
         """The request, with NumPy's numbers as Python's and one value in place of a list of one.
 
         Raises RequestError with all faults.

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
+import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
+from pydantic import TypeAdapter, ValidationError
+
+from hvdkit import paths
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.baselines import registry
 from hvdkit.commands import own_script
+from hvdkit.commands.fields import Framework, Overrides, Ranks, RecipeFile, texts
+from hvdkit.commands.loading import loaded
+from hvdkit.commands.request import Accepts, Option, Request
+from hvdkit.defaults import FRAMEWORK
 from hvdkit.errors import Faults, RequestError, RunError
 from hvdkit.files import write_atomic
-from hvdkit.launch.submission import kubectl, sbatch
+from hvdkit.launch.submission import kubectl, kubernetes, sbatch
 from hvdkit.launch.submission.kubernetes import Pods, manifest
 from hvdkit.launch.submission.sbatch import Resources
+from hvdkit.recipe import grid as grids
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import OwnModel, Recipe
 
 # What a job asks each scheduler for.
 RESOURCES: Mapping[str, type] = {"slurm": Resources, "kubernetes": Pods}
-OF_SLURM = ("run", "array")  # options besides them
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,163 @@ class Submitted:
     file: Path
     job: str | None
     lines: list[str]
+
+
+def _array(name: str, given: Any) -> Any:
+    return dict(given) if isinstance(given, Mapping) else grids.read(texts(name, given), "--array", Recipe)
+
+
+_Slurm = partial(Option, panel="Slurm", in_python=False)
+_Kubernetes = partial(Option, panel="Kubernetes", in_python=False)
+
+
+class SubmitRequest(Request):
+    """Write training as a job for a scheduler, `slurm` or `kubernetes`; with `apply` hand it over.
+
+    `resources` are the scheduler's own options, such as `{"nodes": 2, "time": "1:00:00"}`: the fields of `Resources` in
+    `hvdkit/launch/submission/sbatch.py`, or of `Pods` in `kubernetes.py` there.
+    `template` is a Jinja template in place of hvdkit's own (docs/slurm.md#a-template-of-your-own).
+    `array` makes a task of a Slurm array of each combination of values, such as `{"seed": [1, 2, 3]}`.
+    """
+
+    recipe: RecipeFile
+    overrides: Overrides = None
+    to: Annotated[Literal["slurm", "kubernetes"], Option("the scheduler: slurm or kubernetes")] = "slurm"
+    framework: Framework = FRAMEWORK
+    np: Ranks = 1
+    rival: Annotated[str | None, Option("train with another method, as `hvdkit train` does")] = None
+    resources: Annotated[dict[str, Any] | None, Option("", typed=False)] = None
+    nodes: Annotated[int, Option("number of machines or pods, with as many ranks on each", in_python=False)] = 1
+    cpus_per_task: Annotated[int | None, Option("cores of a rank", shown="the scheduler's", in_python=False)] = None
+    gpus_per_node: Annotated[int | None, Option("GPUs of a machine or pod", shown="none", in_python=False)] = None
+    time: Annotated[str | None, Option("such as 12:00:00", shown="the scheduler's", in_python=False)] = None
+    out: Annotated[Path | None, Option("the script or manifest", metavar="FILE", shown="runs/…")] = None
+    template: Annotated[Path | None, Option("your own Jinja template", metavar="FILE", shown="hvdkit's")] = None
+    overwrite: Annotated[bool, Option("replace the files")] = False
+    apply: Annotated[bool, Option("hand the job to the scheduler too")] = False
+    partition: Annotated[str | None, _Slurm("Slurm's partition", shown="its default")] = None
+    account: Annotated[str | None, _Slurm("the account that pays", shown="yours")] = None
+    constraint: Annotated[str | None, _Slurm("features that machines need", shown="none")] = None
+    lines: Annotated[
+        list[str] | None,
+        _Slurm("another option of sbatch, such as --line=--mail-type=END; may be repeated", ("--line",)),
+    ] = None
+    run: Annotated[Path | None, Option("the run's folder", shown="runs/<recipe>-train-<time>", panel="Slurm")] = None
+    array: Annotated[
+        dict[str, Any] | None,
+        Accepts("Settings", "a dictionary, or a list of key=value", _array, list[str]),
+        Option("a task for each value, of a job array; may be repeated", metavar="KEY=VALUE,VALUE,...", panel="Slurm"),
+    ] = None
+    kind: Annotated[str, _Kubernetes("mpijob (MPI Operator) or trainjob (Kubeflow Trainer)")] = "mpijob"
+    image: Annotated[str | None, _Kubernetes("an image of hvdkit's Dockerfile", shown="required")] = None
+    results: Annotated[str | None, _Kubernetes("claim of the run's folder", metavar="CLAIM", shown="required")] = None
+    name: Annotated[str | None, _Kubernetes("the job's name", shown="<recipe>-<time>")] = None
+    namespace: Annotated[str | None, _Kubernetes("of the job", shown="kubectl's")] = None
+    gpu_resource: Annotated[str, _Kubernetes("what a GPU is called")] = "nvidia.com/gpu"
+    memory: Annotated[str | None, _Kubernetes("of a pod, such as 16Gi", shown="any")] = None
+    shm: Annotated[str | None, _Kubernetes("size of /dev/shm, such as 2Gi", shown="64 MiB")] = None
+    volumes: Annotated[
+        list[str] | None,
+        _Kubernetes("mounted in all pods; may be repeated", ("--volume",), metavar="CLAIM:/PATH"),
+    ] = None
+    secrets: Annotated[
+        list[str] | None,
+        _Kubernetes("as environment variables, or as files; may be repeated", ("--secret",), metavar="NAME[:/PATH]"),
+    ] = None
+    pull_secret: Annotated[str | None, _Kubernetes("secret of the image's registry")] = None
+    node_selectors: Annotated[
+        list[str] | None,
+        _Kubernetes("label of nodes; may be repeated", ("--node-selector",), metavar="KEY=VALUE"),
+    ] = None
+    tolerations: Annotated[
+        list[str] | None,
+        _Kubernetes("of nodes' taints; may be repeated", ("--toleration",), metavar="KEY[=VALUE][:EFFECT]"),
+    ] = None
+    clean_pods: Annotated[str, _Kubernetes("pods to delete at the end: running, all or none")] = "running"
+    backoff_limit: Annotated[int, _Kubernetes("how often a job that fails is started again")] = 3
+    launcher_as_worker: Annotated[
+        bool,
+        _Kubernetes("ranks in the pod that starts the others too", ("--launcher-as-worker/--no-launcher-as-worker",)),
+    ] = True
+
+
+def run(request: SubmitRequest) -> Submitted:
+    """Write the job, and hand it over where that is asked for. Raises RequestError."""
+    wanted = _resources(request)
+    job = _for_slurm(request, wanted) if request.to == "slurm" else _for_kubernetes(request, wanted)
+    return write(job, request.apply)
+
+
+def lines(request: SubmitRequest, result: Submitted) -> Iterator[str]:
+    """What is written, and what follows."""
+    yield from result.lines
+
+
+def _resources(request: SubmitRequest) -> dict[str, Any]:
+    """What the scheduler is asked for. Raises RequestError for what another one would be."""
+    known = {to: {field.name for field in dataclasses.fields(kind)} for to, kind in RESOURCES.items()}
+    known["slurm"] |= {"run", "array"}
+    declared = SubmitRequest.declared()
+    given = {
+        name: getattr(request, name)
+        for name, (info, option) in declared.items()
+        if (option.panel or not option.in_python) and (name in request.typed or getattr(request, name) != info.default)
+    }
+    (other,) = RESOURCES.keys() - {request.to}
+    if wrong := sorted(given.keys() & known[other] - known[request.to]):
+        raise RequestError(
+            "\n".join(
+                f"{declared[name][1].option(name)}: an option for --to {other}, and this job is for {request.to}"
+                for name in wrong
+            )
+        )
+    resources = {name: value for name, value in given.items() if name not in ("run", "array")}
+    return {**(request.resources or {}), **resources, "tasks": request.np}
+
+
+def _for_kubernetes(request: SubmitRequest, wanted: dict[str, Any]) -> Submission:
+    if missing := [f"--{name}" for name in ("image", "results") if name not in wanted]:
+        raise RequestError(f"{', '.join(missing)}: expected with --to kubernetes (docs/kubernetes.md)")
+    recipe = loaded(request)
+    name = wanted.get("name") or kubernetes.default_name(recipe.name, time.strftime("%m%d-%H%M%S"))
+    pods = _built(Pods, {**wanted, "name": name})
+    # A faulty name is refused by its own line, and is no file's name before.
+    file = request.out or Path("runs") / f"{Path(pods.name).name}.yaml"
+    return to_kubernetes(recipe, request.framework, pods, request.rival, file, request.overwrite, request.template)
+
+
+def _for_slurm(request: SubmitRequest, wanted: dict[str, Any]) -> Submission:
+    grid = request.array or {}
+    for key, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise RequestError(f"--array {key}: expected a list of values, got {values!r}")
+    if twice := [word for word in request.overrides or [] if word.partition("=")[0] in grid]:
+        raise RequestError(f"{', '.join(twice)}: --array gives this key's values; leave one of the two out")
+    if (count := math.prod(map(len, grid.values()))) > sbatch.MOST_TASKS:
+        raise RequestError(f"--array: expected at most {sbatch.MOST_TASKS:,} tasks, got {count:,}")
+    chosen = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    words = [texts("array", combination) for combination in chosen]
+    recipes = {" ".join(changes): loaded(request, extra=changes) for changes in words}
+    if len(recipes) < count:
+        raise RequestError("--array: expected each value of a key once, as equal tasks train the same")
+    target = request.run or paths.default_out(next(iter(recipes.values())).name, "train")
+    script = request.out or target.with_name(f"{target.name}.sbatch")
+    resources = _built(Resources, wanted)
+    return to_slurm(
+        recipes, request.framework, resources, request.rival, script, target, request.overwrite, request.template
+    )
+
+
+def _built(kind: Any, wanted: Mapping[str, Any]) -> Any:
+    """The resources of a job. Raises RequestError for keys and types that it does not have."""
+    names = {field.name for field in dataclasses.fields(kind)} - {"tasks"}
+    if unknown := sorted(wanted.keys() - names - {"tasks"}):
+        raise RequestError(f"resources: {', '.join(unknown)}: expected some of {', '.join(sorted(names))}")
+    try:
+        return TypeAdapter(kind).validate_python(wanted)
+    except ValidationError as error:
+        lines = [f"resources: {fault['loc'][0]}: {fault['msg']}, got {fault['input']!r}" for fault in error.errors()]
+        raise RequestError("\n".join(lines)) from None
 
 
 def to_slurm(

@@ -1,3 +1,0 @@
-"""`hvdkit.submit`, the function that no request declares yet."""
-
-from hvdkit.api.submitting import submit as submit
