@@ -17,7 +17,7 @@ from hvdkit import usage
 from hvdkit.adapters.capabilities import ENVIRONMENT
 from hvdkit.commands.bench import measured as fit
 from hvdkit.launch.placement import environment_faults
-from hvdkit.report import bench, parity, plotting
+from hvdkit.report import bench, gantt, parity, plotting
 from hvdkit.report import profile as profile_
 from hvdkit.results import profile as profiles
 from hvdkit.results.parity import read_parity
@@ -60,7 +60,7 @@ def test_a_matplotlibrc_of_others_is_not_looked_at(spoil: str, here: Path) -> No
 
 def test_every_picture_is_drawn_by_way_of_the_one_place() -> None:
     """So that the two tests above hold for compare, parity, profile and bench too."""
-    for module in (parity, bench, profile_):
+    for module in (gantt, parity, bench, profile_):
         text = Path(str(module.__file__)).read_text()
         assert "plotting.picture(" in text and "import matplotlib" not in text and "pyplot" not in text
     for path in Path(str(plotting.__file__)).parent.glob("*.py"):

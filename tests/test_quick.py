@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -18,11 +17,13 @@ import pytest
 import simulating
 from comparisons import change, several_rounds
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
 
 from hvdkit.recipe import yaml_files
-from hvdkit.report import gantt, page, parallel
+from hvdkit.report import gantt, page
 from hvdkit.results import profile as profiles
 from hvdkit.runtimes import doctor, environment
 from hvdkit.simulator import calibration, predict
@@ -94,12 +95,12 @@ def test_who_wants_markdown_after_the_help_gets_it() -> None:
     assert (done.stdout, done.stderr) == ("True rich.traceback\n", "")
 
 
-def test_a_prediction_is_made_and_drawn_without_a_plotting_library(tmp_path: Path) -> None:
+def test_a_prediction_is_made_and_drawn_without_templates_and_recipes(tmp_path: Path) -> None:
     profiles.save(simulating.profile(), tmp_path / "profile.json")
     status, modules = loaded(
         "predict", tmp_path / "profile.json", "--cluster", "p100-roce25", "-n", 64, "--out", tmp_path / "out"
     )
-    assert status == 0 and (PLOTS | {"hvdkit.recipe.schema", "hvdkit.simulator.advise"}).isdisjoint(modules)
+    assert status == 0 and {"jinja2", "hvdkit.recipe.schema", "hvdkit.simulator.advise"}.isdisjoint(modules)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "predict.json", "predict.csv", "predict.png", "predict-trace.json",
     }  # fmt: skip
@@ -107,32 +108,25 @@ def test_a_prediction_is_made_and_drawn_without_a_plotting_library(tmp_path: Pat
         assert picture.width == 1430 and picture.height > 200
 
 
-def test_a_step_is_drawn_to_scale(tmp_path: Path) -> None:
-    """Columns of a colour, counted in the device's row, are the share of the step that this kind of task takes."""
+def test_a_step_is_drawn_to_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bars of a colour have the length, in ms, of the share of the step that this kind of task takes."""
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     cluster = simulating.cluster(mbit_per_s=1000.0)
     schedule = predict.schedule(calibration.calibrate(simulating.profile()), cluster, 8, Settings())
     gantt.picture(schedule, "a step", tmp_path / "p.png")
     _, begin, end, spans = gantt.window(schedule)
-    with Image.open(tmp_path / "p.png") as opened:
-        picture = opened.convert("RGB")
-    frame = [x for x in range(picture.width) if picture.getpixel((x, 42)) == (0, 0, 0)]  # its upright lines
-    left, right = frame[0], frame[-1]
-    rows = list(dict.fromkeys(span.task.resource for span in spans))
-    found: dict[str, Counter[tuple[int, ...]]] = {}
-    for row in rows:
-        heights = [40 + 76 * place + 58 for place in range(len(rows))]  # below the words that stand in the bars
-        counts = [Counter(picture.getpixel((x, y)) for x in range(left + 1, right)) for y in heights]
-        found[str(row)] = sum(counts, Counter())
-    checked = 0
+    (axes,) = figures[0].axes
+    drawn: Counter[str] = Counter()
+    for bars in axes.collections:
+        widths = [float(path.vertices[:, 0].max() - path.vertices[:, 0].min()) for path in bars.get_paths()]
+        drawn[to_hex(bars.get_facecolor()[0])] += sum(widths)
+    assert axes.get_xlim() == pytest.approx((0, 1e3 * (end - begin)))
     for kind in ("forward", "backward", "communication", "update"):
-        seconds = sum(min(s.end, end) - max(s.start, begin) for s in spans if s.task.kind == kind)
-        colour = tuple(bytes.fromhex(gantt._COLOURS[kind][1:]))
-        columns = max(counts[colour] for counts in found.values())
-        tasks = sum(s.task.kind == kind for s in spans)
-        wanted = seconds / (end - begin) * (right - left)
-        assert wanted - 2 * tasks - 2 <= columns <= wanted + 2, (kind, columns, wanted)  # edges are mixed colours
-        checked += wanted > 50
-    assert checked >= 3
+        mine = [s for s in spans if s.task.kind == kind]
+        wanted = 1e3 * sum(min(s.end, end) - max(s.start, begin) for s in mine)
+        slack = len(mine) * 1e3 * (end - begin) / 1000  # a pixel for each task
+        assert wanted > slack / 5 and abs(drawn[gantt._COLOURS[kind]] - wanted) <= slack, kind
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "$x^2$", "\x1b[31m", "网络", "a" * 10_000, "\ud800"])
@@ -143,16 +137,7 @@ def test_whatever_a_profile_is_called_is_drawn(name: str, tmp_path: Path) -> Non
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("most", [1e-6, 0.3, 1.0, 9.0, 72.0, 999.0, 1e7])
-def test_ticks_are_round_and_few(most: float) -> None:
-    ticks = gantt._ticks(most)
-    assert 4 <= len(ticks) <= 10 and ticks[0][0] == 0 and ticks[-1][0] <= most * (1 + 1e-9)
-    for value, text in ticks:
-        assert float(text.replace(",", "")) == pytest.approx(value)
-
-
 def test_each_figure_is_laid_out_and_drawn_once(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})  # all of them in this process
     change(real, several_rounds)
     laid_out: Counter[int] = Counter()
     drawn: Counter[int] = Counter()
@@ -197,65 +182,9 @@ def test_what_is_parsed_once_is_not_shared() -> None:
     assert yaml_files.parse("a: {b: [1]}", "here") == {"a": {"b": [1]}}
 
 
-@pytest.mark.parametrize("cores", [{0}, {0, 1}])
-def test_the_page_is_the_same_whoever_draws(cores: set[int], real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+def test_the_same_results_give_the_same_page(real: Path) -> None:
     made = page.write(real, real / "a")[0].read_text().replace(f"{real}/a", "OUT")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     assert made == page.write(real, real / "b")[0].read_text().replace(f"{real}/b", "OUT")
-
-
-def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-
-
-def test_two_processes_work_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each piece ends only when the other one has begun."""
-    two_cores(monkeypatch)
-
-    def piece(mine: str, other: str) -> int:
-        (tmp_path / mine).touch()
-        deadline = time.monotonic() + hygiene.patience(60)
-        while not (tmp_path / other).exists():
-            assert time.monotonic() < deadline, "the pieces wait for each other"
-            time.sleep(0.005)
-        return os.getpid()
-
-    made = parallel.call_all({"b": lambda: piece("b", "a"), "a": lambda: piece("a", "b")})
-    assert list(made) == ["b", "a"] and len(set(made.values())) == 2 and os.getpid() in made.values()
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
-
-
-@pytest.mark.parametrize("end", ["raise", "kill", "odd"])
-def test_what_the_other_process_does_not_give_is_made_here(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    two_cores(monkeypatch)
-    parent = os.getpid()
-
-    def piece(number: int) -> Any:
-        if os.getpid() == parent:
-            return number
-        if end == "raise":
-            raise ValueError("only in the child")
-        if end == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return lambda: number  # cannot be pickled
-
-    assert parallel.call_all({str(number): lambda number=number: piece(number) for number in range(20)}) == {
-        str(number): number for number in range(20)
-    }
-
-
-def test_an_error_of_a_piece_is_raised_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    two_cores(monkeypatch)
-
-    def fails() -> None:
-        raise ValueError("this piece")
-
-    with pytest.raises(ValueError, match="this piece"):
-        parallel.call_all({"a": fails, "b": fails, "c": fails})
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
 
 
 @pytest.mark.parametrize(("cores", "most"), [(1, 2), (2, 2), (3, 3), (64, 3)])

@@ -1,15 +1,13 @@
-"""A chart of the page: a matplotlib figure as inline SVG, with real text, unique ids and the page's colours.
+"""A chart of the page: a Matplotlib figure as inline SVG, with real text, unique ids and the page's colours.
 
-matplotlib writes colours as numbers. Figures are drawn in placeholder colours, which become CSS variables here, so that
-the same drawing works in light and dark. matplotlib is loaded when the first figure is drawn.
+Matplotlib writes colours as numbers. Figures are drawn in placeholder colours, in place of which CSS variables are
+written, so that the same drawing works in light and dark. Matplotlib is loaded when the first figure is drawn.
 """
 
 from __future__ import annotations
 
-import html
 import io
 import math
-import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -25,11 +23,14 @@ if TYPE_CHECKING:
 
 WIDTH = 420.0  # points; on larger screens several stand side by side
 INK, MUTED, GRID, SURFACE, BAD = "#010101", "#020202", "#030303", "#040404", "#050505"
-_SERIES = 8  # colours for series; after that they repeat
-_VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SURFACE: "surface", BAD: "bad"}
+_SERIES = [f"#1000{index:02x}" for index in range(8)]  # colours for series; after that they repeat
+_VARIABLES = {
+    **{INK: "ink", MUTED: "muted", GRID: "grid", SURFACE: "surface", BAD: "bad"},
+    **{colour: f"series-{index}" for index, colour in enumerate(_SERIES)},
+}
+_METADATA = ("Creator", "Date", "Format", "Type")  # what Matplotlib would write, about itself
 _SETTINGS = {
     "svg.fonttype": "none",  # real text, which browsers find, scale and read out
-    "svg.hashsalt": "hvdkit",  # the same data gives the same page
     "text.parse_math": False,  # a name with $ in it is a name
     "font.size": 12,
     "text.color": INK,
@@ -96,7 +97,7 @@ class Canvas:
 
     def chart(self, summary: str, note: str = "") -> Chart:
         """The finished chart. Call it inside `drawing`, as the settings apply to writing too."""
-        drawn = _inline(self.figure, f"{self.key}-")  # this fixes the layout
+        drawn = _inline(self.figure, self.key)  # this fixes the layout
         height = self.figure.get_figheight() * 72
         points = []
         for axes, x, y, text in self.points:
@@ -112,8 +113,7 @@ def drawing(height: float, key: str = "", title: str = "", columns: list[str] | 
 
     `columns` are those of its table.
     """
-    with plotting.settings(_SETTINGS):
-        import matplotlib.backends.backend_svg  # noqa: F401
+    with plotting.settings(_SETTINGS | {"svg.hashsalt": key}):  # ids of shapes: the same data gives the same page
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
@@ -122,7 +122,7 @@ def drawing(height: float, key: str = "", title: str = "", columns: list[str] | 
 
 def series(index: int) -> str:
     """The placeholder colour of a series."""
-    return f"#1000{index % _SERIES:02x}"
+    return _SERIES[index % len(_SERIES)]
 
 
 def label_rows(axes: Axes, labels: list[str]) -> None:
@@ -163,36 +163,19 @@ def brief(text: str, longest: int = 28) -> str:
     return text if len(text) <= longest else text[: max(1, longest - 1)] + "…"
 
 
-def _inline(figure: Figure, prefix: str) -> str:
-    """The figure as an `<svg>` element whose ids begin with `prefix`."""
+def _inline(figure: Figure, key: str) -> str:
+    """The figure as an `<svg>` element whose ids begin with `key`."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     FigureCanvasSVG(figure)  # the layout measures text with it
     if engine := figure.get_layout_engine():
         engine.execute(figure)  # once; `savefig` draws twice with a layout engine, a fifth of a report's time
         figure.set_layout_engine(None)
-    written = io.BytesIO()
-    figure.savefig(written, format="svg", transparent=True)
-    text = written.getvalue().decode()
-    text = re.sub(r"<(metadata|style)\b.*?</\1>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    return re.sub(r"<\w[^>]*>", lambda tag: _tag(tag[0], prefix), text)
-
-
-def _tag(tag: str, prefix: str) -> str:
-    if tag.startswith("<svg"):
-        tag = re.sub(r' (width|height|version)="[^"]*"', "", tag)
-        tag = tag.replace("<svg", '<svg aria-hidden="true"')  # the element around it has the label
-    tag = re.sub(r'(\sid="|href="#|\burl\(#)', rf"\g<1>{prefix}", tag)
-    return re.sub(r'(?<=\sstyle=")[^"]*', lambda style: _style(html.unescape(style[0])), tag)
-
-
-def _style(text: str) -> str:
-    text = re.sub(r"font:\s*((?:bold|\d{3})\s+)?([\d.]+px)[^;]*", _font, text)
-    text = re.sub(r"font-family:[^;]*;?", "", text)
-    text = re.sub(r"#1000([0-9a-f]{2})", lambda match: f"var(--series-{int(match[1], 16)})", text)
-    return re.sub("|".join(_VARIABLES), lambda match: f"var(--{_VARIABLES[match[0]]})", text)
-
-
-def _font(match: re.Match[str]) -> str:
-    weight = f"font-weight: {match[1].strip()}; " if match[1] else ""
-    return f"{weight}font-size: {match[2]}"
+    for number, artist in enumerate(figure.findobj()):
+        artist.set_gid(f"{key}-{number}")
+    written = io.StringIO()
+    figure.savefig(written, format="svg", transparent=True, metadata=dict.fromkeys(_METADATA))
+    drawn = written.getvalue()
+    for colour, name in _VARIABLES.items():
+        drawn = drawn.replace(colour, f"var(--{name})")
+    return drawn[drawn.index("<svg") :]

@@ -1,22 +1,16 @@
-"""A simulated step as a picture and as a Chrome trace. Pillow is loaded when a picture is drawn."""
+"""A simulated step as a picture and as a Chrome trace."""
 
 from __future__ import annotations
 
-import importlib.util
-import io
 import json
-import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvdkit.files import write_atomic
+from hvdkit.report import plotting
 from hvdkit.report.canvas import brief
 from hvdkit.results.profile import Profile
 from hvdkit.simulator.engine import Schedule, Span
-
-if TYPE_CHECKING:
-    from PIL.ImageDraw import ImageDraw
-    from PIL.ImageFont import FreeTypeFont, ImageFont
 
 _COLOURS = {
     "read": "#8c8c8c", "decode": "#b5b5b5", "copy": "#d9d9d9", "gap": "#e8e0d0", "forward": "#4c8bbf",
@@ -24,8 +18,7 @@ _COLOURS = {
     "communication": "#c8553d", "update": "#5a9e6f",
 }  # fmt: skip
 _WIDE = 0.045  # of the step; a shorter task has no room for its name
-_WIDTH, _RIGHT, _TOP, _ROW = 1430, 1414, 40, 76  # pixels: of the picture, where the bars end and begin, of a row
-_FINE = 8  # columns per pixel while bars are drawn, as Pillow's rectangles end at whole columns
+_PIXELS = 1300  # in which the step is drawn, about
 
 
 def window(schedule: Schedule) -> tuple[set[tuple[str, int]], float, float, list[Span]]:
@@ -42,84 +35,46 @@ def window(schedule: Schedule) -> tuple[set[tuple[str, int]], float, float, list
 
 
 def picture(schedule: Schedule, title: str, path: Path) -> None:
-    """Draw a row for each resource, with the critical path; written to `path` as PNG. Raises RunError if that fails.
-
-    It uses Pillow because importing a plotting library takes longer than the whole prediction.
-    """
-    from PIL import Image, ImageDraw
-
+    """Draw a row for each resource, with the critical path; written to `path` as PNG. Raises RunError if that fails."""
     critical, begin, end, spans = window(schedule)
     rows = _rows(spans)
-    words, small, tiny = _font(15), _font(12), _font(11)
-    left = 32 + round(max(words.getlength(brief(row)) for row in rows))
-    bottom = _TOP + _ROW * len(rows)
-    length = max(end - begin, 1e-9)
-    scale = (_RIGHT - left) / length  # pixels a second
-    image = Image.new("RGB", (_WIDTH, bottom + 104), "white")
-    bars = Image.new("RGB", (_FINE * (_RIGHT - left), bottom - _TOP), "white")
-    paint, pen = ImageDraw.Draw(bars), ImageDraw.Draw(image)
-    named: list[tuple[float, float, str]] = []
-    for span in spans:
-        from_, to = (scale * (at - begin) for at in (max(span.start, begin), min(span.end, end)))
-        middle = _ROW * (rows.index(_row(span)) + 0.58)
-        gap = 0.25 if to - from_ > 5 else 0.0  # separates consecutive tasks of the same kind
-        _bar(paint, from_ + gap, to - gap, middle - 0.31 * _ROW, middle + 0.31 * _ROW, _COLOURS[span.task.kind])
-        if (span.task.name, span.iteration) in critical:
-            _bar(paint, from_, to, middle - 0.47 * _ROW, middle - 0.37 * _ROW, "black")
-        if to - from_ > _WIDE * (_RIGHT - left):
-            name = brief(span.task.name.partition(" ")[2] or span.task.name, int((to - from_) / 7.3))
-            named.append((left + (from_ + to) / 2, _TOP + middle, name))
-    image.paste(bars.reduce((_FINE, 1)), (left, _TOP))
-    for x, y, name in named:
-        pen.text((x, y), name, "white", tiny, "mm")
-    pen.rectangle((left, _TOP, _RIGHT, bottom), outline="black")
-    for index, row in enumerate(rows):
-        y = _TOP + _ROW * (index + 0.58)
-        pen.line((left - 5, y, left, y), "black")
-        pen.text((left - 10, y), brief(row), "black", words, "rm")
-    for milliseconds, text in _ticks(1e3 * length):
-        x = left + scale * milliseconds / 1e3
-        pen.line((x, bottom, x, bottom + 5), "black")
-        pen.text((x, bottom + 9), text, "black", words, "mt")
-    pen.text(((left + _RIGHT) / 2, bottom + 32), "ms", "black", words, "mt")
-    pen.text(((left + _RIGHT) / 2, 24), brief(title, 110), "black", _font(18), "mm")
-    used = {span.task.kind for span in spans}
-    kinds = [("between steps" if kind == "gap" else kind, _COLOURS[kind]) for kind in _COLOURS if kind in used]
-    kinds.append(("critical path", "black"))
-    x = (left + _RIGHT - sum(56 + small.getlength(kind) for kind, _ in kinds)) / 2
-    for kind, colour in kinds:
-        pen.rectangle((x, bottom + 70, x + 26, bottom + 80), fill=colour)
-        pen.text((x + 34, bottom + 75), kind, "black", small, "lm")
-        x += 56 + small.getlength(kind)
-    drawn = io.BytesIO()
-    image.save(drawn, "png")
-    write_atomic(path, drawn.getvalue())
-
-
-def _bar(paint: ImageDraw, from_: float, to: float, top: float, bottom: float, colour: str) -> None:
-    """Draw a rectangle, at least a pixel wide, so that the shortest tasks are visible too."""
-    first, last = round(_FINE * from_), round(_FINE * to) - 1  # Pillow includes the last column
-    paint.rectangle((first, round(top), max(first + _FINE - 1, last), round(bottom)), fill=colour)
-
-
-def _font(size: int) -> FreeTypeFont | ImageFont:
-    """DejaVu Sans, which covers most scripts and comes with Matplotlib; else Pillow's default font."""
-    from PIL import ImageFont
-
-    spec = importlib.util.find_spec("matplotlib")
-    try:
-        path = Path(str(spec and spec.origin)).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
-        return ImageFont.truetype(str(path), size, layout_engine=ImageFont.Layout.BASIC)
-    except OSError:
-        return ImageFont.load_default(size)
-
-
-def _ticks(most: float) -> list[tuple[float, str]]:
-    """At most ten round numbers from 0 to `most`, with their labels."""
-    power = 10.0 ** math.floor(math.log10(most / 9))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= most / 9)
-    digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    return [(number * step, f"{number * step:,.{digits}f}") for number in range(math.floor(most / step + 1e-9) + 1)]
+    length = 1e3 * max(end - begin, 1e-12)  # ms
+    pixel = length / _PIXELS
+    height = 1.5 + 0.7 * len(rows)  # inches
+    with plotting.picture(path, 13, height) as figure:
+        axes = figure.subplots()
+        left = 0.3 + 0.08 * max(
+            len(brief(row)) for row in rows
+        )  # a layout that Matplotlib finds takes a second drawing
+        figure.subplots_adjust(left=left / 13, right=0.99, bottom=1 / height, top=1 - 0.4 / height)
+        bars: dict[tuple[str, int], list[tuple[float, float]]] = {}  # by kind and row
+        marks: dict[int, list[tuple[float, float]]] = {}  # of the critical path, by row
+        for span in spans:
+            first, last = (1e3 * (at - begin) for at in (max(span.start, begin), min(span.end, end)))
+            row, took = rows.index(_row(span)), last - first
+            gap = pixel / 4 if took > 5 * pixel else 0.0  # separates consecutive tasks of the same kind
+            bar = (first + gap, max(took - 2 * gap, pixel))  # the shortest tasks are visible too
+            bars.setdefault((span.task.kind, row), []).append(bar)
+            if (span.task.name, span.iteration) in critical:
+                marks.setdefault(row, []).append((first, max(took, pixel)))
+            if took > _WIDE * length:
+                name = brief(span.task.name.partition(" ")[2] or span.task.name, int(took / pixel / 7.3))
+                axes.text(first + took / 2, row, name, color="white", fontsize=7, ha="center", va="center")
+        for kind in dict.fromkeys(kind for kind in _COLOURS for known, _ in bars if known == kind):
+            label = "between steps" if kind == "gap" else kind
+            for row in [row for known, row in bars if known == kind]:
+                axes.broken_barh(
+                    bars[kind, row], (row - 0.31, 0.62), color=_COLOURS[kind], lw=0, snap=False, label=label
+                )
+                label = f"_{label}"  # once in the legend
+        label = "critical path"
+        for row, mine in marks.items():
+            axes.broken_barh(mine, (row - 0.47, 0.1), color="black", lw=0, label=label)
+            label = f"_{label}"
+        axes.set(xlim=(0, length), ylim=(len(rows) - 0.5, -0.58), xlabel="ms", title=brief(title, 110))
+        axes.set_yticks(range(len(rows)), [brief(row) for row in rows])
+        axes.xaxis.set_major_formatter("{x:,g}")
+        figure.legend(loc="lower center", ncols=12, frameon=False, fontsize=8)
 
 
 def trace(schedule: Schedule, profile: Profile, path: Path) -> None:

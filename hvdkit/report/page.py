@@ -9,20 +9,18 @@ import shlex
 import time
 import urllib.parse
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import hvdkit
 from hvdkit import paths
 from hvdkit.errors import RequestError
 from hvdkit.files import closed_to_writes, write_atomic
-from hvdkit.report import canvas, collect, reproduce
+from hvdkit.report import collect, reproduce
 from hvdkit.report.canvas import Chart, ranks
 from hvdkit.report.charts import Charts
 from hvdkit.report.collect import Found, Run
 from hvdkit.report.documents import TEMPLATES, render
 from hvdkit.report.findings import Finding, above_one, findings, why_accuracies_differ
-from hvdkit.report.parallel import call_all
 from hvdkit.report.parity import deviations, parity_table, reference
 from hvdkit.report.reproduce import Command
 from hvdkit.report.rounds import Group, grouped, own_metrics
@@ -30,7 +28,7 @@ from hvdkit.report.tables import baseline_table, machine_table, results_table, r
 from hvdkit.report.tabular import Table
 from hvdkit.results import intervals
 
-_OF_A_RUN = ("learning", "steps", "course")  # charts; those that take longest come first
+_OF_A_RUN = ("learning", "steps", "course")  # charts
 _OF_A_COMPARISON = ("learning", "steps", "parity", "extra", "scaling", "memory", "speed", "ratios")
 
 
@@ -222,14 +220,8 @@ def _sections(given: Found, groups: list[Group]) -> list[Section]:
 def _charts(given: Found, groups: list[Group]) -> dict[str, list[Chart]]:
     """All charts, by what they show."""
     charts = Charts(given, groups)
-
-    def drawn(name: str) -> list[Chart]:
-        return list(getattr(charts, name)())
-
-    with canvas.drawing(1.0):
-        pass  # loads matplotlib before a second process is forked to draw some of the charts
     names = _OF_A_RUN if given.comparison is None else _OF_A_COMPARISON
-    return call_all({name: partial(drawn, name) for name in names})
+    return {name: list(getattr(charts, name)()) for name in names}
 
 
 def as_html(page: Page) -> str:
