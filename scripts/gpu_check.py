@@ -66,7 +66,7 @@ def built(name: str) -> None:
     say(f"{name}: {versions[pins.RUNTIMES[name].module]}: built, loads, reduces on the CPU. The doctor: {SAID}")
 
 
-def compiled(name: str, nvcc: cuda.Found) -> None:
+def compiled(name: str, nvcc: cuda.Installed) -> None:
     """Build and prove Horovod's wheel with an nvcc of another CUDA than that of the framework."""
     pin, place = pins.RUNTIMES[name], FOLDER / f"{name}-compiled"
     python = place / "bin" / "python"
@@ -95,7 +95,7 @@ def loaded(name: str, python: Path) -> None:
             sys.exit(f"{library}: looks for libraries in {', '.join(gone)}, which is no folder")
 
 
-def compiled_mxnet(nvcc: cuda.Found) -> None:
+def compiled_mxnet(nvcc: cuda.Installed) -> None:
     """Compile the sources of Horovod's binding to MXNet for CUDA, with the headers of MXNet's CPU wheel."""
     pin, place = pins.RUNTIMES["mxnet"], FOLDER / "mxnet-headers"
     wanted = ("--no-deps", "--upgrade", "--target", place, *pin.cpu_packages)

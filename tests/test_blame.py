@@ -18,9 +18,9 @@ from hvdkit.launch.agent import process_tree, watchdog
 from hvdkit.launch.agent.reports import boot_id
 from hvdkit.launch.clocks import Clocks
 from hvdkit.launch.diagnosis import blame
-from hvdkit.launch.diagnosis.exits import Cause, RankEnd, RankFailure, Record
+from hvdkit.launch.diagnosis.exits import Cause, FailureRecord, RankEnd, RankFailure
 from hvdkit.launch.hosts import Host
-from hvdkit.launch.job import Elastic, Job
+from hvdkit.launch.job import ElasticBounds, Job
 from hvdkit.launch.launchers import elastic
 
 LOST_TAIL = (
@@ -308,7 +308,7 @@ def test_an_elastic_run_ends_for_the_earliest_failure_of_a_rank_itself(clock: Cl
     ]
     heard = set()
     for order in itertools.permutations(ends):
-        workers = elastic._Workers(replace(job(5), elastic=Elastic(1, 5)))
+        workers = elastic._Workers(replace(job(5), elastic=ElasticBounds(1, 5)))
         for each in order:
             workers.note(each, clock.now)
         assert workers.must_stop
@@ -321,7 +321,7 @@ def test_an_elastic_driver_that_gives_up_names_the_strongest_cause(clock: Clock)
     heard = set()
     lost = [report(0, 899.0, WITNESSES["word of a lost peer"]), report(1, 901.0, {"signal": 9})]
     for order in itertools.permutations(lost):
-        workers = elastic._Workers(replace(job(2), elastic=Elastic(2, 2)))
+        workers = elastic._Workers(replace(job(2), elastic=ElasticBounds(2, 2)))
         for each in order:
             workers.note(each, clock.now)
             workers.note({**each, "event": "started", "pid": 4_000_000 + each["rank"]}, clock.now)
@@ -342,7 +342,7 @@ def test_an_elastic_driver_that_gives_up_names_the_strongest_cause(clock: Clock)
         (RankEnd(0, "h", signal="SIGTERM", stopped=True, outside=True), Cause.TAKEN),
         (RankEnd(0, "h", exit_code=0, stopped=True, outside=True), Cause.STOPPED),
         (RankEnd(0, "h", signal="SIGKILL", stopped=True, frozen=True), Cause.FROZEN),
-        (RankEnd(0, "h", exit_code=0, record=Record("error", "boom", None)), Cause.OWN),
+        (RankEnd(0, "h", exit_code=0, record=FailureRecord("error", "boom", None)), Cause.OWN),
         (RankEnd(0, "h", exit_code=1, tail=LOST_TAIL), Cause.LOST),
         (RankEnd(0, "h", exit_code=1, tail=GLOO_TAIL), Cause.LOST),
         (RankEnd(0, "h", exit_code=1, tail="Timed out waiting 30000ms for recv operation to complete"), Cause.LOST),
@@ -438,4 +438,4 @@ def test_an_error_raised_while_a_lost_peer_is_handled_is_its_consequence() -> No
     assert not lost_a_peer(caught(ValueError("training failed"), lost, told=False))
     assert not lost_a_peer(caught(ValueError("other"), HorovodInternalError("Mismatched allreduce tensor shapes")))
     assert not lost_a_peer(caught(ValueError("other"), RuntimeError("Connection refused")))
-    assert replace(RankEnd(0, "h"), record=Record("communication", "x", None)).secondary
+    assert replace(RankEnd(0, "h"), record=FailureRecord("communication", "x", None)).secondary

@@ -26,7 +26,7 @@ from hvdkit.checkpoint.elastic import Commits, Kept, close_peer_sockets, recordi
 from hvdkit.errors import RunError
 from hvdkit.launch.agent_command import AgentCommand
 from hvdkit.launch.hosts import parse_hosts
-from hvdkit.launch.job import Elastic, Job
+from hvdkit.launch.job import ElasticBounds, Job
 from hvdkit.launch.launchers import elastic
 from hvdkit.results.train import TrainResult, read_result
 from hvdkit.runtimes.store import find
@@ -333,7 +333,7 @@ def test_a_cycle_time_is_refused_where_ranks_may_join(inside: Hvdkit) -> None:
 def test_a_driver_whose_agent_is_killed_is_told(tmp_path: Path) -> None:
     """It reports nothing then, and no worker has."""
     hosts = parse_hosts(None, 2)
-    job = Job(Path(sys.executable), [], 2, hosts, {}, tmp_path, elastic=Elastic(1, 2))
+    job = Job(Path(sys.executable), [], 2, hosts, {}, tmp_path, elastic=ElasticBounds(1, 2))
     killer = [sys.executable, "-c", "import os, time; os.kill(os.getppid(), 9); time.sleep(60)"]
     driver = AgentCommand(None, killer, job.base_environment())
     with pytest.raises(RunError, match=r"^the agent of the elastic driver was killed, .* --resume$"):

@@ -72,13 +72,13 @@ def library(home: Path, name: str = "nccl", at: str = "lib/libnccl.so", include:
 def test_the_compiler_is_found_in_each_layout(tmp_path: Path, python: Path, where: str, headers: str) -> None:
     home = nvcc(tmp_path / where, headers)
     found = cuda.find(python).nvcc
-    assert found == cuda.Found("13.0", home) and found.major == 13
+    assert found == cuda.Installed("13.0", home) and found.major == 13
 
 
 def test_a_wrapper_leads_to_the_toolkit_in_another_folder(tmp_path: Path) -> None:
     elsewhere = nvcc(tmp_path / "elsewhere" / "cuda-13.0")
     program(tmp_path / "usr" / "bin" / "nvcc", f'exec {elsewhere}/bin/nvcc "$@"')
-    assert cuda.find().nvcc == cuda.Found("13.0", elsewhere)
+    assert cuda.find().nvcc == cuda.Installed("13.0", elsewhere)
 
 
 @pytest.mark.parametrize("name", ["nccl", "cudnn"])
@@ -98,7 +98,7 @@ def test_libraries_are_found_in_each_layout(
 ) -> None:
     home = library(tmp_path / where.format(name), name, at.format(name), include)
     found = cuda.find(python)
-    assert getattr(found, name) == cuda.Found(VERSIONS[name], home)
+    assert getattr(found, name) == cuda.Installed(VERSIONS[name], home)
     assert {found.nccl, found.cudnn} == {getattr(found, name), None}
 
 
@@ -110,13 +110,13 @@ def test_what_the_user_names_comes_first_then_the_environment(
     in_environment = nvcc(tmp_path / "env", version="12.4")
     by_pip = library(tmp_path / "env" / SITE / "nccl", at="lib/libnccl.so.2")
     found = cuda.find(python)
-    assert found.nvcc == cuda.Found("12.4", in_environment) and found.nccl and found.nccl.home == by_pip
+    assert found.nvcc == cuda.Installed("12.4", in_environment) and found.nccl and found.nccl.home == by_pip
     cuda.find.cache_clear()
     named = nvcc(tmp_path / "named", version="13.0")
     monkeypatch.setenv("CUDA_HOME", str(named))
     monkeypatch.setenv("NCCL_HOME", str(library(tmp_path / "mine")))
     found = cuda.find(python)
-    assert found.nvcc == cuda.Found("13.0", named) and found.nccl and found.nccl.home == tmp_path / "mine"
+    assert found.nvcc == cuda.Installed("13.0", named) and found.nccl and found.nccl.home == tmp_path / "mine"
 
 
 def test_a_compiler_without_headers_is_none(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ GOOD = {
     "versions": {"numpy": "2.4.6", "torch": "2.13.0"},
     "cuda": {"torch": "13.0"},
 }
-CUDA = cuda.Cuda(cuda.Found("13.0", Path("/cuda")), cuda.Found("2.32", Path("/nccl")))
+CUDA = cuda.Cuda(cuda.Installed("13.0", Path("/cuda")), cuda.Installed("2.32", Path("/nccl")))
 
 
 @pytest.fixture

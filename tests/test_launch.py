@@ -18,7 +18,7 @@ from hvdkit.launch.agent.reports import SHARED
 from hvdkit.launch.agent_command import AgentCommand
 from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.hosts import Host
-from hvdkit.launch.job import Elastic, prepare
+from hvdkit.launch.job import ElasticBounds, prepare
 from hvdkit.launch.supervise import supervise
 
 pytestmark = pytest.mark.timeout(300)
@@ -330,7 +330,7 @@ def test_a_host_that_does_not_see_the_folder_starts_no_rank(tmp_path: Path, mark
 
 def test_where_all_ranks_run_here_nothing_is_asked(tmp_path: Path) -> None:
     assert job(tmp_path, "").mark is None
-    assert replace(job(tmp_path, ""), elastic=Elastic(1, 2)).mark is not None, "hosts may come"
+    assert replace(job(tmp_path, ""), elastic=ElasticBounds(1, 2)).mark is not None, "hosts may come"
 
 
 def test_requests_that_cannot_be_met(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_the_wheel_key_changes_with_each_thing_that_matters(monkeypatch: pytest.
     for versions in ({"torch": "2.13.0"}, TORCH | {"tensorflow": "2.21.0"}):
         assert wheel.key(wheel.wheel_ingredients(Target(Path(sys.executable), versions))) not in seen
     for version in ("13.0", "13.1"):
-        found = cuda.Found(version, Path("/cuda"))
+        found = cuda.Installed(version, Path("/cuda"))
         monkeypatch.setattr(cuda, "find", lambda python=None, found=found: cuda.Cuda(found, found))
         on_gpu = wheel.key(wheel.wheel_ingredients(Target(Path(sys.executable), TORCH, gpu=True)))
         assert on_gpu not in seen, "the key is the same with another CUDA"
@@ -178,7 +178,7 @@ def test_pips_cuda_is_linked_from_its_lib(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.delenv("LIBRARY_PATH", raising=False)
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libcudart_static.a").touch()
-    here = cuda.Cuda(cuda.Found("13.0", tmp_path), cuda.Found("2.27", Path("/nccl")))
+    here = cuda.Cuda(cuda.Installed("13.0", tmp_path), cuda.Installed("2.27", Path("/nccl")))
     monkeypatch.setattr(cuda, "find", lambda python=None: here)
     target = Target(PYTHON, TORCH, gpu=True)
     assert wheel.build_environment(target, Path("/tools"))["LIBRARY_PATH"] == f"{tmp_path}/lib"
@@ -189,7 +189,7 @@ def test_pips_cuda_is_linked_from_its_lib(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_a_gpu_build_takes_nccl_for_all_and_never_beside_a_single_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvcc, nccl = cuda.Found("13.0", Path("/cuda")), cuda.Found("2.27", Path("/nccl"))
+    nvcc, nccl = cuda.Installed("13.0", Path("/cuda")), cuda.Installed("2.27", Path("/nccl"))
     monkeypatch.setattr(cuda, "find", lambda python=None: cuda.Cuda(nvcc, nccl))
     monkeypatch.setenv("HOROVOD_GPU_ALLREDUCE", "NCCL")
     built_with = wheel.build_environment(Target(PYTHON, TORCH, gpu=True), Path("/tools"))

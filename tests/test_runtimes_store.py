@@ -151,7 +151,7 @@ def test_gpu_without_cuda_and_nccl_names_both(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_cuda_and_nccl_are_taken_where_they_fit_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvcc, nccl = cuda.Found("13.0", Path("/cuda")), cuda.Found("2.27", Path("/nccl"))
+    nvcc, nccl = cuda.Installed("13.0", Path("/cuda")), cuda.Installed("2.27", Path("/nccl"))
     monkeypatch.setattr(cuda, "find", lambda python=None: cuda.Cuda(nvcc, nccl))
     assert machine.decide_gpu("pytorch", None) is True
     assert machine.decide_gpu("pytorch", False) is False
@@ -169,7 +169,7 @@ def test_what_was_built_for_the_cpu_stays_where_cuda_comes_later(
 ) -> None:
     runtime = _runtime("pytorch", key=build.current_key("pytorch", gpu=False))
     store.save(runtime)
-    found = cuda.Found("13.0", Path("/cuda"))
+    found = cuda.Installed("13.0", Path("/cuda"))
     monkeypatch.setattr(cuda, "find", lambda python=None: cuda.Cuda(found, found))
     monkeypatch.setattr(machine, "require", lambda names: pytest.fail(f"a build of {list(names)} was begun"))
     build.build(["pytorch"], None, Console())

@@ -9,11 +9,11 @@ import pytest
 
 from hvdkit.heartbeat import DISK
 from hvdkit.launch import supervise
-from hvdkit.launch.agent.stalls import VARIABLE, StallReader, without
+from hvdkit.launch.agent.output import VARIABLE, OutputReader, without
 from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.diagnosis.stalls import shown
 from hvdkit.launch.hosts import Host
-from hvdkit.launch.job import HANG_SHARE, STACKS, Elastic, Job
+from hvdkit.launch.job import HANG_SHARE, STACKS, ElasticBounds, Job
 from hvdkit.launch.launchers import elastic
 
 PRINTED = b"""step 7
@@ -30,13 +30,13 @@ NAMES = {1: ["allreduce.a", "allreduce.b[0]", "allreduce.c"], 2: ["allreduce.a"]
 
 @pytest.mark.parametrize("size", [1, 7, 64, 10_000])
 def test_what_horovod_prints_is_found_however_it_is_cut(size: int) -> None:
-    reader = StallReader()
+    reader = OutputReader()
     found = [reader.read(PRINTED[start : start + size]) for start in range(0, len(PRINTED), size)]
     assert [each for each in found if each][-1] == NAMES
 
 
 def test_lines_for_the_user_are_found_and_bounded() -> None:
-    reader = StallReader()
+    reader = OutputReader()
     assert list(reader.events(b"step 7\nhvdkit: rank 0 waits for the")) == []
     assert list(reader.events(b" disk\nshvdkit: x\n")) == [("said", {"text": "rank 0 waits for the disk"})]
     assert list(reader.events(PRINTED)) == [("stalled", {"missing": NAMES})]
@@ -45,7 +45,7 @@ def test_lines_for_the_user_are_found_and_bounded() -> None:
 
 
 def test_other_output_says_nothing_and_takes_no_memory() -> None:
-    reader = StallReader()
+    reader = OutputReader()
     assert reader.read(b"1: [allreduce.a]\n\xff\xfe") is None
     for _ in range(100):
         assert reader.read(b"." * 65536) is None
@@ -203,7 +203,9 @@ def test_an_elastic_run_names_it_before_it_ends_the_rank(
     """The others go on without the rank, so this is no error."""
     killed: list[str] = []
     monkeypatch.setattr(elastic._Workers, "_kill", lambda _, *names: killed.extend(names))
-    job = Job(Path("python"), [], 2, [Host("localhost", 2)], {}, tmp_path, stall_timeout_s=1e-9, elastic=Elastic(1, 2))
+    job = Job(
+        Path("python"), [], 2, [Host("localhost", 2)], {}, tmp_path, stall_timeout_s=1e-9, elastic=ElasticBounds(1, 2)
+    )
     workers = elastic._Workers(job)
     for rank in range(2):
         report = {"rank": rank, "name": f"worker-localhost-{rank}", "host": "localhost", "clock": 1.0}

@@ -26,7 +26,7 @@ from hvdkit.defaults import FRAMEWORK
 from hvdkit.errors import Faults, HvdkitError, RunError
 from hvdkit.files import open_regular
 from hvdkit.launch.diagnosis.exits import RankFailure
-from hvdkit.launch.job import Elastic, Job
+from hvdkit.launch.job import ElasticBounds, Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe.schema import OwnModel, Recipe
@@ -179,7 +179,7 @@ def launch(
         stall_timeout_s=placement.stall_timeout_s,
         preemption_grace_s=preemption_grace_s,
         reports_done=True,
-        elastic=Elastic(bounds.min_np, bounds.max_np, placement.discovery) if bounds else None,
+        elastic=ElasticBounds(bounds.min_np, bounds.max_np, placement.discovery) if bounds else None,
     )
     try:
         LAUNCHERS[placement.launcher].run(job, on_tick)

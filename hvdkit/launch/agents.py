@@ -19,7 +19,7 @@ from hvdkit.launch.diagnosis import exits
 from hvdkit.launch.diagnosis.hangs import Hang
 from hvdkit.launch.diagnosis.stalls import Stall
 from hvdkit.launch.job import MARK, SETTLE_SHARE, Job, Tick
-from hvdkit.launch.streams import Stream, Streams
+from hvdkit.launch.streams import AgentStream, Streams
 from hvdkit.launch.termination import caught_signals
 
 _TICK_S = 0.1
@@ -111,7 +111,7 @@ class Agents:
         os.set_blocking(process.stdout.fileno(), False)
         self._processes.append(process)
         name = None if command.rank is None else f"rank-{command.rank}"
-        self._streams.add(process.stdout, Stream(process, name=name))
+        self._streams.add(process.stdout, AgentStream(process, name=name))
 
     @property
     def running(self) -> bool:
@@ -205,7 +205,7 @@ class Agents:
             else:
                 self._take_in(stream, report, received)
 
-    def _take_in(self, stream: Stream, report: dict[str, Any], received: float) -> None:
+    def _take_in(self, stream: AgentStream, report: dict[str, Any], received: float) -> None:
         """One report of an agent."""
         name, event = report["name"], report["event"]
         self._clocks.note(name, report["clock"], report.get("boot"), received)
@@ -223,7 +223,7 @@ class Agents:
                     stream.name = name
             self.note(report, received)
 
-    def _note_lost_agent(self, stream: Stream) -> None:
+    def _note_lost_agent(self, stream: AgentStream) -> None:
         """A stream has ended: an agent that has not reported the end of its rank was killed, and the rank with it."""
         name = stream.name
         if name is None or name in self.ends or name not in self._ranks:
@@ -253,7 +253,7 @@ class Agents:
             "seconds": None if seconds is None else round(seconds, 3),
             "failed_at": self._clocks.here(report["name"], report["failed_at"]),
             "reported_at": received,
-            "record": exits.Record.read(report.get("failure")),
+            "record": exits.FailureRecord.read(report.get("failure")),
         }
         return exits.RankEnd(**known | read)
 

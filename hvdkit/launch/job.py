@@ -12,7 +12,7 @@ from pathlib import Path
 from hvdkit.errors import RequestError
 from hvdkit.files import closed_to_writes
 from hvdkit.heartbeat import STOP
-from hvdkit.launch.agent import stalls
+from hvdkit.launch.agent import output
 from hvdkit.launch.agent.reports import REPORTS_DONE, SHARED
 from hvdkit.launch.hosts import Host, place
 from hvdkit.launch.slots import Slot
@@ -31,7 +31,7 @@ HANG_SHARE, SETTLE_SHARE = 0.85, 0.1
 
 
 @dataclass(frozen=True)
-class Elastic:
+class ElasticBounds:
     """From how many to how many ranks the job may have, and the program that prints host:slots a line at any time.
 
     Without such a program the hosts are the job's.
@@ -70,7 +70,7 @@ class Job:
     settle_s: float = 10.0
     grace_s: float = GRACE_S
     preemption_grace_s: float = 0.0
-    elastic: Elastic | None = None
+    elastic: ElasticBounds | None = None
     secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     reports_done: bool = False
     nonce: str = field(default_factory=lambda: secrets.token_hex(8), repr=False)
@@ -119,7 +119,7 @@ class Job:
         """Horovod names the ranks that do not join a collective before the agents report the others as hanging."""
         if not self.stall_timeout_s:
             return {}
-        return {stalls.VARIABLE: str(max(1, int(HANG_SHARE * self.stall_timeout_s / (stalls.CHECKS + 2))))}
+        return {output.VARIABLE: str(max(1, int(HANG_SHARE * self.stall_timeout_s / (output.CHECKS + 2))))}
 
 
 def prepare(job: Job) -> None:

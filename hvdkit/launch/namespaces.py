@@ -16,7 +16,7 @@ FOLDER = Path("/run/netns")  # of iproute2
 
 
 @dataclass(frozen=True)
-class Place:
+class Network:
     """The network of a rank: an interface, its IPv4 address, and the command prefix that enters its namespace."""
 
     interface: str
@@ -38,13 +38,13 @@ def check(hosts: Iterable[Host], launcher: str, elastic: bool = False) -> None:
     places(every)
 
 
-def places(hosts: Iterable[Host]) -> dict[str, Place]:
+def places(hosts: Iterable[Host]) -> dict[str, Network]:
     """A place for each host by name; all are namespaces.
 
     Raises RequestError, naming each, where there is no such namespace, it cannot be entered, or none of its interfaces
     has an address and is up.
     """
-    by_host: dict[str, Place] = {}
+    by_host: dict[str, Network] = {}
     faults = Faults()
     for host in hosts:
         with faults.collected():
@@ -53,7 +53,7 @@ def places(hosts: Iterable[Host]) -> dict[str, Place]:
     return by_host
 
 
-def _place(name: str) -> Place:
+def _place(name: str) -> Network:
     where = f"-H: netns:{name}:"
     if not (FOLDER / name).exists():
         there = sorted(path.name for path in FOLDER.iterdir()) if FOLDER.is_dir() else []
@@ -74,5 +74,5 @@ def _place(name: str) -> Place:
         raise RequestError(f"{where} cannot be entered ({said}); root may, or who owns it")
     for link in json.loads(done.stdout or "[]"):
         for address in link.get("addr_info", []):
-            return Place(link["ifname"], address["local"], enter)
+            return Network(link["ifname"], address["local"], enter)
     raise RequestError(f"{where} expected an interface that is up and has an IPv4 address")

@@ -20,7 +20,7 @@ _LONGEST_LINE = 2**20  # bytes of a report, and more than any has
 
 
 @dataclass
-class Stream:
+class AgentStream:
     """What one agent reports: on the standard output of its `process`, or over a `connection`.
 
     `name` is that of the rank's files; None for a program that starts ranks, and until an agent that has connected
@@ -39,7 +39,7 @@ class Streams:
     def __init__(self, listener: Listener | None) -> None:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
-        self._open: list[Stream] = []
+        self._open: list[AgentStream] = []
         if listener is not None:
             self._selector.register(listener, selectors.EVENT_READ)
 
@@ -48,19 +48,19 @@ class Streams:
         """Whether an agent is still connected."""
         return bool(self._open)
 
-    def add(self, source: Any, stream: Stream) -> None:
+    def add(self, source: Any, stream: AgentStream) -> None:
         """Read from an agent: `source` is its pipe or its socket."""
         self._open.append(stream)
         self._selector.register(source, selectors.EVENT_READ, stream)
 
-    def read(self, timeout_s: float) -> Iterator[tuple[Stream, dict[str, Any] | None, float]]:
+    def read(self, timeout_s: float) -> Iterator[tuple[AgentStream, dict[str, Any] | None, float]]:
         """What comes within this time: each report with its stream, and when it came by the monotonic clock.
 
         The report is None where the stream has ended.
         """
         for key, _ in self._selector.select(timeout_s):
             received = time.monotonic()
-            stream: Stream | None = key.data
+            stream: AgentStream | None = key.data
             if stream is None:  # the listener
                 continue
             try:
@@ -82,7 +82,7 @@ class Streams:
                     stream.connection.close()
         for connection in () if self._listener is None else self._listener.admit():
             notice_loss(connection)
-            self.add(connection, Stream(connection=connection))
+            self.add(connection, AgentStream(connection=connection))
 
     def send(self, line: str) -> None:
         """Send a line to the agents that are connected over TCP."""

@@ -39,7 +39,7 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Found:
+class Installed:
     """A tool or library: its version, and its folder."""
 
     version: str
@@ -58,10 +58,10 @@ class Cuda:
     `misnamed` are variables such as CUDA_HOME that name a folder which does not have what they stand for.
     """
 
-    nvcc: Found | None
-    nccl: Found | None
+    nvcc: Installed | None
+    nccl: Installed | None
     bare_nccl: Path | None = None
-    cudnn: Found | None = None
+    cudnn: Installed | None = None
     misnamed: tuple[str, ...] = ()
 
     def missing(self, nccl: bool = True) -> list[Missing]:
@@ -113,7 +113,7 @@ def packages(python: Path | None) -> list[Path]:
     return [folder for entry in path.splitlines() if entry and (folder := Path(entry) / "nvidia").is_dir()]
 
 
-def _nvcc(python: Path | None, packages: Iterable[Path]) -> Found | None:
+def _nvcc(python: Path | None, packages: Iterable[Path]) -> Installed | None:
     homes = [*(home for _, home in _named(*_CUDA_VARIABLES)), *_prefix(python)]
     homes += [home for folder in packages for name in ("cu1*", "cuda_nvcc") for home in sorted(folder.glob(name))]
     candidates = [home / "bin" / "nvcc" for home in homes]
@@ -122,7 +122,7 @@ def _nvcc(python: Path | None, packages: Iterable[Path]) -> Found | None:
     return next(filter(None, map(_compiler, candidates)), None)
 
 
-def _compiler(candidate: Path) -> Found | None:
+def _compiler(candidate: Path) -> Installed | None:
     """The toolkit of an nvcc."""
     if not candidate.is_file():
         return None
@@ -132,13 +132,13 @@ def _compiler(candidate: Path) -> Found | None:
     homes = [candidate.parent.parent, *([Path(os.path.normpath(top[1].strip()))] if top else [])]
     for home in homes:
         if match and _first(home, ("include", "targets/*/include"), ("cuda_runtime.h",)):
-            return Found(match[1], home)
+            return Installed(match[1], home)
     return None
 
 
 def _library(
     name: str, header: str, variables: tuple[str, ...], python: Path | None, packages: Iterable[Path]
-) -> tuple[Found | None, Path | None]:
+) -> tuple[Installed | None, Path | None]:
     """The library with its header, and the first library that was found without it."""
     homes = [*(home for _, home in _named(*variables)), *_prefix(python)]
     homes += [*(folder / name for folder in packages), *map(Path, _LIBRARY_HOMES)]
@@ -150,7 +150,7 @@ def _library(
         if library and text:
             define = rf"#define {name.upper()}_(?:MAJOR|MINOR|PATCH|PATCHLEVEL)\s+(\d+)"
             numbers = re.findall(define, text.read_text(errors="replace"))
-            return Found(".".join(numbers) or "unknown", home), None
+            return Installed(".".join(numbers) or "unknown", home), None
         bare = bare or library
     return None, bare
 

@@ -174,7 +174,7 @@ def _machine() -> dict[str, str]:
     }
 
 
-def _library(cuda_: cuda.Found | None) -> str:
+def _library(cuda_: cuda.Installed | None) -> str:
     return f"{cuda_.version} ({cuda_.home})" if cuda_ else "none outside the runtimes; frameworks' GPU packages have it"
 
 

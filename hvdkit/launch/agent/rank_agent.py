@@ -7,7 +7,7 @@ Every rank has an agent as its parent, on the host where the rank runs. The agen
 - reports on its standard output, which leads to the launcher (`MARK` + JSON, one line each), that the rank has started,
   how it ended, with the record that it may have left in FOLDER/rank-<r>.failure.json, and that no process is left;
 - reports too when the rank has made no progress for HANG_S seconds (watchdog.py; 0: never) and when it continues, that
-  its host's network interface is down (link_monitor.py), or which ranks did not join a collective (stalls.py);
+  its host's network interface is down (link_monitor.py), or which ranks did not join a collective (output.py);
 - reports a rank that ends with status 0 before it has said that its work is done, and ends with status 1 itself;
 - ends the rank on SIGTERM, as soon as nobody reads its standard output any more (the launcher was killed, the ssh
   connection broke), and where the launcher's machine is lost (link_monitor.py): SIGTERM to its process group, SIGKILL
@@ -51,11 +51,11 @@ if not __package__:
     sys.path.append(str(Path(__file__).resolve().parents[3]))
 
 from hvdkit.launch.agent.link_monitor import LauncherWatch, LinkMonitor
+from hvdkit.launch.agent.output import OutputReader
 from hvdkit.launch.agent.process_tree import descendants, kill, oom_kills, trackers
 from hvdkit.launch.agent.reports import MARK, REPORTS_DONE, SHARED, Reports, read_failure, write_line
 from hvdkit.launch.agent.scratch import Scratch, remove_segments
 from hvdkit.launch.agent.shell_rank import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, exit_status, prctl, step_aside
-from hvdkit.launch.agent.stalls import StallReader
 from hvdkit.launch.agent.watchdog import Watchdog
 
 TAIL_BYTES = 8192
@@ -111,7 +111,7 @@ class RankAgent:
         self.look_at = 0.0
         self.link = LinkMonitor(None if reports.rank is None else os.environ.get("HOROVOD_GLOO_IFACE"))
         self.launcher = LauncherWatch(os.environ if role == "shell-rank" else {})
-        self.stalls = StallReader()
+        self.reader = OutputReader()
         self.frozen = False
         self.activity: dict[str, Any] | None = None  # of the rank, when it was asked to end
         self.connected = stat.S_ISSOCK(os.fstat(1).st_mode)  # to the launcher
@@ -365,7 +365,7 @@ class RankAgent:
             if self.reports.rank is None:
                 data = self._pass_on_reports(data)
             else:
-                for event, facts in self.stalls.events(data):
+                for event, facts in self.reader.events(data):
                     self.reports.send(event, **facts)
             self._keep(data)
 

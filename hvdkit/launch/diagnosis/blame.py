@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from hvdkit.errors import HvdkitError, RequestError
-from hvdkit.launch.diagnosis.exits import Cause, RankEnd, Record, rank_failure
+from hvdkit.launch.diagnosis.exits import Cause, FailureRecord, RankEnd, rank_failure
 from hvdkit.launch.job import Job
 
 # What signals mean that hvdkit does not send.
@@ -115,7 +115,7 @@ def _how(end: RankEnd) -> str:
     return how
 
 
-def _remedy(record: Record) -> str:
+def _remedy(record: FailureRecord) -> str:
     """What to do about a failure that the rank has recorded, as far as that shows."""
     return f"; {_LESS_MEMORY}" if _OUT_OF_MEMORY.search(record.message) else ""
 

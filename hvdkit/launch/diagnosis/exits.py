@@ -14,7 +14,7 @@ from typing import Any
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
 from hvdkit.heartbeat import LOST_A_PEER, SAID_BY_HOROVOD
-from hvdkit.launch.agent import stalls
+from hvdkit.launch.agent import output
 from hvdkit.launch.job import Job
 
 _TAIL_LINES = 15
@@ -46,7 +46,7 @@ class Terminated(RunError):
 
 
 @dataclass(frozen=True)
-class Record:
+class FailureRecord:
     """What a rank wrote about its own failure. `kind` is request, error or communication (a peer was lost)."""
 
     kind: str
@@ -54,7 +54,7 @@ class Record:
     step: int | None
 
     @classmethod
-    def read(cls, record: Any) -> Record | None:
+    def read(cls, record: Any) -> FailureRecord | None:
         """The record in an agent's report; None where there is none, or none that can be read."""
         if not isinstance(record, dict) or record.get("kind") not in ("request", "error", "communication"):
             return None
@@ -99,7 +99,7 @@ class RankEnd:
     seconds: float | None = None
     failed_at: float = float("inf")
     reported_at: float = float("-inf")  # to the launcher
-    record: Record | None = None
+    record: FailureRecord | None = None
     tail: str = ""
     log_error: str | None = None
     name: str = ""  # of its files; rank-<r> where it is empty
@@ -164,7 +164,7 @@ def shown_tail(log: str, tail: str) -> str:
 
     At most 15 lines of 400 characters. A crash is shown from its beginning, as Python prints the innermost call first.
     """
-    said = stalls.without(tail).rstrip()
+    said = output.without(tail).rstrip()
     lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in said.split("\n")]
     crash = next((index for index, line in enumerate(lines) if line.startswith(_CRASH)), len(lines) - _TAIL_LINES)
     lines = lines[max(0, crash) :][:_TAIL_LINES]

@@ -1,4 +1,4 @@
-"""Collectives that only some ranks entered, as Horovod's stall inspector reports them (agent/stalls.py)."""
+"""Collectives that only some ranks entered, as Horovod's stall inspector reports them (agent/output.py)."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ from hvdkit.launch import namespaces
 from hvdkit.launch.agent_command import AgentCommand, agent_command
 from hvdkit.launch.hosts import Host, check_here, parse_hosts
 from hvdkit.launch.job import Job, Tick, prepare
-from hvdkit.launch.namespaces import Place
+from hvdkit.launch.namespaces import Network
 from hvdkit.launch.serve import rendezvous
 from hvdkit.launch.slots import horovod_environment
 from hvdkit.launch.supervise import supervise
 
 # Ranks on this machine use the loopback interface, whatever the host's name resolves to.
-_HERE = Place("lo", "127.0.0.1")
+_HERE = Network("lo", "127.0.0.1")
 
 
 def hosts(option: str | None, np: int) -> list[Host]:
@@ -48,7 +48,7 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
         supervise(job, commands, on_tick)
 
 
-def _places(job: Job) -> dict[str, Place]:
+def _places(job: Job) -> dict[str, Network]:
     """The network interface of each host's ranks, by the host's name. Raises RequestError."""
     check_here(job.hosts, job.np)
     if not any(host.namespace for host in job.hosts):
@@ -56,5 +56,5 @@ def _places(job: Job) -> dict[str, Place]:
     return namespaces.places(job.hosts)
 
 
-def _environment(job: Job, place: Place) -> dict[str, str]:
+def _environment(job: Job, place: Network) -> dict[str, str]:
     return {"NCCL_SOCKET_IFNAME": place.interface, **job.base_environment(), "HVDKIT_LAUNCHER": "direct"}

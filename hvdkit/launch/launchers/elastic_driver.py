@@ -40,7 +40,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 
 from hvdkit.launch.agent.reports import Reports
 from hvdkit.launch.agent.task import VARIABLE
-from hvdkit.launch.launchers.elastic_places import Cluster, Local
+from hvdkit.launch.launchers.elastic_places import ClusterPlaces, Local
 from hvdkit.launch.launchers.elastic_rounds import Place, Rounds, Worker
 from hvdkit.launch.slots import Slot, horovod_environment
 
@@ -53,7 +53,7 @@ _LEAVE_S = 10.0  # for the other workers to end, once one has succeeded
 Start = Callable[[Slot, list[threading.Event]], "tuple[int, float]"]
 
 
-class Driver:
+class ElasticDriver:
     """Takes the place of Horovod's ElasticDriver, in horovodrun too: the public methods and `timeout` are its.
 
     `discovery` finds the places. With `rename`, a worker that is started where another was lost gets a host's name of
@@ -228,7 +228,7 @@ class Driver:
 _NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 
 
-def create_rendezvous_handler(driver: Driver) -> type[RendezvousHandler]:
+def create_rendezvous_handler(driver: ElasticDriver) -> type[RendezvousHandler]:
     """The handler of Horovod's rendezvous that answers workers too."""
 
     class Handler(RendezvousHandler):
@@ -253,7 +253,7 @@ def create_rendezvous_handler(driver: Driver) -> type[RendezvousHandler]:
     return Handler
 
 
-class Rendezvous(RendezvousHTTPServer):
+class ElasticRendezvous(RendezvousHTTPServer):
     """Horovod's server, at an address of one's own."""
 
     def __init__(self, address: str) -> None:
@@ -264,10 +264,10 @@ def main() -> None:
     """Run workers until training is done."""
     settings, command = json.loads(sys.argv[1]), sys.argv[2:]
     cluster = settings["cluster"]
-    places = Cluster(command) if cluster else Local(settings, command)
+    places = ClusterPlaces(command) if cluster else Local(settings, command)
     ways = json.loads(os.environ[VARIABLE])["addresses"] if cluster else [places.address]
-    server = Rendezvous(ways[0] if len(ways) == 1 else "0.0.0.0")
-    driver = Driver(server, places, settings["min_np"], settings["max_np"], rename=not cluster)
+    server = ElasticRendezvous(ways[0] if len(ways) == 1 else "0.0.0.0")
+    driver = ElasticDriver(server, places, settings["min_np"], settings["max_np"], rename=not cluster)
     server.RequestHandlerClass = create_rendezvous_handler(driver)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     port = server.server_address[1]

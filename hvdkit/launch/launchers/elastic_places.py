@@ -96,7 +96,7 @@ class Local(Places):
             return {"CUDA_VISIBLE_DEVICES": str(self.gpus[name])}
 
 
-class Cluster(Places):
+class ClusterPlaces(Places):
     """Places that a program of a cluster offers (ray_places.py), which starts a worker in each that it is asked for.
 
     They speak in lines of JSON. The program prints {"places": [NAME, …]} when they change, and {"ended": NAME,

@@ -28,7 +28,7 @@ def main() -> None:
     """Run horovodrun to its end."""
     sys.argv[0] = "horovodrun"
     launch.gloo_built = lambda verbose=False: True
-    gloo_run.ElasticDriver = elastic_driver.Driver
+    gloo_run.ElasticDriver = elastic_driver.ElasticDriver
     gloo_run.create_rendezvous_handler = elastic_driver.create_rendezvous_handler
     HostDiscoveryScript.find_available_hosts_and_slots = _hosts
     sys.exit(launch.run_commandline())

@@ -42,7 +42,7 @@ _KILLED = 143  # the status of a worker whose actor is gone
 
 
 @dataclass
-class Place:
+class RankActor:
     """An actor on a node. `gpus` is None until it runs; `worker` is what Ray has of its command's result."""
 
     name: str
@@ -60,7 +60,7 @@ class Pool:
 
     def __init__(self, most: int, environment: dict[str, str], command: list[str], driver: TextIO) -> None:
         self.most, self.environment, self.command, self.driver = most, environment, command, driver
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, RankActor] = {}
         self.offered: list[str] | None = None
         self.made = 0
         self.failures: Counter[str] = Counter()  # by node
@@ -118,7 +118,7 @@ class Pool:
             elif place.gpus is None and time.monotonic() > place.asked_at + PLACE_S:  # others were faster
                 self._forget(place)
 
-    def _end(self, place: Place) -> None:
+    def _end(self, place: RankActor) -> None:
         status, said = ray_nodes.ended(place.worker)
         place.done = status == 0
         if status is None and not self._answers(place.node):
@@ -146,7 +146,7 @@ class Pool:
             if place.worker is not None:
                 self._say(ended=place.name, status=_KILLED)
 
-    def _forget(self, place: Place) -> None:
+    def _forget(self, place: RankActor) -> None:
         ray.kill(place.actor)
         del self.places[place.name]
 
@@ -174,7 +174,7 @@ class Pool:
             for _ in range(min(node["slots"] - waiting - rest, self.most - len(self.places))):
                 self.made += 1
                 actor = ray_nodes.actor(node["kind"], NodeAffinitySchedulingStrategy(number, soft=False))
-                new = Place(f"{node['name']}_{self.made}", number, actor, actor.gpus.remote(), now)
+                new = RankActor(f"{node['name']}_{self.made}", number, actor, actor.gpus.remote(), now)
                 self.places[new.name] = new
 
     def _offer(self) -> None:

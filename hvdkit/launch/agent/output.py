@@ -30,7 +30,7 @@ _LONGEST_LINE = 65536  # characters
 _MOST_SAID, _LONGEST_SAID = 500, 1000  # lines for the user of one rank, and characters of one
 
 
-class StallReader:
+class OutputReader:
     """Finds the inspector's messages in a rank's output, and lines for the user."""
 
     def __init__(self) -> None:
