@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from functools import cached_property
 from importlib import import_module
 from types import ModuleType
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from hvdkit.cli.options import App, Command
+from hvdkit.cli.options import App, Command, show
 from hvdkit.errors import Faults, RequestError
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
     from hvdkit.commands.request import Option, Request
 
-_WIDTH = 160  # characters of a table where there is no terminal
 _DRY_RUN = typer.Option("--dry-run", help="show what would be started, and start and write nothing")
 _JSON = typer.Option("--json", help="with --dry-run: as JSON")
 
@@ -169,17 +167,3 @@ def _completion(place: str | None) -> Callable[[str], list[str]] | None:
         return list(known(incomplete) if callable(known) else known)
 
     return complete
-
-
-def show(lines: Iterable[Any]) -> None:
-    """Print lines, and tables as wide as the terminal, or _WIDTH characters without one."""
-    console = None
-    for line in lines:
-        if isinstance(line, str):
-            typer.echo(line)
-            continue
-        if console is None:
-            from rich.console import Console
-
-            console = Console(width=None if sys.stdout.isatty() else _WIDTH)
-        console.print(line)

@@ -14,8 +14,9 @@ from typer.core import TyperCommand, TyperGroup
 from hvdkit.errors import RequestError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    pass
 
+_WIDTH = 160  # characters of a table where there is no terminal
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace the results of an earlier run in the folder")]
 
 
@@ -98,10 +99,15 @@ def _of_value(error: Any, given: Sequence[str]) -> str:
     return f"{name}: {why}" if value is None else f"{name} {value}: {why}"
 
 
-def show(tables: Iterable[Table], width: int) -> None:
-    """Print tables, as wide as the terminal, or `width` characters without one."""
-    from rich.console import Console
+def show(lines: Iterable[Any]) -> None:
+    """Print lines, and tables as wide as the terminal, or _WIDTH characters without one."""
+    console = None
+    for line in lines:
+        if isinstance(line, str):
+            typer.echo(line)
+            continue
+        if console is None:
+            from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else width)
-    for table in tables:
-        console.print(table)
+            console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+        console.print(line)

@@ -66,8 +66,8 @@ def _hosts(hosts: list[Host], interface: str | None, out: Path | None, overwrite
         Console(stderr=True).status(f"examining {len(hosts)} hosts"),
     ):
         report = doctor_.examine(hosts, interface, folder)
-    show([terminal(table(report), "hosts, and how the one before each reaches it")], 160)
-    typer.echo("\n".join([*lines(report), f"written to {report.folder / doctor_.FILE}"]))
+    hosts_table = terminal(table(report), "hosts, and how the one before each reaches it")
+    show([hosts_table, *lines(report), f"written to {report.folder / doctor_.FILE}"])
     return report.exit_status
 
 

@@ -3,7 +3,9 @@ Python function, with their types, ranges, defaults and help.
 
 A command is a module of this room, with `run(request: SomeRequest) -> Result` and `lines(request, result)`, which
 yields what people read: lines and tables. It may have `status(result)`, the exit status of the command where a result
-can be a bad one, and `preview(request)`, what would be started. `COMMANDS` names them; `function` and
+can be a bad one; `returned(result)`, what the Python function returns in place of the result; `preview(request)`, what
+would be started; and `INSTEAD`, a command that has no name of its own on the command line: it is this one with its
+options. `COMMANDS` names them; `function` and
 `hvdkit/cli/generated.py` make the two interfaces of them.
 """
 
@@ -101,7 +103,8 @@ class Request(BaseModel):
         try:
             return cls(**values, typed=typed)
         except ValidationError as error:
-            raise RequestError("\n".join(_fault(cls, fault) for fault in error.errors(include_url=False))) from None
+            lines = dict.fromkeys(_fault(cls, fault) for fault in error.errors(include_url=False))
+            raise RequestError("\n".join(lines)) from None
 
     @classmethod
     def declared(cls) -> dict[str, tuple[FieldInfo, Option]]:
@@ -179,8 +182,7 @@ def plain(info: FieldInfo) -> Any:
     accepts = _only(info, Accepts, None)
     kind: Any = accepts.typed if accepts and accepts.typed else info.annotation
     if get_origin(kind) in (Union, types.UnionType):
-        others = [one for one in get_args(kind) if one is not type(None)]
-        kind = others[0]
+        kind = next(one for one in get_args(kind) if one is not type(None))
     return type(get_args(kind)[0]) if get_origin(kind) is Literal else kind
 
 
@@ -202,7 +204,7 @@ def _converted(name: str, info: FieldInfo, value: Any) -> Any:
         return accepts.convert(name, value)
     kind = plain(info)
     if get_origin(kind) is not list:
-        return _one(kind, value)
+        return dict(value) if isinstance(value, Mapping) else _one(kind, value)
     value = value.tolist() if hasattr(value, "tolist") else value
     several = isinstance(value, Iterable) and not isinstance(value, str | bytes)
     return [_one(get_args(kind)[0], item) for item in (value if several else [value])]
@@ -244,7 +246,8 @@ def _fault(kind: type[Request], fault: Any) -> str:
         accepts = _only(info, Accepts, None)
         expected = accepts.expected if accepts else _ACCEPTED[plain(info)][1]
         return f"{name}: expected {expected}, got {value!r}"
-    shown = f"{value:g}" if isinstance(value, float) else value
+    shown = f"{value:g}" if isinstance(value, float) else str(value)
+    shown = shown if shown.isprintable() else repr(value)
     given = shown if isinstance(option, Argument) else f"{option.option(name)} {shown}"
     return f"{given}: expected {expected}"
 
