@@ -149,8 +149,7 @@ class SubmitRequest(Request):
 def run(request: SubmitRequest) -> Submitted:
     """Write the job, and hand it over where that is asked for. Raises RequestError."""
     wanted = _resources(request)
-    job = _for_slurm(request, wanted) if request.to == "slurm" else _for_kubernetes(request, wanted)
-    return write(job, request.apply)
+    return _write((_for_slurm if request.to == "slurm" else _for_kubernetes)(request, wanted), request.apply)
 
 
 def lines(request: SubmitRequest, result: Submitted) -> Iterator[str]:
@@ -180,39 +179,6 @@ def _resources(request: SubmitRequest) -> dict[str, Any]:
     return {**(request.resources or {}), **resources, "tasks": request.np}
 
 
-def _for_kubernetes(request: SubmitRequest, wanted: dict[str, Any]) -> Submission:
-    if missing := [f"--{name}" for name in ("image", "results") if name not in wanted]:
-        raise RequestError(f"{', '.join(missing)}: expected with --to kubernetes (docs/kubernetes.md)")
-    recipe = loaded(request)
-    name = wanted.get("name") or kubernetes.default_name(recipe.name, time.strftime("%m%d-%H%M%S"))
-    pods = _built(Pods, {**wanted, "name": name})
-    # A faulty name is refused by its own line, and is no file's name before.
-    file = request.out or Path("runs") / f"{Path(pods.name).name}.yaml"
-    return to_kubernetes(recipe, request.framework, pods, request.rival, file, request.overwrite, request.template)
-
-
-def _for_slurm(request: SubmitRequest, wanted: dict[str, Any]) -> Submission:
-    grid = request.array or {}
-    for key, values in grid.items():
-        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise RequestError(f"--array {key}: expected a list of values, got {values!r}")
-    if twice := [word for word in request.overrides or [] if word.partition("=")[0] in grid]:
-        raise RequestError(f"{', '.join(twice)}: --array gives this key's values; leave one of the two out")
-    if (count := math.prod(map(len, grid.values()))) > sbatch.MOST_TASKS:
-        raise RequestError(f"--array: expected at most {sbatch.MOST_TASKS:,} tasks, got {count:,}")
-    chosen = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    words = [texts("array", combination) for combination in chosen]
-    recipes = {" ".join(changes): loaded(request, extra=changes) for changes in words}
-    if len(recipes) < count:
-        raise RequestError("--array: expected each value of a key once, as equal tasks train the same")
-    target = request.run or paths.default_out(next(iter(recipes.values())).name, "train")
-    script = request.out or target.with_name(f"{target.name}.sbatch")
-    resources = _built(Resources, wanted)
-    return to_slurm(
-        recipes, request.framework, resources, request.rival, script, target, request.overwrite, request.template
-    )
-
-
 def _built(kind: Any, wanted: Mapping[str, Any]) -> Any:
     """The resources of a job. Raises RequestError for keys and types that it does not have."""
     names = {field.name for field in dataclasses.fields(kind)} - {"tasks"}
@@ -225,48 +191,60 @@ def _built(kind: Any, wanted: Mapping[str, Any]) -> Any:
         raise RequestError("\n".join(lines)) from None
 
 
-def to_slurm(
-    recipes: Mapping[str, Recipe],
-    framework: str,
-    resources: Resources,
-    rival: str | None,
-    script: Path,
-    run: Path,
-    overwrite: bool,
-    template: Path | None = None,
-) -> Submission:
-    """A batch script, with the resolved recipe beside it; with several `recipes`, by what is special about each, an
-    array of tasks, whose folders are `run`/0, `run`/1 and so on.
+def _tasks(request: SubmitRequest) -> dict[str, Recipe]:
+    """The recipes of the tasks, with whole paths, by what is special about each; one named "" where there is no array.
+
+    Raises RequestError for a grid that cannot be.
+    """
+    grid = request.array or {}
+    for key, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise RequestError(f"--array {key}: expected a list of values, got {values!r}")
+    if twice := [word for word in request.overrides or [] if word.partition("=")[0] in grid]:
+        raise RequestError(f"{', '.join(twice)}: --array gives this key's values; leave one of the two out")
+    if (count := math.prod(map(len, grid.values()))) > sbatch.MOST_TASKS:
+        raise RequestError(f"--array: expected at most {sbatch.MOST_TASKS:,} tasks, got {count:,}")
+    chosen = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    words = [texts("array", combination) for combination in chosen]
+    recipes = {" ".join(changes): _absolute(loaded(request, extra=changes)) for changes in words}
+    if len(recipes) < count:
+        raise RequestError("--array: expected each value of a key once, as equal tasks train the same")
+    return recipes
+
+
+def _for_slurm(request: SubmitRequest, wanted: dict[str, Any]) -> Submission:
+    """A batch script, with the resolved recipe beside it; for an array, whose tasks train into `run`/0, `run`/1 and so
+    on, with one for each task.
 
     Raises RequestError with all faults of the request.
     """
-    array = list(recipes) != [""]
-    recipes = {name: _absolute(recipe) for name, recipe in recipes.items()}
-    script, run = script.absolute(), run.absolute()
+    recipes, resources = _tasks(request), _built(Resources, wanted)
+    array, name = list(recipes) != [""], next(iter(recipes.values())).name
+    run = (request.run or paths.default_out(name, "train")).absolute()
+    script = (request.out or run.with_name(f"{run.name}.sbatch")).absolute()
     base, number = script.with_suffix(""), f"-{sbatch.TASK}" if array else ""
     files = {Path(f"{base}{number.replace(sbatch.TASK, str(task))}.yaml"): recipe
              for task, recipe in enumerate(recipes.values())}  # fmt: skip
     faults = Faults()
     for recipe in recipes.values():
-        faults += [fault for fault in _faults(recipe, framework, resources.tasks, rival) if fault not in faults]
+        faults += [fault for fault in _faults(request, recipe) if fault not in faults]
     if any(recipe.elastic for recipe in recipes.values()):
         faults.append("elastic: expected a recipe without it; the number of a Slurm job's tasks does not change")
     faults += resources.faults()
     if script.suffix == ".yaml":
         faults.append(f"--out {script}: expected a name such as job.sbatch; the recipe is written to {script}")
-    faults += _existing([script, *files], overwrite)
+    faults += _existing(request, [script, *files])
     if os.path.lexists(run) and not run.is_dir():
         faults.append(f"--run {run}: no folder; expected a folder or a new name")
     faults += [*sbatch.fault("--out", script), *sbatch.fault("--run", run)]
     faults.report()
     folder = run / sbatch.TASK if array else run
     command = [
-        sys.executable, "-m", "hvdkit", "train", f"{base}{number}.yaml", *_common(framework, resources.tasks, rival),
+        sys.executable, "-m", "hvdkit", "train", f"{base}{number}.yaml", *_common(request),
         "--launcher", "slurm", "--out", str(folder), "--resume",
     ]  # fmt: skip
     log = script.with_name(f"{base.name}-{sbatch.NUMBERS}.log")
-    name = next(iter(recipes.values())).name
-    text = sbatch.script(resources, name, command, folder, log, list(recipes) if array else (), template)
+    text = sbatch.script(resources, name, command, folder, log, list(recipes) if array else (), request.template)
 
     def described(job: str) -> list[str]:
         output = str(log).replace(sbatch.NUMBERS, f"{job}_0" if array else job)
@@ -284,31 +262,27 @@ def to_slurm(
     )
 
 
-def to_kubernetes(
-    recipe: Recipe,
-    framework: str,
-    pods: Pods,
-    rival: str | None,
-    out: Path,
-    overwrite: bool,
-    template: Path | None = None,
-) -> Submission:
+def _for_kubernetes(request: SubmitRequest, wanted: dict[str, Any]) -> Submission:
     """A manifest, with the resolved recipe in it. Raises RequestError with all faults of the request."""
-    faults = _faults(recipe, framework, pods.tasks, rival)
-    bounds = recipe.elastic
+    if missing := [f"--{name}" for name in ("image", "results") if name not in wanted]:
+        raise RequestError(f"{', '.join(missing)}: expected with --to kubernetes (docs/kubernetes.md)")
+    recipe = loaded(request)
+    name = wanted.get("name") or kubernetes.default_name(recipe.name, time.strftime("%m%d-%H%M%S"))
+    pods = _built(Pods, {**wanted, "name": name})
+    # A faulty name is refused by its own line, and is no file's name before.
+    out = (request.out or Path("runs") / f"{Path(pods.name).name}.yaml").absolute()
+    faults, bounds = _faults(request, recipe), recipe.elastic
     if bounds and not bounds.min_np <= pods.tasks <= bounds.max_np:
         faults.append(f"-np {pods.tasks}: expected {bounds.min_np} to {bounds.max_np}, as elastic says")
     if isinstance(recipe.model, OwnModel) and not Path(recipe.model.script).is_absolute():
         faults.append(f"model.script: {recipe.model.script}: expected the whole path that it has in the image")
     faults += pods.faults(elastic=bounds is not None)
-    out = out.absolute()
     if not str(out).isprintable():
         faults.append(f"--out {str(out)!r}: expected no control characters, and UTF-8")
-    faults += _existing([out], overwrite)
+    faults += _existing(request, [out])
     faults.report()
     needed = _needed([recipe], [volume.partition(":")[2] for volume in pods.volumes])
-    command = _common(framework, pods.tasks, rival)
-    text = manifest(pods, schema.dump(recipe), command, elastic=bounds is not None, template=template)
+    text = manifest(pods, schema.dump(recipe), _common(request), elastic=bounds is not None, template=request.template)
 
     def described(job: str) -> list[str]:
         where = ["-n", pods.namespace] if pods.namespace else []
@@ -328,7 +302,7 @@ def to_kubernetes(
     )
 
 
-def write(submission: Submission, apply: bool = False) -> Submitted:
+def _write(submission: Submission, apply: bool) -> Submitted:
     """Write the files, and with `apply` hand the job to the scheduler.
 
     Raises RequestError where a file cannot be written or the scheduler refuses the job; the files are then as they
@@ -338,7 +312,7 @@ def write(submission: Submission, apply: bool = False) -> Submitted:
     new = [folder for folder in submission.main.parents if not folder.exists()]
     try:
         for path, text in submission.files.items():
-            _write(path, text)
+            _write_file(path, text)
         job = submission.submit() if apply else None
     except RequestError:
         for path, content in before.items():
@@ -356,15 +330,15 @@ def write(submission: Submission, apply: bool = False) -> Submitted:
     return Submitted(submission.main, job, [f"written to {submission.main}{with_recipe}", *submission.notes, *then])
 
 
-def _faults(recipe: Recipe, framework: str, tasks: int, rival: str | None) -> Faults:
+def _faults(request: SubmitRequest, recipe: Recipe) -> Faults:
     """What is wrong with a request, whatever the scheduler."""
     faults = Faults()
-    if framework not in CAPABILITIES:
-        faults.append(f"unknown framework {framework!r}; expected one of {', '.join(CAPABILITIES)}")
-    elif rival is not None:
-        faults += registry.check([rival], [framework], [tasks])
-    if tasks < 1:
-        faults.append(f"-np {tasks}: expected a whole number of ranks, 1 or more")
+    if request.framework not in CAPABILITIES:
+        faults.append(f"unknown framework {request.framework!r}; expected one of {', '.join(CAPABILITIES)}")
+    elif request.rival is not None:
+        faults += registry.check([request.rival], [request.framework], [request.np])
+    if request.np < 1:
+        faults.append(f"-np {request.np}: expected a whole number of ranks, 1 or more")
     if recipe.checkpoint is None:
         faults.append("checkpoint: expected one; without it a job that is started again begins anew")
     return faults
@@ -414,17 +388,18 @@ def _needed(recipes: Iterable[Recipe], mounted: Sequence[str] = ()) -> str:
     return ", ".join(needed)
 
 
-def _existing(files: list[Path], overwrite: bool) -> list[str]:
-    there = [] if overwrite else [path for path in files if path.exists()]
+def _existing(request: SubmitRequest, files: list[Path]) -> list[str]:
+    there = [] if request.overwrite else [path for path in files if path.exists()]
     return [f"--out: {path} exists; give --overwrite, or another name" for path in there]
 
 
-def _common(framework: str, tasks: int, rival: str | None) -> list[str]:
+def _common(request: SubmitRequest) -> list[str]:
     """Options of `hvdkit train`, whatever the scheduler."""
-    return ["--framework", framework, "-np", str(tasks), *(["--rival", rival] if rival else [])]
+    rival = ["--rival", request.rival] if request.rival else []
+    return ["--framework", request.framework, "-np", str(request.np), *rival]
 
 
-def _write(path: Path, text: str) -> None:
+def _write_file(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
