@@ -51,7 +51,7 @@ DRY = ("--dry-run", "--json")
         (["dropout=0.1"], "dropout: unknown key; known keys: accumulate"),
         (["loss.name=mse"], "loss.name: unknown key; known keys: class_weights, ignored_label, label_smoothing"),
         (["model=resnet8"], "got 'resnet8'; did you mean model.name=resnet8?"),
-        (["data=mnist"], "got 'mnist'; did you mean data.name=mnist5k?"),
+        (["data=imagenet"], "got 'imagenet'; did you mean data.name=imagefolder?"),
         (["epochs", 3], "override 'epochs 3': a change is one word, key=value; expected epochs=3\n"),
         (["epochs", "=", 3], "override 'epochs = 3': a change is one word, key=value; expected epochs=3\n"),
         (["--dry-run", "lr=", "0.1"], "override 'lr= 0.1': a change is one word, key=value; expected optimizer.l"),
@@ -74,32 +74,25 @@ def test_what_may_have_been_meant(command: str, words: list[Any], told: str, ins
     assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
-# What users of horovodrun, torchrun, Lightning, the Trainer, timm and PyTorch's examples type; what to type here.
+# What users of other tools type most; what to type here.
 HABITS = {
-    "--device cuda": "device=gpu",
-    "--accelerator gpu": "device=gpu",
+    "--cuda": "device=gpu",
     "--no-cuda": "device=cpu",
+    "--device cuda": "device=gpu",
     "--model resnet8": "model.name=resnet8",
-    "-a resnet-18": "model.name=resnet18",
     "--arch=resnet18": "model.name=resnet18",
     "--fp16": "precision=fp16",
     "--amp": "precision=fp16",
-    "--precision bf16-mixed": "precision=bf16",
     "--fp16-allreduce": "compression=fp16",
     "--autotune": "tune=measure",
     "--max_epochs 3": "epochs=3",
     "--num_train_epochs=3": "epochs=3",
-    "--epoch 3": "epochs=3",
     "--max-steps 9": "steps=9",
     "-b 64": "batch_size=64",
     "--per_device_train_batch_size 16": "batch_size=16",
     "--gradient_accumulation_steps 4": "accumulate=4",
-    "--accumulate_grad_batches 4": "accumulate=4",
-    "--gradient-checkpointing": "recompute=true",
     "--max_grad_norm 1": "optimizer.clip_norm=1",
-    "--optim adamw_torch": "optimizer.name=adamw",
     "--lr_scheduler_type cosine": "schedule.decay=cosine",
-    "--label_smoothing_factor 0.1": "loss.label_smoothing=0.1",
     "-j 4": "data.workers=4",
     "--data cifar10": "data.name=cifar10",
     "--data-dir /images": "data.path=/images",
@@ -110,10 +103,8 @@ HABITS = {
 OPTIONS = {
     "--gpus 2": "-np 2 device=gpu",
     "--devices 2": "-np 2 device=gpu",
-    "--nproc_per_node 4": "-np 4",
     "--nproc-per-node=4": "-np 4",
     "--num-proc 4": "-np 4",
-    "--world-size 4": "-np 4",
     "--nnodes 2": "-H HOST:SLOTS,HOST:SLOTS",
     "--output_dir Runs/A": "--out Runs/A",
     "--resume_from_checkpoint Runs/A": "--out Runs/A --resume",
@@ -145,9 +136,7 @@ def test_what_hints_offer_is_accepted(words: str) -> None:
     ("words", "told"),
     [
         ("amp=true", "amp: unknown key; did you mean precision=fp16?"),
-        ("cuda=false", "cuda: unknown key; did you mean device=cpu?"),
         ("device=cuda", "device: expected 'auto', 'cpu' or 'gpu', got 'cuda'; did you mean 'gpu'?"),
-        ("precision=16-mixed", "got '16-mixed'; did you mean 'fp16'?"),
         ("precision=float64", "got 'float64'; did you mean 'fp64'?"),
         ("model.name=resnet_18", "did you mean 'resnet18'?"),
         ("schedule.decay=cosin", "did you mean 'cosine'?"),
@@ -156,8 +145,6 @@ def test_what_hints_offer_is_accepted(words: str) -> None:
         ("gpus=2", "gpus: unknown key; expected the option -np 2 device=gpu"),
         ("out=runs/A", "out: unknown key; expected the option --out runs/A"),
         ("resume=true", "resume: unknown key; expected the option --resume"),
-        ("shuffle=true", "shuffle: unknown key; leave it out"),
-        ("steps_per_epoch=9", "steps_per_epoch: unknown key; hvdkit has no such setting; steps="),
     ],
 )
 def test_other_tools_settings_as_overrides(words: str, told: str, inside: Hvdkit) -> None:
@@ -212,6 +199,8 @@ def test_faults_name_the_file_or_the_command_line(inside: Hvdkit, tmp_path: Path
         (["train", DIGITS, "--foo", "3"], "No such option: --foo"),
         (["train", DIGITS, "--foo", "--gpus", "2"], "--gpus: no such option; expected the option -np 2 device=gpu"),
         (["bench", "allreduce", "--epochs", "3"], "No such option: --epochs"),
+        (["train", DIGITS, "--epoch", "3"], "--epoch: no such option; did you mean 'epochs'?"),
+        (["train", DIGITS, "--framewrk", "mxnet"], "--framewrk: no such option; did you mean '--framework'?"),
         (["train"], "Missing argument 'RECIPE.yaml'; see `hvdkit train --help`"),
         (["train", DIGITS, "-np", "two"], "-np two: expected a whole number; see `hvdkit train --help`"),
         (["train", DIGITS, "--stall-timeout=soon"], "--stall-timeout soon: expected a number"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -96,10 +96,10 @@ def _reason(fault: Any, key: list[str], kinds: _Kinds, root: type[BaseModel]) ->
         return f"expected keys with values (a mapping), got {received}{f'; did you mean {other}?' if other else ''}"
     if kind == "union_tag_invalid":
         tag, known = fault["ctx"]["tag"], by_value(key[-1], kinds)
-        return f"expected {fault['ctx']['expected_tags']}, got {brief(tag)}{_meant(key, tag, known)}"
+        return f"expected {fault['ctx']['expected_tags']}, got {brief(tag)}{_meant(tag, known)}"
     if kind == "literal_error":
         values = re.findall("'([^']*)'", fault["ctx"]["expected"])
-        return f"expected {fault['ctx']['expected']}, got {received}{_meant(key, value, values)}"
+        return f"expected {fault['ctx']['expected']}, got {received}{_meant(value, values)}"
     if kind == "string_pattern_mismatch" and fault["ctx"]["pattern"] == NAME:
         return f"expected letters, digits, '.', '_' or '-', at most 100, the first a letter or digit; got {received}"
     if kind == "missing":
@@ -128,7 +128,7 @@ def _of_yaml_1_1(kind: str, value: Any) -> str:
     return ""
 
 
-def _meant(key: list[str], value: Any, known: Iterable[str]) -> str:
+def _meant(value: Any, known: Collection[str]) -> str:
     """`; did you mean 'x'?` for a value that other tools have, or that resembles one of those `known`."""
-    other = translated(".".join(key), value)
-    return f"; did you mean {other!r}?" if other else nearest(value, known) if isinstance(value, str) else ""
+    other = translated(value)
+    return f"; did you mean {other!r}?" if other in known else nearest(value, known) if isinstance(value, str) else ""

@@ -61,49 +61,38 @@ def _words(annotation: Any) -> list[str]:
 
 
 def meant(given: str, root: type[BaseModel]) -> str | None:
-    """The key that `given` names in full, by its last part or by another tool's name; None if there is not just one."""
+    """The key that `given` names in full, by its last part or as other tools do, then perhaps with its value.
+
+    None if there is not just one.
+    """
     keys = dict.fromkeys(_keys(root))
-    if given in keys and "." in given:
-        return given
-    other = habits.KEYS.get(given)
-    if other in keys:
-        return other
     if given in keys:
         return given
+    other = habits.KEYS.get(given)
+    if other and other.partition("=")[0] in keys:
+        return other
     ends = [key for key in keys if key.rpartition(".")[2] == given]
     return ends[0] if len(ends) == 1 else None
 
 
 def typed(given: str, value: Any, root: type[BaseModel]) -> tuple[str, bool] | None:
-    """What to type for another tool's setting `given`, and whether that is a key of the recipe; None if unknown.
-
-    What cannot be typed after the recipe is a sentence.
-    """
+    """What to type for another tool's setting `given`, and whether that is a key of the recipe; None if unknown."""
     name, text = given.lower().replace("-", "_"), _text(value)
     if (choice := fitting(name, text, root)) is not None:
         return choice, True
     if (key := meant(name, root)) is not None:
-        flag = _flag(name, text)
-        if flag is None and key in root.model_fields and sections(root.model_fields[key].annotation):
+        if "=" in key:
+            return key, True
+        if key in root.model_fields and sections(root.model_fields[key].annotation):
             return f"{key}={text if text.startswith('{') else '{…}'}", True
-        return f"{key}={flag or translated(key, text) or text or 'true'}", True
+        return f"{key}={translated(text) or text or 'true'}", True
     option = habits.OPTIONS.get(name) if "model" in root.model_fields else None  # other documents have no options
-    if option is None:
-        return None
-    if text.lower() == "false" and option.startswith("-"):
-        return "leave it out", False
-    known = text.lower() not in ("", "true") and (text.isdecimal() or not option.startswith("-np"))
-    return option.replace("{}", text if known else "N" if option.startswith("-np") else "…"), False
+    return (option.replace("{}", text or "…"), False) if option else None
 
 
-def _flag(name: str, text: str) -> str | None:
-    """The value of a recipe's key that the flag `name` of other tools means."""
-    return {"": habits.ON, "true": habits.ON, "false": habits.OFF}.get(text.lower(), {}).get(name)
-
-
-def translated(key: str, value: Any) -> str | None:
-    """The value of the recipe's key that means what `value` means in other tools; None if there is none."""
-    return habits.VALUES.get(key, {}).get(_text(value).lower())
+def translated(value: Any) -> str | None:
+    """What other tools' `value` is called here; None if it is not known."""
+    return habits.VALUES.get(_text(value).lower())
 
 
 def fitting(key: str, value: Any, root: type[BaseModel]) -> str | None:
@@ -111,7 +100,7 @@ def fitting(key: str, value: Any, root: type[BaseModel]) -> str | None:
     for section in sections(root.model_fields[key].annotation) if key in root.model_fields else []:
         for choice in {"name", "method", "decay"} & section.model_fields.keys():
             known = get_args(section.model_fields[choice].annotation)
-            for text in (_text(value), translated(f"{key}.{choice}", value)):
+            for text in (_text(value), translated(value)):
                 if text in known:
                     return f"{key}.{choice}={text}"
     return None
@@ -129,13 +118,12 @@ def unknown_key(
         return f"unknown key; it needs {' or '.join(values[:3])}"
     other = meant(leaf, root) if leaf != "name" else None  # many sections have a name
     if other and other.split(".") != list(path):
-        same = (_flag(leaf, _text(value)) if isinstance(value, bool) else None) or translated(other, value)
-        return f"unknown key; did you mean {f'{other}={same}' if same else repr(other)}?"
+        return f"unknown key; did you mean {other if '=' in other else repr(other)}?"
     if leaf in _OF_A_SCRIPT:
         return "unknown key; the class in your script has it (docs/own-model.md)"
     option = typed(leaf, value, root) if len(path) == 1 and not isinstance(value, dict | list) else None
     if option:
-        return f"unknown key; {_instead(option[0])}"
+        return f"unknown key; expected the option {option[0]}"
     known = sorted(section.model_fields)
     return f"unknown key{nearest(leaf, known) or '; known keys: ' + ', '.join(known)}"
 
@@ -151,7 +139,8 @@ def as_overrides(words: Sequence[str], options: Collection[str], root: type[Base
     `options` are those that the command has, `root` is the recipe's class.
     """
     keys: dict[str, str] = {}
-    lines, unknown = [], []
+    lines: list[str] = []
+    unknown: list[str] = []
     for number, word in enumerate(words):
         name, equals, value = word.partition("=")
         if not re.fullmatch(r"--?[A-Za-z][\w.-]*", name) or name in options:
@@ -160,25 +149,18 @@ def as_overrides(words: Sequence[str], options: Collection[str], root: type[Base
         following = "" if following[:1] == "-" or "=" in following else following
         override = typed(name.lstrip("-"), following or None, root)
         if override is None:
-            unknown.append(f"{name}: no such option")
+            near = nearest(name, options) or nearest(name.lstrip("-").replace("-", "_"), _keys(root))
+            (lines if near else unknown).append(f"{name}: no such option{near}")
         elif override[1]:
             keys[name] = override[0]
         else:
-            lines.append(f"{name}: no such option; {_instead(override[0], options)}")
+            lacking = [word for word in override[0].split() if word.startswith("-") and word not in options]
+            instead = f"this command has no {lacking[0]}" if lacking else f"expected the option {override[0]}"
+            lines.append(f"{name}: no such option; {instead}")
     if keys:
         how = "keys of the recipe are given as key=value, without dashes"
         lines.insert(0, f"{', '.join(keys)}: {how}; expected {' '.join(keys.values())}")
     return "\n".join([*lines, *unknown]) if lines else None
-
-
-def _instead(text: str, options: Collection[str] = ()) -> str:
-    """A sentence about what to type in place of something that does not exist."""
-    if not text.startswith("-"):
-        return text
-    lacking = [word for word in text.split() if word.startswith("-") and options and word not in options]
-    if lacking == ["-np"]:  # a recipe's script
-        return "horovodrun -np N starts more ranks"
-    return f"this command has no {lacking[0]}" if lacking else f"expected the option {text}"
 
 
 def joined(texts: Sequence[str], root: type[BaseModel]) -> tuple[list[str], list[str]]:
@@ -215,7 +197,7 @@ def joined(texts: Sequence[str], root: type[BaseModel]) -> tuple[list[str], list
 
 
 def _expected(option: tuple[str, bool]) -> str:
-    return f"expected {option[0]}" if option[1] else _instead(option[0])
+    return f"expected {option[0]}" if option[1] else f"expected the option {option[0]}"
 
 
 def _of_a_word(text: str, root: type[BaseModel]) -> str:

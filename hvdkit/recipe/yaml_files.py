@@ -23,8 +23,6 @@ from hvdkit.files import read_bounded
 SCHEMA_LINE = "# yaml-language-server: $schema="
 # Hundreds of times the size of a recipe or cluster file; parsing a file of this size takes seconds.
 MOST_BYTES = 2**20
-# Limit for the values of a document with aliases expanded: nine levels of nine aliases make 10^9.
-MOST_VALUES = 10**6
 # Far above any number in a recipe or cluster file; Python cannot convert much larger ones to float.
 _MOST_BITS = 1000
 _TAG = "tag:yaml.org,2002:"
@@ -148,7 +146,7 @@ def brief(value: Any) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's core schema, without duplicate keys and large aliases. `root` and `key` are those of `parse`."""
+    """YAML 1.2's core schema, without duplicate keys. `root` and `key` are those of `parse`."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 - as in PyYAML's own classes; those of YAML 1.1 are left out
     yaml_constructors = {  # noqa: RUF012
@@ -163,9 +161,6 @@ class _Loader(yaml.SafeLoader):
 
     def get_single_node(self) -> Node | None:
         node: Node | None = super().get_single_node()
-        if node is not None and _values(node, {}) > MOST_VALUES:
-            fault = f"aliases that stand for more than {MOST_VALUES} values"
-            raise ConstructorError(None, None, fault, node.start_mark)
         return node if node is None or not self._texts else _with_texts(node, self._key, self._texts, {})
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:
@@ -242,14 +237,3 @@ def _with_texts(node: Node, key: str, texts: frozenset[str], done: dict[tuple[in
             inner = [_with_texts(value, key, texts, done) for value in inner]
         done[id(node), key] = type(node)(node.tag, inner, node.start_mark, node.end_mark)
     return done[id(node), key]
-
-
-def _values(node: Node, known: dict[int, int]) -> int:
-    """The number of values of a node with its aliases expanded; a reference to itself counts as one."""
-    if isinstance(node, ScalarNode):
-        return 1
-    if id(node) not in known:
-        known[id(node)] = 1
-        nodes = [inner for pair in node.value for inner in pair] if isinstance(node, MappingNode) else node.value
-        known[id(node)] = 1 + sum(_values(inner, known) for inner in nodes)
-    return known[id(node)]
