@@ -33,6 +33,7 @@ _MOVED = {
     "hvdkit.core.handlers": "hvdkit.handlers.standard",
     "hvdkit.core.heartbeat": "hvdkit.heartbeat",
     "hvdkit.core.mesh": "hvdkit.core.group",
+    "hvdkit.core.merging": "hvdkit.handlers.merging",
     "hvdkit.core.native": "hvdkit.data.user_pipeline",
     "hvdkit.core.network_interface": "hvdkit.worker.network_interface",
     "hvdkit.core.owned": "hvdkit.core.pieces",

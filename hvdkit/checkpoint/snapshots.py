@@ -244,7 +244,7 @@ def _senseless(record: Record, sealed: bool) -> str | None:
     if not record.data or "train" not in record.data or shares:
         return None
     try:
-        plan = StepPlan(recipe, record.data["train"].samples, record.np)
+        plan = StepPlan(recipe, record.data["train"].samples, recipe.data_ranks(record.np))
     except RequestError as error:
         return f"np: {error}"
     if progress.samples > plan.samples:

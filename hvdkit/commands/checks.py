@@ -48,7 +48,7 @@ def check(
             check_validation(samples.val)
     elif samples is not None:
         with faults.collected():
-            StepPlan(recipe, samples.train, world_size(placement.np, rival))
+            StepPlan(recipe, samples.train, data_ranks(recipe, placement.np, rival))
         with faults.collected():
             task.check(samples.shape)
         if recipe.early_stopping and use == "train" and not task.own:
@@ -75,6 +75,6 @@ def check_gpu(framework: str, np: int) -> None:
         wants_gpu("gpu", 0, np, framework)
 
 
-def world_size(np: int, rival: str | None) -> int:
-    """How many of `np` processes train together."""
-    return np if rival is None or registry.RIVALS[rival].averaging else 1
+def data_ranks(recipe: Recipe, np: int, rival: str | None) -> int:
+    """How many of `np` processes train one model on different samples; with some rivals each trains its own."""
+    return recipe.data_ranks(np) if rival is None or registry.RIVALS[rival].averaging else 1

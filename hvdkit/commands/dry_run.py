@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.adapters.capabilities import CHOSEN as OF_ADAPTERS
-from hvdkit.commands.checks import world_size
+from hvdkit.commands.checks import data_ranks
 from hvdkit.commands.plan import Plan, environment, program
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.errors import RequestError
@@ -65,7 +65,7 @@ def described(
 
 def _run(plan: Plan, times: int, former: list[tuple[Path, TrainResult]]) -> PlannedRun:
     recipe, samples, placement = plan.recipe, plan.samples, plan.placement
-    size = world_size(plan.np, plan.rival)
+    size = data_ranks(plan.recipe, plan.np, plan.rival)
     steps = StepPlan(recipe, samples.train, size) if samples else None
     added = environment(plan)
     added.pop("HVDKIT_STARTED")
@@ -107,7 +107,7 @@ def _run(plan: Plan, times: int, former: list[tuple[Path, TrainResult]]) -> Plan
 def _memory(plan: Plan) -> Parts | None:
     """What a rank keeps; None where only the script knows the model."""
     recipe, shape = plan.recipe, plan.samples.shape if plan.samples else None
-    ranks = world_size(plan.np, plan.rival)
+    ranks = data_ranks(plan.recipe, plan.np, plan.rival)
     parts = memory.parts(recipe, shape, plan.framework, _on_gpus(plan), ranks, recipe.sharding)
     return parts if parts.parameters else None
 
@@ -139,7 +139,7 @@ def _too_large(plan: Plan, needs: Parts | None) -> list[str]:
 
 def _few_samples(plan: Plan) -> list[str]:
     """A line if batch norms see few samples on each of the ranks that train together."""
-    model, ranks = plan.recipe.model, world_size(plan.np, plan.rival)
+    model, ranks = plan.recipe.model, data_ranks(plan.recipe, plan.np, plan.rival)
     return few_samples.warning(model.name, model.batch_norm, plan.recipe.batch_size, ranks)
 
 
@@ -207,7 +207,7 @@ def _by_arithmetic(plan: Plan, steps: StepPlan, threads: int | None, why: str) -
         return None, why
     table = resnet.architecture(recipe.model.name, int(recipe.model.classes))
     adds = work * table.multiply_adds(round(math.sqrt(samples.shape[0] * samples.shape[1])))
-    alone = plan.np // steps.size  # processes that each train on all samples
+    alone = recipe.data_ranks(plan.np) // steps.size  # processes that each train on all samples
     used = samples.train // steps.global_batch * steps.global_batch  # in an epoch
     trained = steps.total_steps / steps.steps_per_epoch * used * alone * (4 / 3 if recipe.recompute else 1)
     cores = len(os.sched_getaffinity(0))

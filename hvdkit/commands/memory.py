@@ -144,7 +144,8 @@ def _row(
     count: int,
     room: int | None,
 ) -> MemoryRow:
-    needs = memory.parts(recipe, shape, framework, gpu, ranks, stage)
+    data = recipe.data_ranks(ranks)
+    needs = memory.parts(recipe, shape, framework, gpu, data, stage)
     value = ITEM_BYTES[PRECISIONS[recipe.precision].parameters]
     once = memory.gathered_once(tasks.choose(recipe).architecture(shape))
     return MemoryRow(
@@ -152,7 +153,7 @@ def _row(
         stage=stage,
         parts=needs,
         total_bytes=needs.total,
-        sent_bytes_per_step=round(value * sharding.values_sent(count, ranks, stage, recipe.accumulate, once)),
+        sent_bytes_per_step=round(value * sharding.values_sent(count, data, stage, recipe.accumulate, once)),
         supported=stage in sharding.supported(framework),
         fits=None if room is None else needs.total <= room,
         largest_batch=None if room is None else memory.largest_batch(needs, recipe.batch_size, room),

@@ -85,7 +85,7 @@ class Plan:
         known yet."""
         if self.samples is None:
             return []
-        return unreached(StepPlan(self.recipe, self.samples.train, checks.world_size(self.np, self.rival)))
+        return unreached(StepPlan(self.recipe, self.samples.train, checks.data_ranks(self.recipe, self.np, self.rival)))
 
     def by(self, script: Path) -> Plan:
         """The same run with another script."""

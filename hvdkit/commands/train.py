@@ -210,7 +210,8 @@ def trained(
         if checkpoint:
             progress = checkpoint.record.progress
             step = f"step {progress.step}, epoch {min(progress.epoch + 1, plan.recipe.epochs)}/{plan.recipe.epochs}"
-            recounted = recounts(checkpoint.record.recipe, checkpoint.record.np, plan.recipe, plan.np)
+            size = plan.recipe.data_ranks(plan.np)
+            recounted = recounts(checkpoint.record.recipe, checkpoint.record.np, plan.recipe, size)
             if plan.recipe.checkpoint and plan.recipe.checkpoint.accept_changed_data:
                 recounted = True  # maybe: only ranks know how many samples there are now
             earlier = partial(is_before, progress=progress, recounted=recounted)

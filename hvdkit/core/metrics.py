@@ -13,7 +13,6 @@ from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
 from hvdkit.data import batches as data_
 from hvdkit.data.batches import Batch, Split
-from hvdkit.errors import RequestError
 from hvdkit.tasks.task import Metrics, Sums
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def summed(
             pairs = [_losses(session, batch, valid, metrics_of.ignored)]
         elif valid:
             outputs, targets = session.predict(batch.inputs)[:valid], batch.targets[:valid]
-            pairs = checked_sums(metrics_of, outputs, targets)
+            pairs = metrics_of.of_batch(outputs, targets)
             if adds_loss:
                 value, count = session.loss_of(outputs, targets)
                 pairs.append((value * valid, valid) if count is None else (value, count))
@@ -115,21 +114,3 @@ def _losses(session: Session, batch: Batch, valid: int, ignored: int | None) -> 
     counts = batch.targets != ignored
     each = session.trainable.losses(Batch(batch.inputs, np.where(counts, batch.targets, 0)))[:valid]
     return float(each[counts[:valid]].sum(dtype=np.float64)), float(counts[:valid].sum())
-
-
-def checked_sums(metrics_of: Metrics, outputs: np.ndarray, targets: np.ndarray) -> list[tuple[float, float]]:
-    """The sum of each metric over a batch, and its count. Raises RequestError unless both are finite numbers."""
-    assert metrics_of.sums
-    count = len(targets)
-    if metrics_of.ignored is not None:
-        outputs, targets = outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
-        counts = targets != metrics_of.ignored
-        outputs, targets, count = outputs[counts], targets[counts], int(counts.sum())
-    got, names = metrics_of.sums(outputs, targets), metrics_of.names
-    listed = got if isinstance(got, tuple | list) else np.asarray(got).reshape(-1).tolist()
-    parts = [np.asarray(each, float).reshape(-1) for each in ([listed] if len(names) == 1 else listed)]
-    whole = len(parts) == len(names) and all(part.size in (1, 2) for part in parts)
-    if not whole or (np.isfinite(outputs).all() and not all(np.isfinite(part).all() for part in parts)):
-        expected = f"a finite sum over the batch, or (sum, count), for each of {', '.join(names)}"
-        raise RequestError(f"metrics: expected {expected}, got {np.asarray(got, object).tolist()}")
-    return [(float(part[0]), float(part[1]) if part.size == 2 else float(count)) for part in parts]

@@ -17,7 +17,6 @@ from hvdkit.core.state import (
     held,
     held_layout,
     is_averaged,
-    is_statistic,
     to_canonical,
     unheld,
 )
@@ -100,25 +99,6 @@ class Stateful:
         for entry in entries:
             dtypes = {name: dtype for name, (dtype, _) in entry.layout.items() if name in state}
             entry.load({name: self._native(unheld(name, state[name], dtype)) for name, dtype in dtypes.items()})
-
-    def merge_buffers(self, group: Group) -> list[str]:
-        """Make the buffers of a group one: running statistics are averaged, others as in `merging.py`; collective.
-
-        Each rank's statistics come from its own batches. The ranks then evaluate and save the same model. Returns a
-        line for each kind of other buffers that has differed, the same on all ranks.
-        """
-        adapter, buffers = self.adapter, {**self.trainable.buffers, **self.trainable.transient}
-        running = {name: self.array(buffers.pop(name)) for name in list(buffers) if is_statistic(name)}
-        if running:
-            means = adapter.allreduce(
-                [adapter.from_numpy(array) for array in running.values()], group, name="running_statistics"
-            )
-            self.load_buffers({name: adapter.to_numpy(mean) for name, mean in zip(running, means, strict=True)})
-        if not buffers:
-            return []
-        from hvdkit.core.merging import merge_buffers  # most models have no others
-
-        return merge_buffers(adapter, group, self, buffers)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Load `state`. Optimizer slots may be absent. Raises RequestError naming the tensors that do not fit.

@@ -179,7 +179,9 @@ def measured(run: Loop) -> dict[str, float]:
 def merge_buffers(run: Loop) -> None:
     """Make one model of what ranks have changed in their buffers, and warn of it; collective."""
     if run.mesh.data.size > 1:
-        run.warn(run.session.merge_buffers(run.mesh.data))
+        from hvdkit.handlers import merging
+
+        run.warn(merging.merge_buffers(run.session, run.mesh.data))
 
 
 class Log(Handler):

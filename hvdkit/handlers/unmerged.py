@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hvdkit.core.group import Mesh
-from hvdkit.core.merging import differing
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
 from hvdkit.core.state import is_statistic, unheld
 from hvdkit.core.step_plan import Progress
 from hvdkit.core.strategy import PREFIX
+from hvdkit.handlers.merging import differing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ def unmerged(
         buffers = {**session.trainable.buffers, **session.trainable.transient}
         others = {name: tensor for name, tensor in buffers.items() if not is_statistic(name)}
         names = [name for name in buffers if is_statistic(name)] + (
-            differing(adapter, mesh.data, session, others)[0] if others else []
+            differing(session, mesh.data, others)[0] if others else []
         )
         own |= {f"{_BUFFER}{name}": session.array(buffers[name]) for name in names}
         if average := session.update.average:

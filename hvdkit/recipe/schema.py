@@ -287,6 +287,10 @@ class Recipe(Strict):
         """Whether the folder of images still has to decide something: the number of classes, or the size."""
         return isinstance(self.data, ImageFolder) and "auto" in (self.model.classes, self.data.size)
 
+    def data_ranks(self, np: int) -> int:
+        """How many of `np` ranks read different samples: the size of the data axis. So far each one does."""
+        return np
+
     @model_validator(mode="after")
     def _keys_go_together(self) -> Recipe:
         lines = communication.faults(self)

@@ -208,10 +208,8 @@ class ResNet:
         return state
 
     def normalized_layers(self) -> Iterator[Layer]:
-        """All convolutions, with a cause for those that have a stride: frameworks pad them differently."""
-        for name, norm, row in self.convolutions():
-            cause = f"the padding of {name}, whose stride is {row.stride}: expected {row.padding} on each side"
-            yield Layer(name, norm, cause if row.stride > 1 and row.kernel > 1 else "")
+        """All convolutions."""
+        return (Layer(name, norm) for name, norm, _ in self.convolutions())
 
 
 # name -> (blocks per stage, bottleneck)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from hvdkit.errors import RunError
+from hvdkit.errors import RequestError, RunError
 
 if TYPE_CHECKING:  # the command line counts parameters and starts without NumPy
     import numpy as np
@@ -18,11 +18,10 @@ if TYPE_CHECKING:  # the command line counts parameters and starts without NumPy
 
 
 class Layer(NamedTuple):
-    """A layer whose output a batch norm normalizes; `cause` is what frameworks are known to do differently in it."""
+    """A layer whose output the batch norm `norm` normalizes."""
 
     name: str
     norm: str
-    cause: str = ""
 
 
 class Activations(NamedTuple):
@@ -97,6 +96,25 @@ class Metrics:
     sums: Callable[[np.ndarray, np.ndarray], tuple[Any, ...]] | None
     derived: Callable[[dict[str, float]], dict[str, float]] = lambda means: {}
     ignored: int | None = None
+
+    def of_batch(self, outputs: np.ndarray, targets: np.ndarray) -> list[tuple[float, float]]:
+        """The sum of each metric over a batch, and its count. Raises RequestError unless both are finite numbers."""
+        import numpy as np  # `hvdkit train` does without it
+
+        assert self.sums
+        count = len(targets)
+        if self.ignored is not None:
+            outputs, targets = outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
+            counts = targets != self.ignored
+            outputs, targets, count = outputs[counts], targets[counts], int(counts.sum())
+        got, names = self.sums(outputs, targets), self.names
+        listed = got if isinstance(got, tuple | list) else np.asarray(got).reshape(-1).tolist()
+        parts = [np.asarray(each, float).reshape(-1) for each in ([listed] if len(names) == 1 else listed)]
+        whole = len(parts) == len(names) and all(part.size in (1, 2) for part in parts)
+        if not whole or (np.isfinite(outputs).all() and not all(np.isfinite(part).all() for part in parts)):
+            expected = f"a finite sum over the batch, or (sum, count), for each of {', '.join(names)}"
+            raise RequestError(f"metrics: expected {expected}, got {np.asarray(got, object).tolist()}")
+        return [(float(part[0]), float(part[1]) if part.size == 2 else float(count)) for part in parts]
 
     def means(self, sums: Sums, total: int) -> dict[str, float]:
         """All metrics by name, of their sums over `total` samples; empty without samples.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvdkit.core.metrics import checked_sums
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.session import Session
 from hvdkit.data.dataset import Batch, arguments, mapped
@@ -81,7 +80,7 @@ def not_sums(metrics: Metrics, outputs: np.ndarray, targets: np.ndarray) -> list
     if metrics.sums is None or not metrics.names or half == 0 or not np.isfinite(outputs).all():
         return []
     try:
-        rows = [np.array(checked_sums(metrics, outputs[part], targets[part])) for part in _halves(half)]
+        rows = [np.array(metrics.of_batch(outputs[part], targets[part])) for part in _halves(half)]
     except Exception:  # for half a batch; for a whole one there was none
         return []
     bound = _ADDED * abs(rows[0]).max(axis=1, keepdims=True)

@@ -164,10 +164,7 @@ class Participant:
         if part.precision == "fp32":  # rounding deviates everywhere
             return found | {"first_deviation": None, "likely_cause": None}
         evidence = deviation.Evidence(
-            recipe=self._recipe,
             architecture=self._architecture,
-            rate=self._plan.rate(0),
-            targets=self._first_batch().targets,
             batches_equal=found["batches_equal"],
             initial=(self._initial, start),
             gradients=(exact, reference),

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hvdkit.core.loop import Handler
-from hvdkit.core.metrics import checked_sums
 from hvdkit.core.seam import rival_of
 from hvdkit.core.session import Session
 from hvdkit.data.dataset import ArraySplit, Batch, BatchedSplit, Dataset, Split, arguments, own_share
@@ -60,7 +59,7 @@ def sanity_check(
         arrays = [each.targets for each in (dataset.train, dataset.val) if isinstance(each, ArraySplit)]
         _check_labels(outputs, arrays or [targets], task.metrics.sums is METRICS.sums, task.metrics.ignored)
     shapes = f"outputs of shape {outputs.shape} and targets of shape {targets.shape}"
-    _called("metrics", shapes, lambda: checked_sums(task.metrics, outputs, targets))
+    _called("metrics", shapes, lambda: task.metrics.of_batch(outputs, targets))
     warnings = [*_not_finite("training", dataset.train), *_not_finite("validation", dataset.val)]
     broadcast: list[str] = []
     if session.own_loss is not None:
@@ -127,7 +126,7 @@ def _broadcast(session: Session, task: Task, outputs: np.ndarray, targets: np.nd
         f"target; {remedy}"
         for name, function in (
             ("loss", session.mean_loss),
-            ("metrics", lambda outputs, targets: checked_sums(task.metrics, outputs, targets)),
+            ("metrics", lambda outputs, targets: task.metrics.of_batch(outputs, targets)),
         )
         if _broadcasts(function, outputs, targets)
     ]

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Mapping
 
 import numpy as np
 
 from hvdkit.core.group import Group
-from hvdkit.core.seam import Adapter, Tensor
-from hvdkit.core.state import digest, listed
+from hvdkit.core.seam import Tensor
+from hvdkit.core.session import Session
+from hvdkit.core.state import digest, is_statistic, listed
 from hvdkit.errors import RunError
 
 
-class Buffers(Protocol):
-    """What of a session is needed here (`core.stateful.Stateful`)."""
+def merge_buffers(session: Session, group: Group) -> list[str]:
+    """Make the buffers of a group one: running statistics are averaged, others as in `_merge`; collective.
 
-    def array(self, tensor: Tensor) -> np.ndarray: ...
-    def load_buffers(self, state: Mapping[str, np.ndarray]) -> None: ...
-    def broadcast_arrays(
-        self, arrays: Mapping[str, np.ndarray], group: Group, root: int
-    ) -> Iterator[tuple[str, np.ndarray]]: ...
+    Each rank's statistics come from its own batches. The ranks then evaluate and save the same model. Returns a line
+    for each kind of other buffers that has differed, the same on all ranks. Raises RunError as `_merge` does.
+    """
+    adapter, buffers = session.adapter, {**session.trainable.buffers, **session.trainable.transient}
+    running = {name: session.array(buffers.pop(name)) for name in list(buffers) if is_statistic(name)}
+    if running:
+        sent = [adapter.from_numpy(array) for array in running.values()]
+        means = adapter.allreduce(sent, group, name="running_statistics")
+        session.load_buffers({name: adapter.to_numpy(mean) for name, mean in zip(running, means, strict=True)})
+    return _merge(session, group, buffers) if buffers else []
 
 
-def merge_buffers(adapter: Adapter, group: Group, session: Buffers, buffers: Mapping[str, Tensor]) -> list[str]:
+def _merge(session: Session, group: Group, buffers: Mapping[str, Tensor]) -> list[str]:
     """Set the buffers that differ between ranks to their mean, where they are not floating to rank 0's; collective.
 
     Buffers that are equal on all ranks keep their bits. Returns a line for each kind of change, the same on all ranks.
     Raises RunError, the same on every rank, if ranks have given a buffer different shapes.
     """
-    arrays = {name: session.array(tensor) for name, tensor in buffers.items()}
-    names, everyone = differing(adapter, group, session, buffers)
+    adapter, arrays = session.adapter, {name: session.array(tensor) for name, tensor in buffers.items()}
+    names, everyone = differing(session, group, buffers)
     for name in names:
         shapes = [each[name][1] if name in each else None for each in everyone]
         for rank, shape in zip(group.ranks, shapes, strict=True):
@@ -58,12 +63,12 @@ def merge_buffers(adapter: Adapter, group: Group, session: Buffers, buffers: Map
 
 
 def differing(
-    adapter: Adapter, group: Group, session: Buffers, buffers: Mapping[str, Tensor]
+    session: Session, group: Group, buffers: Mapping[str, Tensor]
 ) -> tuple[list[str], list[dict[str, tuple[str, tuple[int, ...]]]]]:
     """The names of the buffers that differ between ranks, and each rank's digests and shapes by name; collective."""
     arrays = ((name, session.array(tensor)) for name, tensor in buffers.items())
     mine = {name: (digest([(name, array)]), array.shape) for name, array in arrays}
-    everyone = adapter.allgather_object(mine, group, name="buffers")
+    everyone = session.adapter.allgather_object(mine, group, name="buffers")
     names = sorted({name for each in everyone for name in each})
     return [name for name in names if any(each.get(name) != everyone[0].get(name) for each in everyone)], everyone
 
