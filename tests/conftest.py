@@ -19,7 +19,6 @@ import pytest
 import warm as warming
 
 from hvdkit.runtimes import pins, store
-from hvdkit.worker import startup
 
 hygiene.clean_up_parent()  # before a test module is imported
 
@@ -68,7 +67,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the files in CHECK, make timeouts patient; where processes share the files, bring LONGEST to the front."""
-    startup.done()  # tests import what ranks import, and the garbage collector waits since then
     for item in items:
         limit = item.get_closest_marker("timeout")
         seconds = limit.args[0] if limit else item.config.getoption("timeout") or item.config.getini("timeout")

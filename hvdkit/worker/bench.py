@@ -229,4 +229,5 @@ def _run(framework: str, request: BenchSpec, out: Path, heartbeat: Heartbeat) ->
 
 
 if __name__ == "__main__":
+    startup.begin()
     main(sys.argv[1:])

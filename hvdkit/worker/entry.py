@@ -16,6 +16,7 @@ from hvdkit.core.seam import Adapter
 from hvdkit.errors import HvdkitError, RequestError, RunError, Stopped
 from hvdkit.heartbeat import Heartbeat, first_line, lost_a_peer
 from hvdkit.recipe import schema
+from hvdkit.worker import startup
 from hvdkit.worker.setup import Script
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def end_as_rank(work: Callable[[Heartbeat], None]) -> NoReturn:
     The interpreter's shutdown is skipped, because threads of TensorFlow and Horovod can hang it. All files are written
     by then.
     """
+    startup.begin()  # a script of the user's own has not
     _report_crashes()
     status = _exit_status(work)
     sys.stdout.flush()

@@ -7,13 +7,15 @@ import sys
 
 if __name__ == "__main__":
     del sys.path[0]  # this folder, whose modules hide the standard library's
+    from hvdkit.worker import startup
+
+    startup.begin()  # before the framework, whose start-up it makes faster
 
 import runpy
 import traceback
 from pathlib import Path
 from typing import NoReturn
 
-import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start-up it makes faster
 from hvdkit.errors import HvdkitError, RequestError
 from hvdkit.heartbeat import Heartbeat
 from hvdkit.worker.entry import end_as_rank

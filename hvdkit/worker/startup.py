@@ -1,4 +1,4 @@
-"""Process settings for scripts that train. Import this module first, before any framework.
+"""Process settings for scripts that train: `begin` is called first, before a framework is imported.
 
 Python's garbage collector is disabled until training begins. Frameworks load thousands of modules, and none of their
 objects can be freed yet; scanning them takes a sixth of the start-up time (PyTorch 2.13, two cores: 0.35 of 2.2 s).
@@ -29,6 +29,9 @@ from typing import Any
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of glibc's <malloc.h>
 _KEPT_BYTES = 2**30
 _LARGE_BYTES, _MOST_BLOCKS = 2**18, 2**16
+_collects = False  # whether `done` enables the garbage collector
+_seeded: tuple[Any, Any] | None = None  # the states of Python's and NumPy's generators after `begin`
+_left: tuple[Any, Any] | None = None  # their states when hvdkit starts, after what the script has at its top
 
 
 def _set(*options: tuple[int, int]) -> None:
@@ -81,12 +84,21 @@ def _say_what_lacks(kind: type[BaseException], error: BaseException, trace: Trac
     os._exit(2)
 
 
-_disabled_here = gc.isenabled()
-gc.disable()
-_set((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _KEPT_BYTES))
-if "HVDKIT_RANK_DIR" not in os.environ:  # hvdkit's command line reads what Python prints
-    sys.excepthook = _say_what_lacks
-import numpy as np  # noqa: E402 - its absence is a line
+def begin() -> None:
+    """Make the settings of this process; a second call does nothing."""
+    global _collects, _seeded
+    if _seeded is not None:
+        return
+    _collects = gc.isenabled()
+    gc.disable()
+    _set((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _KEPT_BYTES))
+    if "HVDKIT_RANK_DIR" not in os.environ:  # hvdkit's command line reads what Python prints
+        sys.excepthook = _say_what_lacks
+    import numpy as np  # its absence is a line
+
+    random.seed(0)
+    np.random.seed(0)
+    _seeded = random.getstate(), np.random.get_state()
 
 
 def seed_alike(seed: int) -> None:
@@ -94,17 +106,18 @@ def seed_alike(seed: int) -> None:
 
     That is the same on all ranks, and at each start of a process that starts again.
     """
+    import numpy as np
+
     global _left
     _left = _left or (random.getstate(), np.random.get_state())
-    python, numpy = _left
-    random.seed(seed) if python == _seeded[0] else random.setstate(python)
-    np.random.seed(seed) if repr(numpy) == repr(_seeded[1]) else np.random.set_state(numpy)
-
-
-random.seed(0)
-np.random.seed(0)
-_seeded = random.getstate(), np.random.get_state()
-_left: tuple[Any, Any] | None = None  # the states when hvdkit starts, after what the script has at its top
+    if _seeded is None or _left[0] == _seeded[0]:
+        random.seed(seed)
+    else:
+        random.setstate(_left[0])
+    if _seeded is None or repr(_left[1]) == repr(_seeded[1]):
+        np.random.seed(seed)
+    else:
+        np.random.set_state(_left[1])
 
 
 def done() -> None:
@@ -112,9 +125,9 @@ def done() -> None:
 
     Memory that the start has used is returned to the kernel.
     """
-    global _disabled_here
+    global _collects
     return_freed_memory()
-    if _disabled_here:
-        _disabled_here = False
+    if _collects:
+        _collects = False
         gc.freeze()
         gc.enable()

@@ -6,7 +6,9 @@ One process without a launcher works too.
 """
 
 if __name__ == "__main__":
-    import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start-up it makes faster
+    from hvdkit.worker import startup
+
+    startup.begin()  # before the framework, whose start-up it makes faster
 
 import sys
 

@@ -10,7 +10,9 @@ hvdkit, with PyTorch and safetensors alone, it loads them:
 """
 
 if __name__ == "__main__":
-    import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start-up it makes faster
+    from hvdkit.worker import startup
+
+    startup.begin()  # before the framework, whose start-up it makes faster
 
 import json
 import sys

@@ -8,7 +8,9 @@ cases, so all cases of one process have the same ranks and as many threads.
 """
 
 if __name__ == "__main__":
-    import hvdkit.worker.startup  # noqa: F401 - before the framework, as in a recipe's script
+    from hvdkit.worker import startup
+
+    startup.begin()  # before the framework, as in a recipe's script
 
 import importlib.util
 import json

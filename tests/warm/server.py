@@ -125,6 +125,8 @@ def become(asked: dict[str, Any], streams: array.array[int]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    import hvdkit.worker.startup  # noqa: F401 - as the scripts do, before the framework
+    from hvdkit.worker import startup
+
+    startup.begin()  # as the scripts do, before the framework
 
     serve(sys.argv[1], sys.argv[2])
