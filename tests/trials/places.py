@@ -57,15 +57,13 @@ sys.stdout.buffer.write(b"\\n".join(seen))
 
 
 class _Apart(Sshd):
-    """Hosts that are reached by ssh; the second has a folder `apart` of its own, of `size`."""
-
-    size = "100m"
+    """Hosts that are reached by ssh; the second has a folder `apart` of its own."""
 
     def _named(self, host: str, command: list[str]) -> list[str]:
         if host == "h1":
             return super()._named(host, command)
-        apart, size = str(self.folder / "apart"), f"size={self.size}"
-        own = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o "$1" tmpfs "$0" && shift && exec "$@"', apart, size]
+        apart = str(self.folder / "apart")
+        own = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec "$@"', apart]
         return super()._named(host, [*own, *command])
 
 
@@ -120,8 +118,8 @@ class Place:
 
 
 @contextmanager
-def place(kind: str, size: str = "100m") -> Iterator[Place]:
-    """Two hosts for ranks of a launcher; all of it is gone at the end. `size` is what h2's own folder may hold."""
+def place(kind: str) -> Iterator[Place]:
+    """Two hosts for ranks of a launcher; all of it is gone at the end."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdkit-place-")))
         network = stack.enter_context(Network(2, 1000.0))
@@ -131,7 +129,6 @@ def place(kind: str, size: str = "100m") -> Iterator[Place]:
         else:
             (folder / "apart").mkdir()
             daemons = _Apart(network, folder)
-            daemons.size = size
             if kind != "direct":
                 stack.enter_context(daemons)
             program = shutil.which({"mpirun": "mpirun.openmpi", "mpich": "mpirun.mpich"}.get(kind, "true"))
