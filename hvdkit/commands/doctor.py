@@ -25,18 +25,9 @@ from hvdkit.runtimes import pins, store
 from hvdkit.runtimes.store import PACKAGE, Runtime
 
 FILE = "doctor.json"
-_PINGS = 5
 _NAME_S = 3.0
-_PACKAGES = [
-    "horovod",
-    "numpy",
-    "keras",
-    "pydantic",
-    "safetensors",
-    "nvidia-nccl-cu11",
-    "nvidia-nccl-cu12",
-    "nvidia-nccl-cu13",
-]
+_NCCL = [f"nvidia-nccl-cu{version}" for version in (11, 12, 13)]
+_PACKAGES = ["horovod", "numpy", "keras", "pydantic", "safetensors", *_NCCL]
 
 
 def hosts_of(option: str | None, hostfile: Path | None) -> list[Host]:
@@ -132,14 +123,11 @@ def _question(
 
 
 def _facts(probe: Probe, report: HostReport, question: dict[str, Any], faults: list[HostFault]) -> int:
-    """Start a probe and fill in what the host has and what its clock shows; returns the probe's port, or 0."""
+    """Start a probe and fill in what the host has; returns the probe's port, or 0."""
     try:
         probe.start()
         token = probe.token if question["neighbour"] != question["host"] else ""  # nobody has to reach a single host
         facts = probe.ask("facts", START_S, token=token, **question)
-        report.clock_offset_s, report.clock_error_s = min(
-            (_clock(probe) for _ in range(_PINGS)), key=lambda reading: reading[1]
-        )
     except Unreachable as error:
         faults.append(HostFault(host=report.name, what=str(error), remedy=error.remedy))
         return 0
@@ -150,11 +138,3 @@ def _facts(probe: Probe, report: HostReport, question: dict[str, Any], faults: l
     report.runtimes = {name: RuntimeThere.model_validate(runtime) for name, runtime in facts["runtimes"].items()}
     report.interfaces = [Interface.model_validate(interface) for interface in facts["interfaces"]]
     return int(facts["port"])
-
-
-def _clock(probe: Probe) -> tuple[float, float]:
-    """How much the host's clock is ahead, and half of the time that it took to ask: it is right to that."""
-    sent = time.time()
-    there = float(probe.ask("clock")["time"])
-    received = time.time()
-    return round(there - (sent + received) / 2, 6), round((received - sent) / 2, 6)

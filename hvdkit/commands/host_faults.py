@@ -13,15 +13,13 @@ from hvdkit.runtimes.store import PACKAGE
 
 T = TypeVar("T")
 _LEAST_FREE_BYTES = 1 << 30
-_CLOCK_S = 1.0
-_SLOW = 4.0  # a link with this many times less than the median's rate holds all up
 
 
 def judge(reports: Sequence[HostReport], interface: str | None, folder: Path) -> list[HostFault]:
     """All that is wrong with hosts that were reached."""
     there = [report for report in reports if report.reachable]
     faults = [fault for report in there for fault in (*_network(report, interface, len(there)), *_room(report, folder))]
-    return [*faults, *_unequal(there), *_slow(there)]
+    return [*faults, *_unequal(there)]
 
 
 def _network(host: HostReport, interface: str | None, hosts: int) -> Iterator[HostFault]:
@@ -73,7 +71,7 @@ def _network(host: HostReport, interface: str | None, hosts: int) -> Iterator[Ho
 
 
 def _room(host: HostReport, folder: Path) -> Iterator[HostFault]:
-    """Too little memory, disk, cores or GPUs, and a wrong clock."""
+    """Too little memory, disk, cores or GPUs."""
     for path, free in host.folders.items():
         if free is None and path != str(folder):
             yield HostFault(
@@ -92,12 +90,6 @@ def _room(host: HostReport, folder: Path) -> Iterator[HostFault]:
     if host.slots > devices:
         what = f"{host.slots} slots on {devices} {kind}{'s' if devices > 1 else ''}"
         yield HostFault(host=host.name, what=what, remedy=f"give no more slots than {kind}s", fault=False)
-    offset, error = host.clock_offset_s or 0.0, host.clock_error_s or 0.0
-    if abs(offset) - error > _CLOCK_S:
-        yield HostFault(
-            host=host.name, what=f"its clock is {abs(offset):.1f} s {'ahead' if offset > 0 else 'behind'}",
-            remedy="sudo timedatectl set-ntp true", fault=False,
-        )  # fmt: skip
 
 
 def _unequal(hosts: Sequence[HostReport]) -> Iterator[HostFault]:
@@ -145,18 +137,6 @@ def _of_runtime(name: str, hosts: Sequence[HostReport]) -> Iterator[HostFault]:
         elif runtime.horovod != horovod:
             what = "no Horovod" if runtime.horovod is None else "another build of Horovod than the other hosts have"
             yield HostFault(host=host.name, what=f"runtime '{name}': {what}", remedy=again)
-
-
-def _slow(hosts: Sequence[HostReport]) -> Iterator[HostFault]:
-    """Links that are much slower than the others."""
-    rates = {host.name: way.mbit_per_s for host in hosts if (way := host.neighbour) and way.mbit_per_s}
-    usual = sorted(rates.values())[len(rates) // 2] if rates else 0.0
-    for name, rate in rates.items():
-        if len(rates) > 2 and rate * _SLOW < usual:
-            what = f"it takes in {rate:,.0f} Mbit/s, others {usual:,.0f}"
-            yield HostFault(
-                host=name, what=what, remedy="see `ethtool` there for its link's rate, or leave it out", fault=False
-            )
 
 
 def _usual(hosts: Sequence[HostReport], what: Callable[[HostReport], T | None]) -> T | None:

@@ -1,4 +1,4 @@
-"""Whether hosts reach each other, how soon and how fast: each connects to the next one, in a ring as Horovod's."""
+"""Whether hosts reach each other, and how soon: each connects to the next one, in a ring as Horovod's."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ from dataclasses import dataclass
 from hvdkit.launch.probes import Probe, Unreachable
 from hvdkit.results.doctor import HostReport, Interface, Way
 
-_FLOOD_S = 0.3
-
 
 @dataclass
 class Member:
-    """A host of the ring, the port of its probe, and the probe of the host that reaches it (at first, nobody's)."""
+    """A host of the ring, and the port of its probe."""
 
     probe: Probe
     report: HostReport
     port: int
-    seen_from: Probe | None = None
 
 
 def reach(ring: list[Member], fits: Callable[[Interface], bool], chosen: bool, pool: ThreadPoolExecutor) -> None:
-    """Fill in by which interface and address others reach each host, and how fast that is.
+    """Fill in by which interface and address others reach each host.
 
     Only interfaces that fit are tried. Unless they were `chosen`, of several that answer it is the one that the host's
     name means, or by which it reaches the next host, as its ranks do.
@@ -42,20 +39,17 @@ def reach(ring: list[Member], fits: Callable[[Interface], bool], chosen: bool, p
         answered = {way.address for way in member.report.ways if way.fault is None}
         usable = [card for card in member.report.interfaces if fits(card) and card.address in answered]
         _choose(member.report, usable, [] if chosen else preferred)
-    list(pool.map(_flood, [member for member in ring if member.report.address]))
 
 
 def _try(member: Member, other: Probe, fits: Callable[[Interface], bool]) -> None:
     """Let another host connect to each address that fits."""
     addresses = [card.address for card in member.report.interfaces if fits(card)]
-    member.report.ways, member.seen_from = _ways(other, member, addresses, 0.0), other
-
-
-def _flood(member: Member) -> None:
-    """Let the other host send over the chosen way."""
-    assert member.seen_from is not None and member.report.address is not None
-    measured = {way.address: way for way in _ways(member.seen_from, member, [member.report.address], _FLOOD_S)}
-    member.report.ways = [measured.get(way.address, way) for way in member.report.ways]
+    wanted = [{"address": address, "port": member.port, "token": member.probe.token} for address in addresses]
+    try:
+        answers = other.ask("reach", 15.0 + 4.0 * len(addresses), ways=wanted)["ways"]
+        member.report.ways = [Way.model_validate(answer) for answer in answers]
+    except Unreachable as error:
+        member.report.ways = [Way(address=address, fault=f"{other.host.name}: {error}") for address in addresses]
 
 
 def _choose(report: HostReport, usable: list[Interface], preferred: list[str]) -> None:
@@ -64,16 +58,3 @@ def _choose(report: HostReport, usable: list[Interface], preferred: list[str]) -
     best = next((address for address in (*preferred, *addresses) if address in addresses), None)
     if best is not None:
         report.interface, report.address = addresses[best], best
-
-
-def _ways(other: Probe, member: Member, addresses: list[str], seconds: float) -> list[Way]:
-    """How another host reaches these addresses of a host."""
-    wanted = [
-        {"address": address, "port": member.port, "token": member.probe.token, "seconds": seconds}
-        for address in addresses
-    ]
-    try:
-        answers = other.ask("reach", 15.0 + 4.0 * len(addresses), ways=wanted)["ways"]
-    except Unreachable as error:
-        return [Way(address=address, fault=f"{other.host.name}: {error}") for address in addresses]
-    return [Way.model_validate(answer) for answer in answers]

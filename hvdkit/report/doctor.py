@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hvdkit.report.tabular import Cell, Table, number
 from hvdkit.results.doctor import HostReport, HostsReport
 
-_OPTIONAL = ("GPUs", "NCCL", "latency", "Mbit/s")
+_OPTIONAL = ("GPUs", "NCCL", "latency")
 
 
 def table(report: HostsReport) -> Table:
@@ -27,14 +27,11 @@ def lines(report: HostsReport) -> Iterator[str]:
     yield f"{reached} of {len(report.hosts)} hosts answer, {verdict} ({report.seconds:.1f} s)"
 
 
-def _versions(host: HostReport) -> Cell | str:
-    """The versions of its runtimes' frameworks and Horovod."""
-    versions = []
-    for name, runtime in host.runtimes.items():
-        versions.append(
-            f"{name}: {runtime.fault}" if runtime.fault else f"{name} {runtime.versions.get('horovod', '–')}"
-        )
-    return "\n".join(versions) or "–"
+def _versions(host: HostReport) -> str:
+    """The version of Horovod in each of its runtimes."""
+    found = host.runtimes.items()
+    lines = (f"{name}: {it.fault}" if it.fault else f"{name} {it.versions.get('horovod', '–')}" for name, it in found)
+    return "\n".join(lines) or "–"
 
 
 def _nccl(host: HostReport) -> str:
@@ -51,20 +48,12 @@ def _gib(count: int | None) -> Cell:
     return number(None if count is None else count / 2**30, 1)
 
 
-def _clock(host: HostReport) -> str:
-    if host.clock_offset_s is None:
-        return "–"
-    return f"{1000 * host.clock_offset_s:+.1f} ±{1000 * (host.clock_error_s or 0):.1f}"
-
-
 _COLUMNS = {
     "reachable": lambda host: "yes" if host.reachable else Cell("no", bad=True),
     "Horovod of": _versions,
     "interface": lambda host: host.interface or "–",
     "address": lambda host: host.address or "–",
     "latency": lambda host: number(host.neighbour.latency_us if host.neighbour else None),
-    "Mbit/s": lambda host: number(host.neighbour.mbit_per_s if host.neighbour else None),
-    "clock": _clock,
     "slots": lambda host: number(host.slots),
     "cores": lambda host: number(host.cores),
     "GPUs": lambda host: "\n".join(host.gpus) or "–",

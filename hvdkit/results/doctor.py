@@ -20,14 +20,13 @@ class Interface(Record):
 class Way(Record):
     """How the host before this one, in the ring of hosts, reaches one of this host's addresses.
 
-    `source` is the address from which it does, `latency_us` the least round trip of 21. `mbit_per_s` is what it can
-    send while all hosts send to their neighbours; only the chosen address has it. Without an answer there is a `fault`.
+    `source` is the address from which it does, `latency_us` the least time of five connections. Without an answer there
+    is a `fault`.
     """
 
     address: str
     source: str | None = None
     latency_us: float | None = None
-    mbit_per_s: float | None = None
     fault: str | None = None
 
 
@@ -42,8 +41,7 @@ class RuntimeThere(Record):
 class HostReport(Record):
     """One host. Only `name` and `slots` are known of a host that cannot be reached.
 
-    `way` is `ssh`, `srun`, `nsenter` or `here`. `clock_offset_s` is how much the host's clock is ahead of this
-    machine's, right to `clock_error_s`. `interface` and `address` are those by which its neighbour reaches it.
+    `way` is `ssh`, `srun`, `nsenter` or `here`. `interface` and `address` are those by which its neighbour reaches it.
     `folders` are free bytes by folder (None: no such folder), `shares_files` says whether the host sees a file that the
     doctor has written into its --out.
     """
@@ -65,8 +63,6 @@ class HostReport(Record):
     interface: str | None = None
     address: str | None = None
     ways: list[Way] = Field(default_factory=list)
-    clock_offset_s: float | None = None
-    clock_error_s: float | None = None
 
     @property
     def neighbour(self) -> Way | None:
