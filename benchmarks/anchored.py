@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from hvdkit.simulator.workload import Tensor, Workload
+from hvdkit.simulator.workload import Gradient, Workload
 from hvdkit.tasks.resnet import Conv, architecture
 
 ANCHORS = Path(__file__).parent / "anchors"
@@ -58,7 +58,7 @@ def of_layers(
     for layer, _, backward, size in reversed(layers):
         pending += backward
         if size:
-            tensors.append(Tensor(layer, layer, (size // 4,), size, pending))
+            tensors.append(Gradient(layer, layer, (size // 4,), size, pending))
             pending = 0.0
     forward = tuple((layer, seconds) for layer, seconds, _, _ in layers)
     return Workload(name, batch_size, forward, tuple(tensors), tail_s=pending, update_s=update_s)
@@ -82,7 +82,7 @@ def googlenet(nodes: int, forward_s: float) -> Workload:
         # backward yields both of a layer at once
         for row, seconds in ((bias, 1e-6 * float(weight["backward_us"])), (weight, 0.0)):
             size = int(row["params_fp32"])
-            tensors.append(Tensor(f"tensor {row['tensor']}", row["tensor"], (size,), 4 * size, seconds))
+            tensors.append(Gradient(f"tensor {row['tensor']}", row["tensor"], (size,), 4 * size, seconds))
     return Workload("GoogLeNet", 64, (("all layers", forward_s),), tuple(tensors))
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.validation_row import Row
 from hvdkit.results.profile import Profile
 from hvdkit.simulator.calibration import calibrate
-from hvdkit.simulator.cluster import Cluster, Device, Level, Piece
+from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level
 from hvdkit.simulator.piecewise_linear import Floats
 from hvdkit.simulator.predict import point
 from hvdkit.simulator.settings import Settings
@@ -32,7 +32,7 @@ _ALONE = Cluster(
     schema_version=1,
     name="one-rank",
     device=Device(name="any"),
-    levels=[Level(name="none", pieces=[Piece(from_bytes=0, latency_us=0.0, mbit_per_s=1.0)])],
+    levels=[Level(name="none", pieces=[CurvePiece(from_bytes=0, latency_us=0.0, mbit_per_s=1.0)])],
 )
 
 

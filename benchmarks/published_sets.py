@@ -13,7 +13,7 @@ from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.costs import Network
 from hvdkit.simulator.predict import point
-from hvdkit.simulator.settings import Link, Settings, applied
+from hvdkit.simulator.settings import LinkSetting, Settings, applied
 
 MACHINES = anchored.ANCHORS / "clusters"
 ERROR = 3.0  # percent, of one GPU's published speed
@@ -51,13 +51,13 @@ def horovod() -> Iterator[Row]:
     links = {"25 Gbit/s RDMA": {}, "25 Gbit/s TCP": tcp, "40 Gbit/s TCP": tcp}
     for (network, model), counts in anchored.grouped("horovod_2017", "network", "model"):
         asked = {"latency_us": 30.0, **links[network]} if links[network] else {}
-        cluster = applied(roce, Settings(link={"roce": Link(**asked)}))
+        cluster = applied(roce, Settings(link={"roce": LinkSetting(**asked)}))
         yield from scaling("Horovod 2017", f"{model}, {network}", model, 64, counts, cluster, "horovod")
 
 
 def dlperf() -> Iterator[Row]:
     """ResNet-50 in fp32 on up to 32 V100s, six frameworks, one InfiniBand port a host."""
-    cluster = applied(clusters.load(Path("v100-nvlink-ib")), Settings(link={"infiniband": Link(ports=1)}))
+    cluster = applied(clusters.load(Path("v100-nvlink-ib")), Settings(link={"infiniband": LinkSetting(ports=1)}))
     for (framework, batch), counts in anchored.grouped("dlperf_2020", "framework", "batch_per_gpu"):
         policy = "ddp" if framework == "PyTorch" else "horovod"
         yield from scaling("DLPerf, V100", framework, "ResNet-50", int(batch), counts, cluster, policy)

@@ -24,7 +24,7 @@ from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import engine, step
 from hvdkit.simulator import sweep as sweeping
 from hvdkit.simulator.costs import Network
-from hvdkit.simulator.settings import Link, Settings, applied
+from hvdkit.simulator.settings import LinkSetting, Settings, applied
 from hvdkit.simulator.workload import Workload
 from tests.simulating import workload
 
@@ -39,7 +39,7 @@ def main() -> int:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     small, large = workload("resnet50"), workload("resnet152")
     cluster = clusters.load(Path("v100-nvlink-ib"))
-    links = [applied(cluster, Settings(link={"infiniband": Link(mbit_per_s=1e4 * (1 + i))})) for i in range(20)]
+    links = [applied(cluster, Settings(link={"infiniband": LinkSetting(mbit_per_s=1e4 * (1 + i))})) for i in range(20)]
     rates = {policy: CASES / median(lambda p=policy: batch(small, links, p)) for policy in POLICIES}
     single = {
         ranks: 1e3 * median(lambda n=ranks: engine.run(step.detailed(step.Case(large, Network(cluster, n), "horovod"))))

@@ -13,9 +13,9 @@ from benchmarks.validation_row import Row
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import engine, piecewise_linear, step
 from hvdkit.simulator.calibration import Calibration
-from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
+from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level, Measured, Software
 from hvdkit.simulator.costs import Network, hop_pieces
-from hvdkit.simulator.engine import Edge, Task
+from hvdkit.simulator.engine import Edge, TimedTask
 from hvdkit.simulator.predict import point
 from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.workload import Workload
@@ -78,7 +78,7 @@ def latency_curves() -> Iterator[Row]:
             yield Row(name, row, "us", found, 1e6 * measured, used, found * (1 - doubt), found * (1 + doubt))
 
 
-def _fitted(sizes: list[float], seconds: list[float]) -> tuple[list[Piece], float]:
+def _fitted(sizes: list[float], seconds: list[float]) -> tuple[list[CurvePiece], float]:
     """The curve of every other size, and its residual in percent."""
     pieces = piecewise_linear.fit(sizes[::2], seconds[::2])
     return pieces, piecewise_linear.residual_percent(pieces, sizes[::2], seconds[::2])
@@ -141,11 +141,11 @@ def googlenet() -> Iterator[Row]:
 
 
 def _traced(work: Workload, sent: Sequence[float]) -> float:
-    tasks = [Task("forward", "forward", "device", work.parts(1.0).forward_s)]
+    tasks = [TimedTask("forward", "forward", "device", work.parts(1.0).forward_s)]
     for tensor, seconds in zip(work.tensors, sent, strict=True):
-        tasks.append(Task(f"backward {tensor.name}", "backward", "device", tensor.segment_s))
-        tasks.append(Task(tensor.name, "communication", "network", seconds, (Edge(f"backward {tensor.name}"),)))
-    tasks.append(Task("update", "update", "device", 0.0, (Edge(work.tensors[-1].name),)))
+        tasks.append(TimedTask(f"backward {tensor.name}", "backward", "device", tensor.segment_s))
+        tasks.append(TimedTask(tensor.name, "communication", "network", seconds, (Edge(f"backward {tensor.name}"),)))
+    tasks.append(TimedTask("update", "update", "device", 0.0, (Edge(work.tensors[-1].name),)))
     return float(engine.run(tasks).period)
 
 
@@ -228,7 +228,7 @@ def _period(work: Workload, network: Network, policy: str) -> float:
 
 
 def _uniform(latency_us: float, mbit_per_s: float) -> Cluster:
-    pieces = [Piece(from_bytes=0, latency_us=latency_us, mbit_per_s=mbit_per_s)]
+    pieces = [CurvePiece(from_bytes=0, latency_us=latency_us, mbit_per_s=mbit_per_s)]
     device = Device(name="none", memory_bytes_per_s=1e18, launch_us=0.0)
     return Cluster(schema_version=1, name="uniform", device=device, levels=[Level(name="net", pieces=pieces)])
 

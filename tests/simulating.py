@@ -7,7 +7,7 @@ from typing import Any
 
 from hvdkit.results.profile import Profile
 from hvdkit.simulator.cluster import Cluster, read
-from hvdkit.simulator.workload import Tensor, Workload
+from hvdkit.simulator.workload import Gradient, Workload
 from hvdkit.tasks.resnet import architecture
 
 
@@ -16,7 +16,7 @@ def workload(model: str = "resnet50", compute_s: float = 0.3, classes: int = 100
     shapes = architecture(model, classes).parameter_shapes()
     each = compute_s / 3 / len(shapes)
     tensors = tuple(
-        Tensor(name, name.rpartition(".")[0], shape, 4 * math.prod(shape), 2 * each)
+        Gradient(name, name.rpartition(".")[0], shape, 4 * math.prod(shape), 2 * each)
         for name, shape in reversed(shapes.items())
     )
     return Workload(model, 64, tuple((name, each) for name in shapes), tensors, **more)

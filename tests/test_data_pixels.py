@@ -11,12 +11,12 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from hvdkit.data import pixels as images
-from hvdkit.data.augment import Stream, random_bits
+from hvdkit.data.augment import RandomStream, random_bits
 from hvdkit.data.pixels import normalised
 
 
 def test_crops_are_drawn_as_the_paper_says() -> None:
-    boxes = [images.crop_box(500, 375, Stream(int(bits))) for bits in random_bits(1, 0, np.arange(4000))]
+    boxes = [images.crop_box(500, 375, RandomStream(int(bits))) for bits in random_bits(1, 0, np.arange(4000))]
     left, top, width, height = np.array(boxes).T
     assert np.all(left >= 0) and np.all(top >= 0) and np.all(left + width <= 500) and np.all(top + height <= 375)
     share, ratio = width * height / (500 * 375), width / height
@@ -31,7 +31,7 @@ def test_crops_are_drawn_as_the_paper_says() -> None:
     ("width", "height", "box"), [(1000, 10, (493, 0, 13, 10)), (10, 1000, (0, 493, 10, 13)), (1, 1, (0, 0, 1, 1))]
 )
 def test_where_no_crop_fits_the_centre_is_taken(width: int, height: int, box: images.Box) -> None:
-    class High(Stream):
+    class High(RandomStream):
         def next(self) -> int:
             return 2**64 - 1
 

@@ -150,7 +150,7 @@ def test_a_profile_of_cpus_on_gpus_is_told_and_overlap_is_not_advised_on_cpus() 
         advice = advising.advise(profile, cluster, 8, settings, Money(None, None, None))
         return any(each.settings == {"policy": "mg-wfbp"} for each in advice.suggestions)
 
-    slow = {"infiniband": settings_.Link(mbit_per_s=1000.0)}
+    slow = {"infiniband": settings_.LinkSetting(mbit_per_s=1000.0)}
     assert gpus.levels[-1].name in slow
     assert overlap_advised(settings_.applied(gpus, Settings(link=slow)), Settings(speed=30.0))
     assert not overlap_advised(simulating.cluster(mbit_per_s=100.0), Settings())

@@ -17,16 +17,16 @@ from hvdkit.errors import RequestError
 from hvdkit.simulator import engine, policies, step
 from hvdkit.simulator.compression_costs import METHODS, Compression
 from hvdkit.simulator.costs import Network
-from hvdkit.simulator.engine import Edge, Schedule, Task
+from hvdkit.simulator.engine import Edge, StepSchedule, TimedTask
 from hvdkit.simulator.policies import POLICIES
-from hvdkit.simulator.workload import Tensor, Workload
+from hvdkit.simulator.workload import Gradient, Workload
 
 RESOURCES = (None, "device", "network", "input workers")
 TINY = 1e-9
 
 
 @st.composite
-def graphs(draw: st.DrawFn, cases: int | None = None) -> list[Task]:
+def graphs(draw: st.DrawFn, cases: int | None = None) -> list[TimedTask]:
     """Up to 12 tasks, each waiting for some before it and for some of earlier iterations."""
     count = draw(st.integers(1, 12))
     seconds = st.floats(0, 10, allow_subnormal=False)
@@ -38,11 +38,11 @@ def graphs(draw: st.DrawFn, cases: int | None = None) -> list[Task]:
         duration: Any = draw(seconds)
         if cases is not None:
             duration = np.array(draw(st.lists(seconds, min_size=cases, max_size=cases)))
-        tasks.append(Task(f"t{number}", "any", draw(st.sampled_from(RESOURCES)), duration, tuple(after)))
+        tasks.append(TimedTask(f"t{number}", "any", draw(st.sampled_from(RESOURCES)), duration, tuple(after)))
     return tasks
 
 
-def paths(graph: list[Task]) -> float:
+def paths(graph: list[TimedTask]) -> float:
     """The longest chain of tasks that wait for each other within one iteration."""
     longest: dict[str, float] = {}
     for task in graph:
@@ -52,7 +52,7 @@ def paths(graph: list[Task]) -> float:
 
 @given(graphs())
 @settings(max_examples=300, deadline=None)
-def test_no_task_before_its_inputs_and_no_resource_used_twice(graph: list[Task]) -> None:
+def test_no_task_before_its_inputs_and_no_resource_used_twice(graph: list[TimedTask]) -> None:
     run = engine.run(graph, 6)
     index = {task.name: number for number, task in enumerate(graph)}
     used: dict[str, list[tuple[float, float]]] = {}
@@ -70,14 +70,14 @@ def test_no_task_before_its_inputs_and_no_resource_used_twice(graph: list[Task])
             assert start >= end - TINY
 
 
-def makespan(schedule: Schedule) -> float:
+def makespan(schedule: StepSchedule) -> float:
     """The end of the last task of all iterations."""
     return max(end for row in schedule.ends for end in row)
 
 
 @given(graphs())
 @settings(max_examples=300, deadline=None)
-def test_makespan_is_at_least_the_critical_path_and_that_every_bound(graph: list[Task]) -> None:
+def test_makespan_is_at_least_the_critical_path_and_that_every_bound(graph: list[TimedTask]) -> None:
     run = engine.run(graph, 6)
     bounds = [paths(graph), *(6 * busy for busy in run.busy().values())]
     assert makespan(run) >= max(bounds) - TINY
@@ -93,7 +93,7 @@ def test_makespan_is_at_least_the_critical_path_and_that_every_bound(graph: list
         assert length >= end - begin - TINY
 
 
-def lags_of_inputs(graph: list[Task]) -> dict[str, int]:
+def lags_of_inputs(graph: list[TimedTask]) -> dict[str, int]:
     """What the last task waits for, directly or not, and the iterations in between: the fewest of all ways."""
     waits = {task.name: [(edge.name, edge.lag) for edge in task.after] for task in graph}
     for name in {task.resource for task in graph} - {None}:
@@ -112,7 +112,7 @@ def lags_of_inputs(graph: list[Task]) -> dict[str, int]:
 
 @given(graphs())
 @settings(max_examples=200, deadline=None)
-def test_steps_take_at_least_what_each_resource_that_they_wait_for_is_busy(graph: list[Task]) -> None:
+def test_steps_take_at_least_what_each_resource_that_they_wait_for_is_busy(graph: list[TimedTask]) -> None:
     """A resource that the last task does not wait for may take longer: it lags ever further."""
     run, steps = engine.run(graph, 20), engine.run(graph)
     busy, lags = run.busy(), lags_of_inputs(graph)
@@ -137,7 +137,7 @@ def test_many_at_once_are_each_by_itself(data: st.DataObject) -> None:
 
 @given(graphs(), st.integers(0, 11), st.floats(0, 5))
 @settings(max_examples=200, deadline=None)
-def test_a_longer_task_never_ends_anything_sooner(graph: list[Task], which: int, more: float) -> None:
+def test_a_longer_task_never_ends_anything_sooner(graph: list[TimedTask], which: int, more: float) -> None:
     tasks = list(graph)
     which %= len(tasks)
     tasks[which] = replace(tasks[which], seconds=tasks[which].seconds + more)
@@ -147,19 +147,19 @@ def test_a_longer_task_never_ends_anything_sooner(graph: list[Task], which: int,
 
 
 def test_a_cycle_a_missing_task_and_a_negative_time_are_refused() -> None:
-    a = Task("a", "any", None, 1.0, (Edge("b"),))
-    b = Task("b", "any", None, 1.0, (Edge("a"),))
+    a = TimedTask("a", "any", None, 1.0, (Edge("b"),))
+    b = TimedTask("b", "any", None, 1.0, (Edge("a"),))
     with pytest.raises(RequestError, match="'a': expected to wait for a task before it, got 'b'"):
         engine.run([a, b])
     with pytest.raises(RequestError, match="task before it, got 'c'"):
-        engine.run([Task("a", "any", None, 1.0, (Edge("c", 1),))])
+        engine.run([TimedTask("a", "any", None, 1.0, (Edge("c", 1),))])
     for seconds in (-1.0, math.inf, math.nan, np.array([1.0, -1.0])):
         with pytest.raises(RequestError, match="at least 0, got"):
-            engine.run([Task("a", "any", None, seconds)])
+            engine.run([TimedTask("a", "any", None, seconds)])
     with pytest.raises(RequestError, match="each name once"):
-        engine.run([Task("a", "any", None, 1.0)] * 2)
-    late = Task("a", "any", None, 1.0, (Edge("b", 1),))
-    assert engine.run([late, Task("b", "any", None, 2.0)], 3).starts[1][0] == 2.0
+        engine.run([TimedTask("a", "any", None, 1.0)] * 2)
+    late = TimedTask("a", "any", None, 1.0, (Edge("b", 1),))
+    assert engine.run([late, TimedTask("b", "any", None, 2.0)], 3).starts[1][0] == 2.0
 
 
 # -- policies ---------------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ SMALL = Workload(
     8,
     (("one", 0.010), ("two", 0.020)),
     tuple(
-        Tensor(name, name, (size,), 4 * size, seconds)
+        Gradient(name, name, (size,), 4 * size, seconds)
         for name, size, seconds in (("two.w", 250_000, 0.030), ("two.b", 1_000, 0.0), ("one.w", 500_000, 0.040))
     ),
     tail_s=0.005,
@@ -239,7 +239,7 @@ def test_horovods_cycles_are_what_a_loop_does(
 ) -> None:
     """Against the loop written down as one would, a gradient at a time."""
     made = simulating.cluster(software={"synchronous": synchronous, "negotiation_us": 50.0})
-    tensors = tuple(Tensor(f"t{i}", f"t{i}", (size,), 4 * size, s) for i, (s, size) in enumerate(layers))
+    tensors = tuple(Gradient(f"t{i}", f"t{i}", (size,), 4 * size, s) for i, (s, size) in enumerate(layers))
     case = step.Case(
         Workload("any", 1, (("f", 0.01),), tensors),
         Network(made, 4),
@@ -276,7 +276,7 @@ def test_horovods_cycles_are_what_a_loop_does(
 def test_merged_gradients_end_as_early_as_any_choice_of_buckets(
     layers: list[tuple[float, int]], latency_us: float, mbit_per_s: float
 ) -> None:
-    tensors = tuple(Tensor(f"t{i}", f"t{i}", (size,), 4 * size, s) for i, (s, size) in enumerate(layers))
+    tensors = tuple(Gradient(f"t{i}", f"t{i}", (size,), 4 * size, s) for i, (s, size) in enumerate(layers))
     network = Network(simulating.cluster(latency_us, mbit_per_s), 4)
     workload = Workload("any", 1, (("f", 0.01),), tensors)
     found = period(step.Case(workload, network, "mg-wfbp"))
@@ -366,7 +366,7 @@ def test_more_bandwidth_is_never_slower_where_it_does_not_change_the_order(value
 @settings(max_examples=60, deadline=None)
 def test_a_step_is_never_shorter_than_its_compute_nor_longer_than_the_sum(values: dict[str, Any]) -> None:
     case = made(values)
-    schedule: Schedule = engine.run(step.detailed(case))
+    schedule: StepSchedule = engine.run(step.detailed(case))
     total = sum(float(task.seconds) for task in schedule.tasks)
     assert max(map(float, schedule.busy().values())) - TINY <= schedule.period <= total + TINY
     assert schedule.period >= float(engine.run(step.detailed(case.alone)).period) - TINY

@@ -17,7 +17,7 @@ from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.costs import Network
 from hvdkit.simulator.predict import Point, point
 from hvdkit.simulator.settings import Settings, applied, read
-from hvdkit.simulator.workload import Tensor, Workload
+from hvdkit.simulator.workload import Gradient, Workload
 
 ROCE = clusters.load(Path("p100-roce25"))
 CURVE = {
@@ -57,7 +57,7 @@ def test_more_servers_than_ranks_are_as_many_as_ranks() -> None:
     assert steps[3] >= predicted(made, 8, "policy=caffe-mpi").step_ms
     # ... and as fast are servers of which each has an eighth of the bytes, in whole tensors
     alike = Workload(
-        "any", 32, (("f", 0.01),), tuple(Tensor(f"t{i}", "t", (10**6,), 4 * 10**6, 1e-4) for i in range(64))
+        "any", 32, (("f", 0.01),), tuple(Gradient(f"t{i}", "t", (10**6,), 4 * 10**6, 1e-4) for i in range(64))
     )
     central, ring = (predicted(made, 8, *each, work=alike).step_ms for each in (CENTRAL, ["policy=caffe-mpi"]))
     assert central == pytest.approx(ring)
@@ -67,7 +67,7 @@ def test_eight_bytes_more_are_not_faster() -> None:
     """Each of the published levels switches its protocol at another size."""
 
     def with_gradients(size: int) -> Workload:
-        tensors = tuple(Tensor(f"t{i}", f"t{i}", (size // 4,), size, 1e-4) for i in range(60))
+        tensors = tuple(Gradient(f"t{i}", f"t{i}", (size // 4,), size, 1e-4) for i in range(60))
         return Workload("any", 32, (("f", 0.01),), tensors)
 
     switch = 6828 * 64  # bytes of a gradient whose parts are at the switch
@@ -81,7 +81,7 @@ def test_eight_bytes_more_are_not_faster() -> None:
 
 
 def test_half_the_bytes_are_not_slower_on_512_ranks() -> None:
-    tensors = tuple(Tensor(f"t{i}", f"t{i}", (900_000,), 3_600_000, 1e-4) for i in range(60))
+    tensors = tuple(Gradient(f"t{i}", f"t{i}", (900_000,), 3_600_000, 1e-4) for i in range(60))
     work = Workload("any", 32, (("f", 0.01),), tensors)
     dense = predicted(ROCE, 512, "policy=caffe-mpi", work=work)
     half = predicted(ROCE, 512, "policy=caffe-mpi", "compression=fp16", work=work)

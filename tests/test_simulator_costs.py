@@ -19,7 +19,7 @@ from hvdkit.simulator.compression_costs import Compression, traffic
 from hvdkit.simulator.costs import Network, hop_pieces
 from hvdkit.simulator.piecewise_linear import PiecewiseLinear
 from hvdkit.simulator.predict import slowest
-from hvdkit.simulator.settings import Link, Settings, applied
+from hvdkit.simulator.settings import LinkSetting, Settings, applied
 
 LINES = st.builds(
     lambda starts, values: PiecewiseLinear(
@@ -82,7 +82,7 @@ def test_links_that_others_use_are_slower_and_more_of_them_faster() -> None:
     assert seconds(ports=2) == pytest.approx(seconds(ports=1) / 2, rel=1e-3)
     assert seconds(mbit_per_s=4000.0) == pytest.approx(2 * seconds(mbit_per_s=8000.0), rel=1e-3)
     with pytest.raises(RequestError, match="levels near, far"):
-        applied(TWO, Settings(link={"mid": Link()}))
+        applied(TWO, Settings(link={"mid": LinkSetting()}))
 
 
 def test_the_fastest_algorithm_is_taken_for_each_size() -> None:
@@ -128,8 +128,8 @@ def test_a_curve_of_two_pieces_is_found_again(
     latency: float, rate: float, times: float, break_at: int, seed: int
 ) -> None:
     pieces = [
-        clusters.Piece(from_bytes=0, latency_us=latency, mbit_per_s=rate),
-        clusters.Piece(from_bytes=2**break_at, latency_us=latency * times + 500, mbit_per_s=rate * times),
+        clusters.CurvePiece(from_bytes=0, latency_us=latency, mbit_per_s=rate),
+        clusters.CurvePiece(from_bytes=2**break_at, latency_us=latency * times + 500, mbit_per_s=rate * times),
     ]
     sizes = [float(2 ** (k / 2)) for k in range(4, 52)]
     noise = np.random.default_rng(seed).normal(1, 0.002, len(sizes))

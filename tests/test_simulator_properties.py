@@ -27,8 +27,8 @@ from hvdkit.simulator.compression_costs import Compression
 from hvdkit.simulator.costs import Network, balanced_servers
 from hvdkit.simulator.policies import POLICIES
 from hvdkit.simulator.predict import Point, point, slowest
-from hvdkit.simulator.settings import Link, Settings, applied
-from hvdkit.simulator.workload import Tensor, Workload
+from hvdkit.simulator.settings import LinkSetting, Settings, applied
+from hvdkit.simulator.workload import Gradient, Workload
 
 EXAMPLES = int(os.environ.get("HVDKIT_TEST_EXAMPLES", "40"))
 many = settings(
@@ -81,7 +81,7 @@ def clusters(draw: st.DrawFn, algorithms: tuple[str, ...] = ("ring", "tree", "hi
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
     layers = draw(st.lists(st.tuples(st.floats(1e-5, 2e-2), st.integers(1, 3 * 10**6)), min_size=1, max_size=10))
-    tensors = tuple(Tensor(f"t{i}", f"t{i}", (size,), 4 * size, seconds) for i, (seconds, size) in enumerate(layers))
+    tensors = tuple(Gradient(f"t{i}", f"t{i}", (size,), 4 * size, seconds) for i, (seconds, size) in enumerate(layers))
     forward = tuple((tensor.name, tensor.segment_s / 2) for tensor in tensors)
     return Workload("any", 32, forward, tensors, tail_s=1e-4, update_s=draw(st.floats(0, 1e-3)))
 
@@ -122,7 +122,7 @@ def not_slower(better: step.Case, than: step.Case) -> None:
 @many
 def test_more_bandwidth_is_never_slower(case: step.Case, times: float) -> None:
     levels = case.network.cluster.levels
-    links = {level.name: Link(mbit_per_s=level.pieces[-1].mbit_per_s * times) for level in levels}
+    links = {level.name: LinkSetting(mbit_per_s=level.pieces[-1].mbit_per_s * times) for level in levels}
     not_slower(over(case, applied(case.network.cluster, Settings(link=links))), case)
 
 
@@ -130,7 +130,7 @@ def test_more_bandwidth_is_never_slower(case: step.Case, times: float) -> None:
 @many
 def test_less_latency_is_never_slower(case: step.Case, part: float) -> None:
     levels = case.network.cluster.levels
-    links = {level.name: Link(latency_us=level.pieces[0].latency_us * part) for level in levels}
+    links = {level.name: LinkSetting(latency_us=level.pieces[0].latency_us * part) for level in levels}
     not_slower(over(case, applied(case.network.cluster, Settings(link=links))), case)
 
 
@@ -168,7 +168,7 @@ def test_less_jitter_waits_less(ranks: int, one: float, other: float) -> None:
 def test_a_change_that_changes_nothing_changes_nothing(case: step.Case) -> None:
     cluster = case.network.cluster
     links = {
-        level.name: Link(
+        level.name: LinkSetting(
             mbit_per_s=level.pieces[-1].mbit_per_s,
             latency_us=level.pieces[0].latency_us,
             busy=level.busy,

@@ -34,7 +34,7 @@ from hvdkit.results.bench import Bench, BenchRow, BenchSpec, Collective, Dtype, 
 from hvdkit.results.machine import this_machine
 from hvdkit.runtimes.store import Runtime, find
 from hvdkit.simulator import cluster, piecewise_linear
-from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
+from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level, Measured, Software
 from hvdkit.simulator.costs import hop_pieces
 from hvdkit.worker import tuning
 from hvdkit.worker.bench import RANKS, ROWS
@@ -274,14 +274,14 @@ def network(bench: Bench) -> Cluster:
     )
 
 
-def _hops(row: Measured) -> list[Piece]:
+def _hops(row: Measured) -> list[CurvePiece]:
     """The time of one message, from that of the whole collective."""
     if row.algorithm == "ring":
         return hop_pieces(row)
     # 2 log2(p) messages, of n/2, n/4, … bytes.
     hops, sent = 2 * math.ceil(math.log2(row.ranks)), 2 * (row.ranks - 1) / row.ranks
     return [
-        Piece(
+        CurvePiece(
             from_bytes=round(piece.from_bytes * sent / hops),
             latency_us=piece.latency_us / hops,
             mbit_per_s=piece.mbit_per_s * sent,

@@ -51,7 +51,7 @@ def shifted(images: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     return moved
 
 
-class Stream:
+class RandomStream:
     """SplitMix64 (Steele et al. 2014, figure 17) from a 64-bit state: more random numbers for one sample."""
 
     def __init__(self, state: int) -> None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hvdkit.data import Shard, pixels, prefetch, walk
-from hvdkit.data.augment import Stream, random_bits
+from hvdkit.data.augment import RandomStream, random_bits
 from hvdkit.data.dataset import Augmentation, Batch, Dataset, Fingerprint, Preprocessing
 from hvdkit.data.fingerprint import of_files
 from hvdkit.errors import RequestError
@@ -245,7 +245,7 @@ class ImageFolderSplit:
         index, size = int(samples[number]), int(self.data.size)
         state = int(bits[number])
         image = None
-        replacements = Stream(state ^ 1)  # a different stream than that of the augmentation
+        replacements = RandomStream(state ^ 1)  # a different stream than that of the augmentation
         for _ in range(_REPLACEMENTS):
             path = self.listing.path(index)
             try:
@@ -262,7 +262,7 @@ class ImageFolderSplit:
             raise RequestError(f"{self.listing.folder}: {_REPLACEMENTS} images drawn in a row cannot be read")
         label = int(self.listing.labels[index])
         if changed:
-            return pixels.for_training(image, size, Stream(state)), label
+            return pixels.for_training(image, size, RandomStream(state)), label
         return pixels.for_evaluation(image, size, int(self.data.resize)), label
 
     def _note(self, path: str, reason: str) -> None:

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from hvdkit.data.augment import Stream
+from hvdkit.data.augment import RandomStream
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -179,7 +179,7 @@ def _rgb(image: Image) -> Image:
     return image.convert("RGB")
 
 
-def for_training(image: Image, size: int, stream: Stream) -> np.ndarray:
+def for_training(image: Image, size: int, stream: RandomStream) -> np.ndarray:
     """A random crop, resized, and flipped half of the time: (size, size, 3) float32.
 
     The first number of the stream decides about the flip.
@@ -230,7 +230,7 @@ def normalised(pixels: np.ndarray, mean: tuple[float, ...], deviation: tuple[flo
     return rows.reshape(pixels.shape)
 
 
-def crop_box(width: int, height: int, stream: Stream) -> Box:
+def crop_box(width: int, height: int, stream: RandomStream) -> Box:
     """The crop of torchvision's RandomResizedCrop.
 
     The fraction of the area is uniform in AREA, the logarithm of the aspect ratio uniform in that of RATIO. After TRIES

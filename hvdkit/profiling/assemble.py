@@ -13,7 +13,7 @@ from pydantic import ValidationError
 import hvdkit
 from hvdkit.errors import RequestError, RunError, first_fault
 from hvdkit.profiling import breakdown, clocks, communication_time, layers, timeline
-from hvdkit.profiling.breakdown import COMMUNICATION, NEGOTIATION, OVERLAPPED, REDUCTION, Step
+from hvdkit.profiling.breakdown import COMMUNICATION, NEGOTIATION, OVERLAPPED, REDUCTION, TracedStep
 from hvdkit.profiling.clocks import Clock
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.profile import Bound, Cost, Memory, Profile, Rank, Slowest, Split, Tuning
@@ -31,9 +31,9 @@ class Findings:
 
     record: RunRecord
     clocks: list[Clock]
-    marked: list[list[Step]]
-    traced: list[list[Step]]
-    detailed: list[list[Step]]
+    marked: list[list[TracedStep]]
+    traced: list[list[TracedStep]]
+    detailed: list[list[TracedStep]]
     compresses: bool
 
     @property
@@ -69,7 +69,7 @@ def gather(record: RunRecord, operations: Sequence[timeline.Operation], recipe: 
     compresses = recipe.compression.method != "none" or recipe.sync is not None or recipe.allreduce != "ring"
     own = [clocks.of_rank(rank, record.ranks[0]) for rank in record.ranks]
 
-    def of(kind: Kind) -> list[list[Step]]:
+    def of(kind: Kind) -> list[list[TracedStep]]:
         columns = [
             [breakdown.read(step, clock, compresses) for step in rank.steps if step.kind == kind and step.turn >= 0]
             for rank, clock in zip(record.ranks, own, strict=True)
@@ -154,7 +154,7 @@ def profile(findings: Findings, recipe: Recipe) -> Profile:
     )
 
 
-def slowest(steps: Sequence[Sequence[Step]], ranks: Sequence[RankRecord]) -> Slowest | None:
+def slowest(steps: Sequence[Sequence[TracedStep]], ranks: Sequence[RankRecord]) -> Slowest | None:
     """The rank that is last to submit its gradients, on average; None for one rank, or if nothing was reduced."""
     submitted = [[at for step in row for at in step.starts(REDUCTION)[:1]] for row in steps]
     complete = [row for row in submitted if len(row) == len(ranks) > 1]

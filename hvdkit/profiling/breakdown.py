@@ -43,7 +43,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Step:
+class TracedStep:
     """A step of one rank. `ns` is its duration by the training loop's own clock.
 
     `details` are the READY, LAYER and PUT events. `operations` are those of Horovod's timeline, empty without one.
@@ -73,7 +73,7 @@ class Step:
         return [phase for phase in self.phases if phase.kind == kind][-1]
 
 
-def read(record: StepRecord, clock: Callable[[int], int], compresses: bool) -> Step:
+def read(record: StepRecord, clock: Callable[[int], int], compresses: bool) -> TracedStep:
     """A rank's step, with its times put on rank 0's clock."""
     events = [(name, clock(at)) for name, at in record.marks]
     prefixes = (trace_events.READY, trace_events.LAYER, trace_events.PUT)
@@ -86,10 +86,10 @@ def read(record: StepRecord, clock: Callable[[int], int], compresses: bool) -> S
             phases.append(Phase(GAPS if kind == COMPRESSION and not compresses else kind, before, at))
         if name in _ENDS or name == trace_events.OPEN:
             before = at
-    return Step(record.ns, phases, details)
+    return TracedStep(record.ns, phases, details)
 
 
-def phases(step: Step, all_ranks: Sequence[Step], share: float | None = None) -> list[Phase]:
+def phases(step: TracedStep, all_ranks: Sequence[TracedStep], share: float | None = None) -> list[Phase]:
     """The phases of one rank's step with each reduction split into its parts; `all_ranks` have the same step.
 
     A rank first waits for the last rank to submit its gradients, then for Horovod to negotiate; the rest is
@@ -117,7 +117,7 @@ def phases(step: Step, all_ranks: Sequence[Step], share: float | None = None) ->
     return split
 
 
-def durations(step: Step, all_ranks: Sequence[Step], share: float | None = None) -> Counter[str]:
+def durations(step: TracedStep, all_ranks: Sequence[TracedStep], share: float | None = None) -> Counter[str]:
     """The time of each kind of phase, of the step, and of communication that overlaps with compute."""
     times = Counter({STEP: step.ns})
     for phase in phases(step, all_ranks, share):

@@ -14,7 +14,7 @@ from hvdkit.core import trace_events
 from hvdkit.core.state import layer_of
 from hvdkit.profiling import breakdown
 from hvdkit.profiling.assemble import Findings
-from hvdkit.profiling.breakdown import Phase, Step
+from hvdkit.profiling.breakdown import Phase, TracedStep
 from hvdkit.profiling.timeline import Operation
 
 _LANES = {"step": 1, "phases": 2, "gradients": 3}
@@ -60,7 +60,7 @@ def _meta(kind: str, process: int, lane: int = 0, **arguments: Any) -> dict[str,
     return {"ph": "M", "name": kind, "pid": process, "tid": lane, "args": arguments}
 
 
-def _step(step: Step, phases: Sequence[Phase], title: str, rank: int, zero: int) -> Iterator[dict[str, Any]]:
+def _step(step: TracedStep, phases: Sequence[Phase], title: str, rank: int, zero: int) -> Iterator[dict[str, Any]]:
     process = _FIRST + rank
     yield _span(title, "step", process, _LANES["step"], step.open, step.end, zero)
     for phase in phases:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from hvdkit.core import trace_events
-from hvdkit.profiling.breakdown import FORWARD, Step, spread
+from hvdkit.profiling.breakdown import FORWARD, TracedStep, spread
 from hvdkit.profiling.timeline import Operation
 from hvdkit.results.bench import bus_factor
 from hvdkit.results.profile import Communication, Latency, Link
@@ -23,7 +23,7 @@ def sent_bytes(operation: str, size: int, ranks: int) -> float:
     return bus_factor(operation, ranks) * float(size * ranks if operation == "allgather" else size)
 
 
-def of_step(steps: Sequence[Step], ranks: int) -> list[Communication]:
+def of_step(steps: Sequence[TracedStep], ranks: int) -> list[Communication]:
     """The collectives of a step: medians over those of rank 0's `steps` that have the most usual number of them."""
     counts = Counter(len(step.operations) for step in steps if step.operations)
     if not counts:
@@ -83,7 +83,7 @@ def link(ranks: Sequence[RankRecord], communications: Sequence[Communication], l
     )
 
 
-def within(operations: Sequence[Operation], step: Step) -> list[Operation]:
+def within(operations: Sequence[Operation], step: TracedStep) -> list[Operation]:
     """The operations that ran in the step, with the bytes of those that core has requested, from its PUT events."""
     put: dict[str, list[tuple[int, int]]] = {}
     for name, _ in step.details:

@@ -9,12 +9,12 @@ import numpy as np
 from hvdkit.core import trace_events
 from hvdkit.core.state import layer_of
 from hvdkit.errors import RunError
-from hvdkit.profiling.breakdown import BACKWARD, FORWARD, Step
+from hvdkit.profiling.breakdown import BACKWARD, FORWARD, TracedStep
 from hvdkit.results.profile import ITEM_BYTES, Layer, Tensor
 from hvdkit.results.recording import TensorRecord
 
 
-def tensors(records: Sequence[TensorRecord], steps: Sequence[Step], backward_ms: float) -> list[Tensor]:
+def tensors(records: Sequence[TensorRecord], steps: Sequence[TracedStep], backward_ms: float) -> list[Tensor]:
     """Gradients in the order in which backward finishes them: medians over `steps`, the detailed ones of all ranks.
 
     Detailed steps take longer, so their times are scaled to a backward of `backward_ms`, as it is without details.
@@ -45,7 +45,9 @@ def tensors(records: Sequence[TensorRecord], steps: Sequence[Step], backward_ms:
     return sorted(rows, key=lambda tensor: tensor.ready_ms)
 
 
-def layers(tensors: Sequence[Tensor], steps: Sequence[Step], forward_ms: float, forward_known: bool) -> list[Layer]:
+def layers(
+    tensors: Sequence[Tensor], steps: Sequence[TracedStep], forward_ms: float, forward_known: bool
+) -> list[Layer]:
     """Layers in the order of forward; `found` is what `tensors` returns.
 
     A layer's time begins when the layer before it ends. So an operation without weights, such as a ReLU or an addition,
@@ -65,7 +67,7 @@ def layers(tensors: Sequence[Tensor], steps: Sequence[Step], forward_ms: float, 
     ]
 
 
-def _forward(steps: Sequence[Step], forward_ms: float) -> dict[str, float]:
+def _forward(steps: Sequence[TracedStep], forward_ms: float) -> dict[str, float]:
     """Milliseconds of each layer, in the order of forward; scaled as in `tensors`."""
     shares: dict[str, list[float]] = {}
     for step in steps:

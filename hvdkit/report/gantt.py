@@ -10,7 +10,7 @@ from hvdkit.files import write_atomic
 from hvdkit.report import plotting
 from hvdkit.report.canvas import brief
 from hvdkit.results.profile import Profile
-from hvdkit.simulator.engine import Schedule, Span
+from hvdkit.simulator.engine import Span, StepSchedule
 
 _COLOURS = {
     "read": "#8c8c8c", "decode": "#b5b5b5", "copy": "#d9d9d9", "gap": "#e8e0d0", "forward": "#4c8bbf",
@@ -21,7 +21,7 @@ _WIDE = 0.045  # of the step; a shorter task has no room for its name
 _PIXELS = 1300  # in which the step is drawn, about
 
 
-def window(schedule: Schedule) -> tuple[set[tuple[str, int]], float, float, list[Span]]:
+def window(schedule: StepSchedule) -> tuple[set[tuple[str, int]], float, float, list[Span]]:
     """(critical path, begin, end, tasks) of a step: from the end of the previous update, with all tasks that run in it.
 
     It is not the last simulated step, because the input of later steps is read during a step.
@@ -34,7 +34,7 @@ def window(schedule: Schedule) -> tuple[set[tuple[str, int]], float, float, list
     return {(span.task.name, span.iteration) for span in schedule.critical_path(number)}, begin, end, shown
 
 
-def picture(schedule: Schedule, title: str, path: Path) -> None:
+def picture(schedule: StepSchedule, title: str, path: Path) -> None:
     """Draw a row for each resource, with the critical path; written to `path` as PNG. Raises RunError if that fails."""
     critical, begin, end, spans = window(schedule)
     rows = _rows(spans)
@@ -77,7 +77,7 @@ def picture(schedule: Schedule, title: str, path: Path) -> None:
         figure.legend(loc="lower center", ncols=12, frameon=False, fontsize=8)
 
 
-def trace(schedule: Schedule, profile: Profile, path: Path) -> None:
+def trace(schedule: StepSchedule, profile: Profile, path: Path) -> None:
     """Write the step for chrome://tracing or Perfetto, with the measured step of the profile beside it."""
     critical, begin, _, spans = window(schedule)
     rows = _rows(spans)

@@ -8,7 +8,7 @@ from hvdkit.simulator.money import amount
 
 if TYPE_CHECKING:
     from hvdkit.simulator.advise import Advice, Suggestion
-    from hvdkit.simulator.plans import Way
+    from hvdkit.simulator.plans import TrainingPlan
     from hvdkit.simulator.predict import Point, Prediction
 
 
@@ -103,7 +103,7 @@ def _plans(advice: Advice) -> list[str]:
     ]
 
 
-def _way(way: Way) -> str:
+def _way(way: TrainingPlan) -> str:
     cost = ", price unknown"
     if way.cost is not None and way.cost_high is not None:
         cost = f", {amount(way.cost, way.currency)} (up to {amount(way.cost_high, way.currency)})"

@@ -25,7 +25,7 @@ from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.doubt import guesses
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.plans import Plans
-from hvdkit.simulator.predict import Point, Record, cases, checked, of_batch_norm, point
+from hvdkit.simulator.predict import Point, ResultPart, cases, checked, of_batch_norm, point
 from hvdkit.simulator.settings import Settings
 
 _LEAST_GAIN = 1.005  # a smaller gain is not reported
@@ -35,7 +35,7 @@ _MEASURED = re.compile(r"measured .*?(?P<after>0\.\d+) \(.*? has (?P<before>0\.\
 _BOTH = 1.05  # the gain of compression with Local SGD over the better one of them, below which one is enough
 
 
-class Suggestion(Record):
+class Suggestion(ResultPart):
     """One change. `gain` is the speed relative to today's, expected from `gain_low` to `gain_high`.
 
     `sure` says that `gain_low` is a gain too, and that nothing is a guess. `settings` are for `--set`; `recipe` is what
@@ -70,7 +70,7 @@ class Suggestion(Record):
     warnings: list[str]
 
 
-class Adding(Record):
+class Adding(ResultPart):
     """What more ranks bring: `points` has (units per second, efficiency) by number of ranks, as `predict` has it.
 
     Twice as many ranks as `most` bring less than a tenth more; None if they bring more everywhere. `loses` are the
@@ -83,7 +83,7 @@ class Adding(Record):
     told: str
 
 
-class Advice(Record, Result):
+class Advice(ResultPart, Result):
     """`advise.json`; `suggestions` are software first, each kind by gain.
 
     `guesses` are what all of it takes for granted; `money` says what a device costs, or why that is unknown. `plans`

@@ -20,7 +20,7 @@ from hvdkit.simulator.piecewise_linear import Floats, not_falling
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class ComputeTimes:
     """Forward and backward of an update, in seconds.
 
     `forward`, shape (layers,), and `segments`, shape (tensors,), as in a `Workload`; `tail_s` is what backward does
@@ -76,7 +76,7 @@ class BatchCurve:
 
 def parts(
     compute_ms: float, backward_ms: float | None, accumulate: int, forward_shares: Sequence[float], ready_ms: Floats
-) -> Parts:
+) -> ComputeTimes:
     """The parts of `compute_ms`, forward and backward of all batches of an update, in which `backward_ms` is backward.
 
     If the framework cannot separate forward from backward, backward ends with its last gradient and the rest is
@@ -88,7 +88,7 @@ def parts(
     last = backward if backward_ms is None else backward / accumulate
     forward = max(0.0, compute_ms - earlier - last)
     ready = ready_ms * (min(1.0, last / last_ready) if last_ready > 0 else 0.0)
-    return Parts(
+    return ComputeTimes(
         forward=1e-3 * forward * np.asarray(forward_shares, np.float64),
         segments=1e-3 * np.diff(ready, prepend=0.0),
         tail_s=1e-3 * max(0.0, last - float(ready[-1])),
@@ -122,11 +122,11 @@ def of_profile(profile: Profile, forward_shares: Sequence[float]) -> BatchCurve 
     return BatchCurve(sizes, seconds, slopes, slopes)
 
 
-def flat(of_batch: Parts) -> Floats:
+def flat(of_batch: ComputeTimes) -> Floats:
     """All parts in a row."""
     return np.concatenate([of_batch.forward, of_batch.segments, [of_batch.tail_s, of_batch.earlier_s]])
 
 
-def unflat(values: Floats, layers: int) -> Parts:
+def unflat(values: Floats, layers: int) -> ComputeTimes:
     """The parts that `flat` has put into a row, of so many layers."""
-    return Parts(values[:layers], values[layers:-2], float(values[-2]), float(values[-1]))
+    return ComputeTimes(values[:layers], values[layers:-2], float(values[-2]), float(values[-1]))

@@ -11,7 +11,7 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe.faults import explain
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import piecewise_linear, step
-from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
+from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level, Measured, Software
 from hvdkit.simulator.compression_costs import METHODS, Compression
 from hvdkit.simulator.costs import Network, hop_pieces
 from hvdkit.simulator.settings import Settings, Sync
@@ -128,7 +128,7 @@ def _check(profile: Profile, fitted: Calibration) -> float | None:
         schema_version=1,
         name="none",
         device=Device(name=profile.device),
-        levels=[Level(name="none", pieces=[Piece(from_bytes=0, latency_us=0.0, mbit_per_s=1.0)])],
+        levels=[Level(name="none", pieces=[CurvePiece(from_bytes=0, latency_us=0.0, mbit_per_s=1.0)])],
     )
     seconds = step.period(fitted.case(cluster, profile.np, Settings())) + 1e-3 * profile.step.waiting_ms.mean
     return 100 * (1e3 * seconds / profile.step.step_ms.mean - 1)

@@ -12,7 +12,7 @@ from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import refusals, step
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.settings import Link, Settings, applied
+from hvdkit.simulator.settings import LinkSetting, Settings, applied
 
 Kind = Literal["software", "hardware"]
 MOST_RANKS = 16_384  # advice goes no further
@@ -99,7 +99,7 @@ def hardware(now: Candidate) -> Iterator[Candidate]:
     level = now.cluster.levels[-1]
     rate = level.pieces[-1].mbit_per_s
     for times in (2.5, 10.0):
-        links = {level.name: Link(mbit_per_s=rate * times)}
+        links = {level.name: LinkSetting(mbit_per_s=rate * times)}
         yield replace(
             now,
             kind="hardware",

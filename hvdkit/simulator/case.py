@@ -9,10 +9,10 @@ import numpy as np
 
 from hvdkit.results.memory import Stage
 from hvdkit.simulator import compression_costs, policies
-from hvdkit.simulator.batch_curves import Parts
+from hvdkit.simulator.batch_curves import ComputeTimes
 from hvdkit.simulator.cluster import Algorithm
-from hvdkit.simulator.compression_costs import Compression, Phase, Traffic
-from hvdkit.simulator.costs import Cost, Network, balanced_servers
+from hvdkit.simulator.compression_costs import Compression, SentBytes, Traffic
+from hvdkit.simulator.costs import CollectiveCost, Network, balanced_servers
 from hvdkit.simulator.piecewise_linear import Floats
 from hvdkit.simulator.workload import Workload
 
@@ -58,7 +58,7 @@ class Case:
     wire: float = 1.0
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> ComputeTimes:
         """Forward and backward at the batch size, on the profile's device."""
         return self.workload.parts(self.batch)
 
@@ -98,7 +98,7 @@ class Case:
         traffic = compression_costs.traffic(self.compression, self.workload, self.network.ranks)
         if self.stage == "none":
             return traffic
-        return replace(traffic, phases=tuple(Phase("reducescatter", phase.sizes) for phase in traffic.phases))
+        return replace(traffic, phases=tuple(SentBytes("reducescatter", phase.sizes) for phase in traffic.phases))
 
     @property
     def stage(self) -> Stage:
@@ -136,7 +136,7 @@ class Case:
         return self.wire * buckets * float(bucket_s)
 
     @cached_property
-    def costs(self) -> list[Cost]:
+    def costs(self) -> list[CollectiveCost]:
         """The cost of each collective that a bucket needs."""
         chosen = self.algorithm or self.rules.algorithm
         servers = 1.0

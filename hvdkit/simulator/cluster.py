@@ -42,7 +42,7 @@ Positive = Annotated[float, Field(gt=0, le=1e18), AfterValidator(not_tiny)]
 Percent = Annotated[float, Field(ge=0, le=1000)]
 
 
-class Piece(Strict):
+class CurvePiece(Strict):
     """time = latency_us + 8 × bytes / mbit_per_s, in µs, from `from_bytes` up to the next piece's."""
 
     from_bytes: int = Field(ge=0, le=2**60, description="smallest size that this piece is for")
@@ -54,7 +54,7 @@ class Piece(Strict):
         return self.latency_us + 8 * size / self.mbit_per_s
 
 
-def _rising(pieces: list[Piece]) -> list[Piece]:
+def _rising(pieces: list[CurvePiece]) -> list[CurvePiece]:
     starts = [piece.from_bytes for piece in pieces]
     if starts != sorted(set(starts)) or starts[0] != 0:
         raise ValueError(f"expected from_bytes that begin at 0 and rise, got {starts}")
@@ -68,7 +68,7 @@ def _rising(pieces: list[Piece]) -> list[Piece]:
     return pieces
 
 
-Pieces = Annotated[list[Piece], Field(min_length=1, max_length=64), AfterValidator(_rising)]
+Pieces = Annotated[list[CurvePiece], Field(min_length=1, max_length=64), AfterValidator(_rising)]
 
 
 class Level(Strict):

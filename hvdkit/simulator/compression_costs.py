@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from hvdkit.recipe.data import Strict
 from hvdkit.simulator.cluster import Operation
 from hvdkit.simulator.piecewise_linear import Floats
-from hvdkit.simulator.workload import Tensor, Workload
+from hvdkit.simulator.workload import Gradient, Workload
 
 
 class Compression(Strict):
@@ -35,7 +35,7 @@ class Compression(Strict):
 
 
 @dataclass(frozen=True)
-class Phase:
+class SentBytes:
     """One collective, and the bytes that a rank puts into it for each tensor, shape (tensors,)."""
 
     operation: Operation
@@ -49,7 +49,7 @@ class Traffic:
     `encode_passes` and `decode_passes` are the passes over each tensor's bytes before and after, shape (tensors,).
     """
 
-    phases: tuple[Phase, ...]
+    phases: tuple[SentBytes, ...]
     encode_passes: Floats
     decode_passes: Floats
     warning: str = ""
@@ -61,34 +61,36 @@ def traffic(compression: Compression, workload: Workload, ranks: int) -> Traffic
     return METHODS[compression.method](compression, workload.tensors, ranks)
 
 
-def _none(_: Compression, tensors: Sequence[Tensor], ranks: int) -> Traffic:
+def _none(_: Compression, tensors: Sequence[Gradient], ranks: int) -> Traffic:
     zero = np.zeros(len(tensors))
-    return Traffic((Phase("allreduce", _bytes(tensors)),), zero, zero)
+    return Traffic((SentBytes("allreduce", _bytes(tensors)),), zero, zero)
 
 
-def _fp16(_: Compression, tensors: Sequence[Tensor], ranks: int) -> Traffic:
+def _fp16(_: Compression, tensors: Sequence[Gradient], ranks: int) -> Traffic:
     """Cast to 2 bytes an element and back: 4 bytes read and 2 written are 1.5 passes."""
     elements = _elements(tensors)
     passes = np.where(_bytes(tensors) > 2 * elements, 1.5, 0.0)
-    return Traffic((Phase("allreduce", np.minimum(_bytes(tensors), 2 * elements)),), passes, passes)
+    return Traffic((SentBytes("allreduce", np.minimum(_bytes(tensors), 2 * elements)),), passes, passes)
 
 
-def _bf16(_: Compression, tensors: Sequence[Tensor], ranks: int) -> Traffic:
+def _bf16(_: Compression, tensors: Sequence[Gradient], ranks: int) -> Traffic:
     """2 bytes an element: an all-to-all of chunks, which are summed in float32, then an allgather of the sums."""
     return _scattered(2 * _elements(tensors), ranks, encode=1.5, decode=1.5)
 
 
-def _int8(_: Compression, tensors: Sequence[Tensor], ranks: int) -> Traffic:
+def _int8(_: Compression, tensors: Sequence[Gradient], ranks: int) -> Traffic:
     """1 byte an element and a scale for 2,048 of them, sent as bf16 is; the sums are quantised again."""
     return _scattered(_elements(tensors) * (1 + 4 / 2048), ranks, encode=3.25, decode=2.5)
 
 
 def _scattered(sent: Floats, ranks: int, encode: float, decode: float) -> Traffic:
     passes = np.ones(len(sent))
-    return Traffic((Phase("alltoall", sent), Phase("allgather", sent / ranks)), encode * passes, decode * passes)
+    return Traffic(
+        (SentBytes("alltoall", sent), SentBytes("allgather", sent / ranks)), encode * passes, decode * passes
+    )
 
 
-def _topk(compression: Compression, tensors: Sequence[Tensor], ranks: int) -> Traffic:
+def _topk(compression: Compression, tensors: Sequence[Gradient], ranks: int) -> Traffic:
     """An allgather of the largest elements with their indices, 8 bytes each; uncompressed if that is fewer bytes."""
     kept = np.maximum(1.0, np.round(_elements(tensors) * compression.ratio))
     # A rank's k elements go to p - 1 others; a ring allreduce sends 2 (p-1)/p of the uncompressed bytes.
@@ -98,10 +100,10 @@ def _topk(compression: Compression, tensors: Sequence[Tensor], ranks: int) -> Tr
             f"top-k of {compression.ratio:g} sends more than uncompressed gradients at {ranks} ranks, so it sends these"
         )
         return Traffic(dense.phases, dense.encode_passes, dense.decode_passes, warning)
-    return Traffic((Phase("allgather", 8 * kept),), np.full(len(tensors), 12.0), np.full(len(tensors), 2.0))
+    return Traffic((SentBytes("allgather", 8 * kept),), np.full(len(tensors), 12.0), np.full(len(tensors), 2.0))
 
 
-def _powersgd(compression: Compression, tensors: Sequence[Tensor], ranks: int) -> Traffic:
+def _powersgd(compression: Compression, tensors: Sequence[Gradient], ranks: int) -> Traffic:
     """Two factors of `rank` columns (Vogels et al. 2019), averaged one after the other; small tensors uncompressed."""
     dense, first, second, passes = np.zeros((4, len(tensors)))
     for i, tensor in enumerate(tensors):
@@ -113,10 +115,10 @@ def _powersgd(compression: Compression, tensors: Sequence[Tensor], ranks: int) -
             continue
         first[i], second[i] = 4.0 * rank * rows, 4.0 * rank * columns
         passes[i] = 2.0 + rank  # error feedback, and a product that reads the matrix
-    return Traffic((Phase("allreduce", dense + first), Phase("allreduce", second)), passes, passes)
+    return Traffic((SentBytes("allreduce", dense + first), SentBytes("allreduce", second)), passes, passes)
 
 
-METHODS: dict[str, Callable[[Compression, Sequence[Tensor], int], Traffic]] = {
+METHODS: dict[str, Callable[[Compression, Sequence[Gradient], int], Traffic]] = {
     "none": _none,
     "fp16": _fp16,
     "bf16": _bf16,
@@ -126,9 +128,9 @@ METHODS: dict[str, Callable[[Compression, Sequence[Tensor], int], Traffic]] = {
 }
 
 
-def _bytes(tensors: Sequence[Tensor]) -> Floats:
+def _bytes(tensors: Sequence[Gradient]) -> Floats:
     return np.array([float(tensor.bytes) for tensor in tensors])
 
 
-def _elements(tensors: Sequence[Tensor]) -> Floats:
+def _elements(tensors: Sequence[Gradient]) -> Floats:
     return np.array([float(prod(tensor.shape)) for tensor in tensors])

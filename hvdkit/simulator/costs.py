@@ -36,14 +36,14 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from hvdkit.simulator import piecewise_linear
-from hvdkit.simulator.cluster import Algorithm, Cluster, Level, Measured, Operation, Piece
+from hvdkit.simulator.cluster import Algorithm, Cluster, CurvePiece, Level, Measured, Operation
 from hvdkit.simulator.piecewise_linear import ZERO, PiecewiseLinear
 
 PER_DOUBLING = 5.0  # percent of error for each doubling of ranks away from the measured ones
 
 
 @dataclass(frozen=True)
-class Cost:
+class CollectiveCost:
     """The time of a collective (`line`, by bytes per rank), the algorithms it may use, and its expected error."""
 
     line: PiecewiseLinear
@@ -52,14 +52,14 @@ class Cost:
     warnings: tuple[str, ...] = ()
 
 
-def hop_pieces(measured: Measured) -> list[Piece]:
+def hop_pieces(measured: Measured) -> list[CurvePiece]:
     """The time of one message to a neighbour, from the measured time T of a collective that runs as a ring.
 
     The inverse of the formulas above: t(m) = T(pm) / 2(p-1) for an allreduce. The time to add up is part of it.
     """
     times, share = _ring_steps(measured.operation, measured.ranks)
     return [
-        Piece(
+        CurvePiece(
             from_bytes=round(piece.from_bytes * share),
             latency_us=piece.latency_us / times,
             mbit_per_s=piece.mbit_per_s * times * share,
@@ -129,16 +129,16 @@ class Network:
         return 1e-6 * (software.negotiation_us + more)
 
     @lru_cache(maxsize=4096)  # noqa: B019 - of all networks together
-    def cost(self, operation: Operation, algorithm: Algorithm | None = None, servers: float = 1) -> Cost:
+    def cost(self, operation: Operation, algorithm: Algorithm | None = None, servers: float = 1) -> CollectiveCost:
         """The cost of an operation, with the fastest of the library's algorithms unless one is given."""
         if self.ranks == 1:
-            return Cost(ZERO, "none", 0.0)
+            return CollectiveCost(ZERO, "none", 0.0)
         for measured in self._measurements(operation, algorithm):
             if (measured.ranks, measured.ranks_per_host) == (self.ranks, self.local):
-                return Cost(_measured_line(measured), measured.algorithm, measured.residual_percent)
+                return CollectiveCost(_measured_line(measured), measured.algorithm, measured.residual_percent)
         line, name = self._formula(operation, algorithm, servers)
         agreeing = self._agreeing(operation, algorithm)(line)
-        return Cost(piecewise_linear.rising(agreeing), name, *self._expected_error(operation, algorithm))
+        return CollectiveCost(piecewise_linear.rising(agreeing), name, *self._expected_error(operation, algorithm))
 
     def _formula(
         self, operation: Operation, algorithm: Algorithm | None, servers: float

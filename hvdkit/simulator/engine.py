@@ -34,7 +34,7 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Task:
+class TimedTask:
     """`seconds` is a number, or an array with one element per case. `resource` None means that no resource is used."""
 
     name: str
@@ -48,20 +48,20 @@ class Task:
 class Span:
     """When one task of one iteration runs, in seconds from the start of the first iteration."""
 
-    task: Task
+    task: TimedTask
     iteration: int
     start: float
     end: float
 
 
 @dataclass(frozen=True)
-class Schedule:
+class StepSchedule:
     """`starts` and `ends` of tasks by iteration and task, and `period`, the step time in steady state; all in seconds.
 
     Each time is a number, or an array with one element per case. `before` is what `_predecessors` returns.
     """
 
-    tasks: Sequence[Task]
+    tasks: Sequence[TimedTask]
     before: list[list[tuple[int, int]]]
     starts: list[list[Any]]
     ends: list[list[Any]]
@@ -103,7 +103,7 @@ class Schedule:
         return path[::-1]
 
 
-def run(tasks: Sequence[Task], iterations: int | None = None) -> Schedule:
+def run(tasks: Sequence[TimedTask], iterations: int | None = None) -> StepSchedule:
     """Simulate until the step time is steady in all cases, or for a given number of iterations.
 
     A step ends with the last task. Raises RequestError for a duplicate name, a negative or infinite time, and a task
@@ -131,10 +131,10 @@ def run(tasks: Sequence[Task], iterations: int | None = None) -> Schedule:
             break
     half = steps[len(steps) // 2 :]
     period = (steps[-1] if steady else sum(half) / len(half)) if steps else ends[0][-1]
-    return Schedule(tasks, before, starts, ends, period)
+    return StepSchedule(tasks, before, starts, ends, period)
 
 
-def _predecessors(tasks: Sequence[Task]) -> list[list[tuple[int, int]]]:
+def _predecessors(tasks: Sequence[TimedTask]) -> list[list[tuple[int, int]]]:
     """For each task its predecessors, as (iterations ago, index).
 
     Predecessors are the tasks that it waits for, and the one that runs before it on its resource.

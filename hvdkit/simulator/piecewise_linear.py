@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.simulator.cluster import MOST_FALL, Piece
+from hvdkit.simulator.cluster import MOST_FALL, CurvePiece
 
 Floats = NDArray[np.float64]
 _FEWEST = 3  # points in a piece of a fit; any two points lie on a line
@@ -111,7 +111,7 @@ class BucketTimes:
         return np.where(sizes > 0, latency[cases, index] + slope[cases, index] * sizes, 0.0)
 
 
-def of_pieces(pieces: Sequence[Piece]) -> PiecewiseLinear:
+def of_pieces(pieces: Sequence[CurvePiece]) -> PiecewiseLinear:
     """The function that the pieces of a cluster file describe."""
     return PiecewiseLinear(
         np.array([float(piece.from_bytes) for piece in pieces]),
@@ -120,7 +120,7 @@ def of_pieces(pieces: Sequence[Piece]) -> PiecewiseLinear:
     )
 
 
-def of_measured(pieces: Sequence[Piece], largest: float) -> PiecewiseLinear:
+def of_measured(pieces: Sequence[CurvePiece], largest: float) -> PiecewiseLinear:
     """The function of a measured curve, which continues beyond `largest` bytes at its asymptotic rate.
 
     That is the mean rate over the last factor of _LAST in size: the last piece alone may be a few points with noise,
@@ -197,7 +197,7 @@ def _extreme(costs: Sequence[PiecewiseLinear], sign: float) -> PiecewiseLinear:
     return extreme
 
 
-def fit(sizes: Sequence[float], seconds: Sequence[float], most: int = 8) -> list[Piece]:
+def fit(sizes: Sequence[float], seconds: Sequence[float], most: int = 8) -> list[CurvePiece]:
     """At most `most` pieces through the points (bytes, seconds); a size may occur several times.
 
     Dynamic programming finds the pieces of least mean squared *relative* error, since a latency of 30 µs matters as
@@ -223,14 +223,14 @@ def fit(sizes: Sequence[float], seconds: Sequence[float], most: int = 8) -> list
     bounds = [count]
     for choice in reversed(choices[: int(np.argmin(scores))]):
         bounds.insert(0, int(choice[bounds[0]]))
-    curve: list[Piece] = []
+    curve: list[CurvePiece] = []
     for begin, end in itertools.pairwise([0, *bounds]):
         latency, slope = lines[:, begin, end] / (1.0, scale)
         rate = min(1e18, 8e-6 / max(slope, 1e-30))
         start = _start(curve[-1], latency, slope, x[begin - 1], x[begin]) if curve else 0
         least = (1 - MOST_FALL) * curve[-1].microseconds(start) if curve else 0.0
         latency_us = max(latency * 1e6, least - 8 * start / rate)
-        curve.append(Piece(from_bytes=start, latency_us=latency_us, mbit_per_s=rate))
+        curve.append(CurvePiece(from_bytes=start, latency_us=latency_us, mbit_per_s=rate))
     return curve
 
 
@@ -245,7 +245,7 @@ def not_falling(values: Floats) -> Floats:
     return np.concatenate([np.full(count, value) for value, count in pools])
 
 
-def residual_percent(pieces: Sequence[Piece], sizes: Sequence[float], seconds: Sequence[float]) -> float:
+def residual_percent(pieces: Sequence[CurvePiece], sizes: Sequence[float], seconds: Sequence[float]) -> float:
     """The root mean squared relative error of a fit, in percent."""
     errors = of_pieces(pieces)(np.asarray(sizes, float)) / seconds - 1
     return 100 * math.sqrt(float((errors * errors).mean()))
@@ -290,7 +290,7 @@ def _lines(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     return lines, np.where(piece, squares.min(axis=0), math.inf)
 
 
-def _start(before: Piece, latency: float, slope: float, last: float, first: float) -> int:
+def _start(before: CurvePiece, latency: float, slope: float, last: float, first: float) -> int:
     """Where a piece begins, between the last point of the piece before it and its own first one.
 
     That is its first point, or, if the piece before it is above it there, where they cross.

@@ -19,14 +19,14 @@ from hvdkit.simulator.candidates import MOST_RANKS, Candidate, other_machines
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.doubt import guesses
 from hvdkit.simulator.money import Bill, Money
-from hvdkit.simulator.predict import Record
+from hvdkit.simulator.predict import ResultPart
 from hvdkit.simulator.refusals import refusal
 from hvdkit.simulator.settings import Settings
 
 _LEAST_UPDATES = 100  # in an epoch
 
 
-class Way(Record):
+class TrainingPlan(ResultPart):
     """Time and cost of the training, expected and at the slow end of the interval. `cost` is None without a price.
 
     `sure` says that the slow end is within budget and deadline too, and that nothing is a guess. `probability` is that
@@ -49,7 +49,7 @@ class Way(Record):
     excess: float = Field(0.0, exclude=True)
 
 
-class Plans(Record):
+class Plans(ResultPart):
     """The cheapest and the fastest way within `budget` (in `currency`) and `deadline_s`; None if there is none.
 
     `tried` is the number of ways, `nearest` the way that exceeds the limits least, if none is within.
@@ -59,9 +59,9 @@ class Plans(Record):
     deadline_s: float | None
     currency: str
     tried: int
-    cheapest: Way | None
-    fastest: Way | None
-    nearest: Way | None
+    cheapest: TrainingPlan | None
+    fastest: TrainingPlan | None
+    nearest: TrainingPlan | None
 
 
 def search(profile: Profile, now: Candidate, money: Money) -> Plans:
@@ -93,7 +93,7 @@ def _machines(now: Candidate, money: Money) -> list[tuple[Cluster, Settings, Mon
     return machines
 
 
-def _ways(profile: Profile, cluster: Cluster, settings: Settings, money: Money, largest: int) -> list[Way]:
+def _ways(profile: Profile, cluster: Cluster, settings: Settings, money: Money, largest: int) -> list[TrainingPlan]:
     """1, 2, 3, 4, 6, 8, 12, … hosts, with global batches up to `largest`."""
     local, room = cluster.ranks_per_host, cluster.largest or MOST_RANKS
     batch = settings.batch_size or profile.batch_size * profile.accumulate
@@ -112,7 +112,7 @@ def _ways(profile: Profile, cluster: Cluster, settings: Settings, money: Money, 
         excess = _excess(bill, money)
         end = row.high_ms if excess < 1 else row.low_ms
         ways.append(
-            Way(
+            TrainingPlan(
                 cluster=cluster.name,
                 device=cluster.device.name,
                 ranks=row.ranks,
@@ -151,6 +151,6 @@ def probability(excess: float, width: float) -> float:
     return NormalDist().cdf(deviations / width)
 
 
-def _cost(way: Way) -> float:
+def _cost(way: TrainingPlan) -> float:
     """Its cost, or where there is no price its GPU-hours."""
     return way.ranks * way.train_s if way.cost is None else way.cost

@@ -21,7 +21,7 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Gradients:
+class GradientTimes:
     """Gradients in the order in which backward finishes them, and what the user can set, for many cases.
 
     `ready` is when each is finished, in seconds from the start of backward, shape (tensors, cases); `bytes` has shape
@@ -55,12 +55,12 @@ class Buckets:
     gates: Floats | None = None
 
 
-def each(gradients: Gradients) -> Buckets:
+def each(gradients: GradientTimes) -> Buckets:
     """One bucket for each gradient."""
     return Buckets(np.ones(gradients.ready.shape, bool))
 
 
-def grouped(gradients: Gradients) -> Buckets:
+def grouped(gradients: GradientTimes) -> Buckets:
     """As many gradients as fit into the fusion buffer; a larger gradient is sent alone."""
     closes = np.zeros(gradients.ready.shape, bool)
     closes[-1] = True
@@ -72,7 +72,7 @@ def grouped(gradients: Gradients) -> Buckets:
     return Buckets(closes)
 
 
-def filled(gradients: Gradients) -> Buckets:
+def filled(gradients: GradientTimes) -> Buckets:
     """PyTorch's DistributedDataParallel (Li et al. 2020): a bucket ends once it has reached its size.
 
     The first bucket ends at 1 MiB, or at the bucket size if that is smaller.
@@ -89,7 +89,7 @@ def filled(gradients: Gradients) -> Buckets:
     return Buckets(closes)
 
 
-def merged(gradients: Gradients) -> Buckets:
+def merged(gradients: GradientTimes) -> Buckets:
     """MG-WFBP (Shi et al. 2019, arXiv 1811.11141): the buckets with which communication ends earliest.
 
     The paper's rule is optimal for a cost of one latency and one rate. This dynamic program is optimal for any cost:
@@ -111,7 +111,7 @@ def merged(gradients: Gradients) -> Buckets:
     return Buckets(closes)
 
 
-def cycles(gradients: Gradients) -> Buckets:
+def cycles(gradients: GradientTimes) -> Buckets:
     """Horovod (Sergeev and Del Balso 2018): a loop fuses, in each cycle, the gradients that are ready on all ranks.
 
     The first gradient waits for half a cycle on average. A fusion buffer holds `threshold` bytes.
@@ -153,7 +153,7 @@ class Policy:
     reads_ahead: bool
     copies_ahead: bool
     overlaps: bool
-    buckets: Callable[[Gradients], Buckets]
+    buckets: Callable[[GradientTimes], Buckets]
     fuses: bool = False
     copies_back: bool = True
     algorithm: Algorithm | None = None

@@ -22,7 +22,7 @@ from hvdkit.results.profile import Profile
 from hvdkit.simulator import doubt, engine, refusals, step
 from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.engine import Schedule
+from hvdkit.simulator.engine import StepSchedule
 from hvdkit.simulator.piecewise_linear import Floats
 from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.step import Case
@@ -40,13 +40,13 @@ _KINDS = {
 }
 
 
-class Record(BaseModel):
+class ResultPart(BaseModel):
     """A part of `predict.json` or `advise.json`."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class Critical(Record):
+class Critical(ResultPart):
     """A task of the critical path. `start_ms` counts from the end of the step before, and can be negative."""
 
     task: str
@@ -56,7 +56,7 @@ class Critical(Record):
     ms: float
 
 
-class Point(Record):
+class Point(ResultPart):
     """The prediction for one number of ranks. The step time is expected from `low_ms` to `high_ms`.
 
     `efficiency` is relative to as many ranks without communication. `exposed_communication_ms` is what a network
@@ -89,7 +89,7 @@ class Point(Record):
     unit: str = "images"
 
 
-class Prediction(Record, Result):
+class Prediction(ResultPart, Result):
     """`predict.json`."""
 
     schema_version: Literal[1] = 1
@@ -268,7 +268,7 @@ def cases(fitted: Calibration, base: Case, settings: Settings) -> Cases:
     return Cases(factors, near, bounds, shown, hideable_s, compute, list(doubts.warnings))
 
 
-def schedule(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> Schedule:
+def schedule(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> StepSchedule:
     """Steps of the slowest rank, with every layer and bucket, for the same case as `point`."""
     base = fitted.case(cluster, ranks, settings)
     factors = slowest(ranks, base.every, _jitter(fitted, cluster, settings), settings.seed)
@@ -294,7 +294,7 @@ def slowest(ranks: int, every: int, jitter: float, seed: int) -> Floats:
     return np.array([math.exp(-sigma * normal.inv_cdf(value) - sigma**2 / 2) for value in above])
 
 
-def bound(schedule: Schedule, waiting: float = 0.0, most: float = math.inf) -> str:
+def bound(schedule: StepSchedule, waiting: float = 0.0, most: float = math.inf) -> str:
     """What most of the critical path is: compute, communication, negotiation, input, waiting, gaps (between steps).
 
     `waiting` are the seconds of compute that the slowest rank takes longer than the others. More than `most` of them
@@ -310,7 +310,7 @@ def bound(schedule: Schedule, waiting: float = 0.0, most: float = math.inf) -> s
     return "waiting" if largest == "compute" and waiting > most else largest
 
 
-def critical(schedule: Schedule) -> list[Critical]:
+def critical(schedule: StepSchedule) -> list[Critical]:
     """The critical path of the last step, in milliseconds."""
     begin = float(schedule.ends[-2][-1]) if len(schedule.ends) > 1 else 0.0
     return [

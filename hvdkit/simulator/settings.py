@@ -15,7 +15,7 @@ from hvdkit.recipe.faults import explain
 from hvdkit.results.memory import Stage
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import policies
-from hvdkit.simulator.cluster import Algorithm, Cluster, Level, Measured, Piece
+from hvdkit.simulator.cluster import Algorithm, Cluster, CurvePiece, Level, Measured
 from hvdkit.simulator.compression_costs import Compression
 from hvdkit.simulator.costs import PER_DOUBLING, Network
 from hvdkit.simulator.piecewise_linear import PiecewiseLinear
@@ -29,7 +29,7 @@ class Sync(Strict):
     every: int = Field(ge=1, le=2**31)
 
 
-class Link(Strict):
+class LinkSetting(Strict):
     """A level of links; what is given replaces the value in the cluster file.
 
     `mbit_per_s` is the rate of the largest messages, `latency_us` the latency of the smallest; the level's other pieces
@@ -68,7 +68,7 @@ class Settings(Strict):
     bucket_mib: Positive = 25.0
     speed: Positive = 1.0
     jitter: float | None = Field(None, ge=0, le=10)
-    link: dict[str, Link] = Field({})
+    link: dict[str, LinkSetting] = Field({})
     seed: int = Field(1, ge=0, lt=2**32)
 
 
@@ -109,7 +109,7 @@ def applied(cluster: Cluster, settings: Settings) -> Cluster:
             raise RequestError(f"--set link.{name}: expected one of {cluster.name}'s levels {', '.join(names)}")
     if not settings.link:
         return cluster
-    levels = [_changed(level, settings.link.get(level.name, Link())) for level in cluster.levels]
+    levels = [_changed(level, settings.link.get(level.name, LinkSetting())) for level in cluster.levels]
     if levels == cluster.levels:
         return cluster
     new = cluster.model_copy(update={"levels": levels, "measured": []})
@@ -117,14 +117,14 @@ def applied(cluster: Cluster, settings: Settings) -> Cluster:
     return new.model_copy(update={"measured": [_over(row, old, new) for row in cluster.measured]})
 
 
-def _changed(level: Level, link: Link) -> Level:
+def _changed(level: Level, link: LinkSetting) -> Level:
     """The level with other links: the rate is that of large messages, and smaller ones change in proportion."""
     first, last = level.pieces[0], level.pieces[-1]
     faster = 1.0 if link.mbit_per_s is None else link.mbit_per_s / last.mbit_per_s
     later = 0.0 if link.latency_us is None else link.latency_us - first.latency_us
     if (faster, later) != (1.0, 0.0):
         pieces = [
-            Piece(
+            CurvePiece(
                 from_bytes=min(2**60, round(piece.from_bytes * faster)),
                 latency_us=max(0.0, piece.latency_us + later),
                 mbit_per_s=min(1e18, max(1e-15, piece.mbit_per_s * faster)),
@@ -152,7 +152,7 @@ def _over(measured: Measured, old: Cluster, new: Cluster) -> Measured:
     bytes_s = float(after.slope[-1]) / float(before.slope[-1])
     far = max(abs(math.log2(factor)) for factor in (max(latency, 1e-6), bytes_s))
     pieces = [
-        Piece(
+        CurvePiece(
             from_bytes=piece.from_bytes,
             latency_us=min(1e13, piece.latency_us * latency),
             mbit_per_s=min(1e18, max(1e-15, piece.mbit_per_s / bytes_s)),

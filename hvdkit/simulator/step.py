@@ -16,7 +16,7 @@ import numpy as np
 
 from hvdkit.simulator import engine, policies
 from hvdkit.simulator.case import Case as Case
-from hvdkit.simulator.engine import Edge, Schedule, Task
+from hvdkit.simulator.engine import Edge, StepSchedule, TimedTask
 from hvdkit.simulator.piecewise_linear import ZERO, BucketTimes, Floats
 
 _AT_ONCE = 1000  # cases in memory
@@ -24,7 +24,7 @@ _AHEAD = 2  # batches that are read, or copied to the device, ahead of the one i
 Part = tuple[str, str, str | None, Any]  # of a bucket's way: label, kind, resource, seconds
 
 
-def simulate(cases: Sequence[Case]) -> Schedule:
+def simulate(cases: Sequence[Case]) -> StepSchedule:
     """Run cases of one policy and one profile at once; times in the schedule are arrays of shape (cases,).
 
     Cases with several streams are run alone, since each goes to its streams in another order.
@@ -51,19 +51,19 @@ def period(case: Case) -> float:
     return float(engine.run(detailed(case)).period)
 
 
-def detailed(case: Case) -> list[Task]:
+def detailed(case: Case) -> list[TimedTask]:
     """The graph of one case with every layer, every bucket and every part of its way."""
     return _graph([case], detail=True)
 
 
-def _graph(cases: Sequence[Case], detail: bool) -> list[Task]:
+def _graph(cases: Sequence[Case], detail: bool) -> list[TimedTask]:
     builder = _Builder(cases, detail)
     read, batch_is_there = builder.input()
     gathered, weights_are_there, block_is_there = builder.gathering()
     compute, ready = builder.compute((*batch_is_there, *weights_are_there), block_is_there)
     sent, gradients_are_there = builder.communication(ready)
     seconds = builder.each(lambda case: case.slow * case.update_s / case.speed)
-    return [*read, *gathered, *compute, *sent, Task("update", "update", "device", seconds, gradients_are_there)]
+    return [*read, *gathered, *compute, *sent, TimedTask("update", "update", "device", seconds, gradients_are_there)]
 
 
 class _Builder:
@@ -74,7 +74,7 @@ class _Builder:
         self.rules = cases[0].rules
         self.tensors = cases[0].workload.tensors
         self.sizes = np.array([float(tensor.bytes) for tensor in self.tensors])
-        self.before_backward: list[Task] = []
+        self.before_backward: list[TimedTask] = []
 
     def array(self, value: Callable[[Case], float]) -> Floats:
         """A value of every case, shape (cases,)."""
@@ -88,7 +88,7 @@ class _Builder:
         """A task's duration from its value for a case."""
         return self.duration(self.array(seconds))
 
-    def input(self) -> tuple[list[Task], tuple[Edge, ...]]:
+    def input(self) -> tuple[list[TimedTask], tuple[Edge, ...]]:
         """Reading and decoding on the input workers, the copy to the device; and what forward has to wait for."""
         again = Edge("update", 1)
         read = Edge("forward", _AHEAD) if self.rules.reads_ahead else again
@@ -98,7 +98,7 @@ class _Builder:
         copy_s = self.each(
             lambda case: case.batch * case.workload.copy_bytes / case.network.cluster.device.host_bytes_per_s
         )
-        tasks: list[Task] = []
+        tasks: list[TimedTask] = []
         before: tuple[Edge, ...] = ()
         for name, kind, resource, seconds, edge in (
             ("read", "read", "input workers", read_s, read),
@@ -106,11 +106,11 @@ class _Builder:
             ("host to device", "copy", "copy engine", copy_s, copy),
         ):
             if np.any(seconds):
-                tasks.append(Task(name, kind, resource, seconds, (edge, *before)))
+                tasks.append(TimedTask(name, kind, resource, seconds, (edge, *before)))
                 before = (Edge(name),)
         return tasks, before
 
-    def gathering(self) -> tuple[list[Task], tuple[Edge, ...], dict[str, Edge]]:
+    def gathering(self) -> tuple[list[TimedTask], tuple[Edge, ...], dict[str, Edge]]:
         """Gathering sharded weights; what the first block waits for; and what the last blocks of forward and backward
         wait for, by these names: each gather comes one block ahead. Where nothing overlaps, blocks wait for all.
         """
@@ -121,25 +121,31 @@ class _Builder:
         updated = (Edge("update", 1),)
         if stage != "parameters":
             gather_s = self.each(lambda case: case.gather_s)
-            return [Task("gather weights", "communication", link, gather_s, updated)], (Edge("gather weights"),), {}
+            return (
+                [TimedTask("gather weights", "communication", link, gather_s, updated)],
+                (Edge("gather weights"),),
+                {},
+            )
         first = self.each(lambda case: case.gather_s / case.workload.blocks)
         others = self.each(lambda case: case.gather_s * (1 - 1 / case.workload.blocks))
         if not self.rules.overlaps:
-            self.before_backward = [Task("gather in backward", "communication", "device", others)]
+            self.before_backward = [TimedTask("gather in backward", "communication", "device", others)]
             forward = [
-                Task("gather the first block", "communication", "device", first, updated),
-                Task("gather in forward", "communication", "device", others),
+                TimedTask("gather the first block", "communication", "device", first, updated),
+                TimedTask("gather in forward", "communication", "device", others),
             ]
             return forward, (Edge("gather in forward"),), {}
         tasks = [
-            Task("gather the first block", "communication", link, first, updated),
-            Task("gather in forward", "communication", link, others),
-            Task("gather in backward", "communication", link, others),
+            TimedTask("gather the first block", "communication", link, first, updated),
+            TimedTask("gather in forward", "communication", link, others),
+            TimedTask("gather in backward", "communication", link, others),
         ]
         ends = {kind: Edge(f"gather in {kind}") for kind in ("forward", "backward")}
         return tasks, (Edge("gather the first block"),), ends
 
-    def compute(self, batch_is_there: tuple[Edge, ...], block_is_there: dict[str, Edge]) -> tuple[list[Task], Floats]:
+    def compute(
+        self, batch_is_there: tuple[Edge, ...], block_is_there: dict[str, Edge]
+    ) -> tuple[list[TimedTask], Floats]:
         """The device's tasks up to the end of backward.
 
         Also returns when each gradient is ready, in seconds from the start of backward, shape (tensors, cases).
@@ -147,19 +153,23 @@ class _Builder:
         before_last = 1 - 1 / self.cases[0].workload.blocks if block_is_there else 1.0
         last_block = int(before_last * len(self.tensors))  # its first tensor in backward
         tasks = [
-            Task("between steps", "gap", "device", self.each(lambda case: case.workload.serial_s)),
-            Task("earlier batches", "forward", "device", self.each(lambda case: case.work * case.parts.earlier_s)),
+            TimedTask("between steps", "gap", "device", self.each(lambda case: case.workload.serial_s)),
+            TimedTask("earlier batches", "forward", "device", self.each(lambda case: case.work * case.parts.earlier_s)),
         ]
         tasks = [task for task in tasks if np.any(task.seconds)]
         if self.detail:
             case = self.cases[0]
             for (layer, _), seconds in zip(case.workload.forward, case.parts.forward, strict=True):
-                tasks.append(Task(f"forward {layer}", "forward", "device", before_last * case.work * float(seconds)))
+                tasks.append(
+                    TimedTask(f"forward {layer}", "forward", "device", before_last * case.work * float(seconds))
+                )
         rest = 0.0 if self.detail else self.each(lambda case: before_last * case.work * case.parts.forward_s)
-        tasks.append(Task("forward", "forward", "device", rest))
+        tasks.append(TimedTask("forward", "forward", "device", rest))
         if block_is_there:
             last = self.each(lambda case: (1 - before_last) * case.work * case.parts.forward_s)
-            tasks.append(Task("forward of the last block", "forward", "device", last, (block_is_there["forward"],)))
+            tasks.append(
+                TimedTask("forward of the last block", "forward", "device", last, (block_is_there["forward"],))
+            )
         tasks[0] = replace(tasks[0], after=batch_is_there)
         tasks += self.before_backward
         segments = np.stack([case.work * case.parts.segments for case in self.cases], axis=1)
@@ -167,19 +177,19 @@ class _Builder:
         self.encoded = encode > 0
         for i, tensor in enumerate(self.tensors):
             after = (block_is_there["backward"],) if block_is_there and i == last_block else ()
-            tasks.append(Task(f"backward {tensor.name}", "backward", "device", self.duration(segments[i]), after))
+            tasks.append(TimedTask(f"backward {tensor.name}", "backward", "device", self.duration(segments[i]), after))
             if self.encoded[i].any():
-                tasks.append(Task(f"compress {tensor.name}", "compression", "device", self.duration(encode[i])))
+                tasks.append(TimedTask(f"compress {tensor.name}", "compression", "device", self.duration(encode[i])))
         tail = self.each(lambda case: case.work * case.parts.tail_s)
-        return [*tasks, Task("backward end", "backward", "device", tail)], (segments + encode).cumsum(axis=0)
+        return [*tasks, TimedTask("backward end", "backward", "device", tail)], (segments + encode).cumsum(axis=0)
 
-    def communication(self, ready: Floats) -> tuple[list[Task], tuple[Edge, ...]]:
+    def communication(self, ready: Floats) -> tuple[list[TimedTask], tuple[Edge, ...]]:
         """Sending and unpacking the buckets; and what the update has to wait for."""
         if all(case.network.ranks == 1 for case in self.cases):
             return [], (Edge("backward end"),)
         times = self._bucket_times()
         share = self.array(lambda case: case.wire / case.every)
-        gradients = policies.Gradients(
+        gradients = policies.GradientTimes(
             ready=ready,
             bytes=self.sizes,
             seconds=lambda first, last: share * sum(time.seconds(first, last) for time in times),
@@ -202,8 +212,8 @@ class _Builder:
         # A rank takes its share of a bucket as it comes.
         back = copies if self.cases[0].stage == "none" and self.rules.copies_back else np.zeros_like(copies)
         decode = np.where(buckets.closes, _totals(self._passes("decode_passes"), firsts), 0.0)
-        tasks: list[Task] = []
-        unpacked: list[Task] = []
+        tasks: list[TimedTask] = []
+        unpacked: list[TimedTask] = []
         streams = self.cases[0].at_once
         ends: list[tuple[Edge, ...]] = [()] * streams
         for number, i in enumerate(map(int, np.flatnonzero(buckets.closes.any(axis=1)))):
@@ -212,16 +222,16 @@ class _Builder:
             after = Edge(self._last_task(i) if self.rules.overlaps else "backward end")
             if buckets.gates is not None:
                 wait = np.where(buckets.closes[i], np.maximum(0.0, buckets.gates[i] - ready[i]), 0.0)
-                tasks.append(Task(f"negotiate {name}", "negotiation", None, self.duration(wait), (after,)))
+                tasks.append(TimedTask(f"negotiate {name}", "negotiation", None, self.duration(wait), (after,)))
                 after = Edge(tasks[-1].name)
             chain = (after, *ends[number % streams])
             for label, kind, resource, seconds in self._parts(phases, copies, back, firsts, i):
-                tasks.append(Task(f"{label} {name}", kind, resource, seconds, chain))
+                tasks.append(TimedTask(f"{label} {name}", kind, resource, seconds, chain))
                 chain = (Edge(tasks[-1].name),)
             ends[number % streams] = chain
             if decode[i].any():
                 seconds = self.duration(decode[i])
-                unpacked.append(Task(f"decompress {name}", "compression", "device", seconds, chain))
+                unpacked.append(TimedTask(f"decompress {name}", "compression", "device", seconds, chain))
         before = tuple(edge for end in ends for edge in end)
         joined = self.each(
             lambda case: (
@@ -231,7 +241,7 @@ class _Builder:
             )
         )
         if np.any(joined):
-            tasks.append(Task("several hosts", "communication", None, joined, (*before, Edge("backward end"))))
+            tasks.append(TimedTask("several hosts", "communication", None, joined, (*before, Edge("backward end"))))
             before = (Edge("several hosts"),)
         return [*tasks, *unpacked], (*before, Edge("backward end"))
 

@@ -28,7 +28,7 @@ from hvdkit.simulator.calibration import calibrate
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.costs import Network
 from hvdkit.simulator.money import Money
-from hvdkit.simulator.predict import Record
+from hvdkit.simulator.predict import ResultPart
 from hvdkit.simulator.refusals import refusal
 from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.step import Case
@@ -47,7 +47,7 @@ class Whatif:
     cluster: Cluster
 
 
-class Row(Record):
+class Row(ResultPart):
     """One what-if: the swept keys with their values, and the prediction as in a `predict.Point`.
 
     `images_per_second` and `cost_per_million_images` count the sweep's `unit`. The cost is of whole hosts in the
@@ -65,7 +65,7 @@ class Row(Record):
     cost_per_million_images: float | None
 
 
-class Sweep(Record, Result):
+class Sweep(ResultPart, Result):
     """`sweep.json`. `rows` are in the order in which keys and values were given, the last key varying fastest.
 
     `notes` are the warnings, each with the number of rows that it is about. `left_out` are the reasons for which

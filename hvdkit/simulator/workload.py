@@ -15,14 +15,14 @@ from hvdkit.adapters.capabilities import JOINS_GRADIENTS, REDUCES_AS_ONE
 from hvdkit.results.memory import Stage
 from hvdkit.results.profile import Profile, Spread
 from hvdkit.simulator import batch_curves
-from hvdkit.simulator.batch_curves import BatchCurve, Parts
+from hvdkit.simulator.batch_curves import BatchCurve, ComputeTimes
 from hvdkit.simulator.sharding import NO_STATES, STAGES, States, block_of, held_of, supported
 
 FIXED_PART = 0.08  # of forward and backward: TensorFlow's published speeds at batch 32 and 64 (docs/simulator.md)
 
 
 @dataclass(frozen=True)
-class Tensor:
+class Gradient:
     """A gradient. `segment_s` is the backward time between the gradient that is finished before it and this one."""
 
     name: str
@@ -52,7 +52,7 @@ class Workload:
     name: str
     batch_size: int
     forward: tuple[tuple[str, float], ...]
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[Gradient, ...]
     tail_s: float = 0.0
     update_s: float = 0.0
     read_s: float = 0.0
@@ -72,7 +72,7 @@ class Workload:
     unit: str = "images"
     units_per_sample: int = 1
 
-    def parts(self, batch: float) -> Parts:
+    def parts(self, batch: float) -> ComputeTimes:
         """Forward and backward at `batch` times the batch size.
 
         They follow the curve. Without one, FIXED_PART of each part's time is assumed not to depend on the batch size.
@@ -82,12 +82,12 @@ class Workload:
         return self._known_parts[batch]
 
     @cached_property
-    def _known_parts(self) -> dict[float, Parts]:
+    def _known_parts(self) -> dict[float, ComputeTimes]:
         return {}
 
-    def _at(self, batch: float) -> Parts:
+    def _at(self, batch: float) -> ComputeTimes:
         forward, segments = ([seconds for _, seconds in self.forward], [tensor.segment_s for tensor in self.tensors])
-        own = Parts(np.array(forward), np.array(segments), self.tail_s, self.earlier_s)
+        own = ComputeTimes(np.array(forward), np.array(segments), self.tail_s, self.earlier_s)
         if batch == 1:
             return own
         if self.curve is None:
@@ -127,7 +127,7 @@ def of_profile(profile: Profile) -> Workload:
     ready = np.array([tensor.ready_ms for tensor in profile.tensors])
     own = batch_curves.parts(max(0.0, compute), backward, profile.accumulate, shares, ready)
     tensors = tuple(
-        Tensor(tensor.name, tensor.layer, tuple(tensor.shape), tensor.bytes, float(seconds))
+        Gradient(tensor.name, tensor.layer, tuple(tensor.shape), tensor.bytes, float(seconds))
         for tensor, seconds in zip(profile.tensors, own.segments, strict=True)
     )
     fixed, activations = _memory(profile)
