@@ -9,13 +9,11 @@ and MXNet by turns. A round that is done is kept in `runs/batch-sizes`. Needs a 
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
 from hvdkit.files import write_atomic
-from hvdkit.results.machine import this_machine
 from hvdkit.results.profile import load as load_profile
 
 ROUNDS, SIZES = 3, (8, 16, 32)
@@ -30,9 +28,7 @@ def main() -> None:
     frameworks = args.framework or ["pytorch", "mxnet"]
     found = harness.rounds(harness.kept(args), frameworks, ["profile"], args.rounds, profiled)
     outcome = {
-        "command": "make bench-batch-sizes",
-        "measured": time.strftime("%-d %B %Y", time.gmtime()),
-        "machine": this_machine().model_dump(),
+        **harness.facts("make bench-batch-sizes"),
         "setting": {"recipe": RECIPE, "keys": KEYS, "batch_sizes": SIZES},
         "profiles": {framework: [_shortened(one["profile"], number) for number, one in enumerate(rounds)]
                      for framework, rounds in found.items()},

@@ -154,18 +154,26 @@ def publish(name: str, outcome: Mapping[str, Any], folder: Path) -> None:
 
     `outcome` gets the command, the date and the machine.
     """
-    from hvdkit.results.machine import this_machine
-
     module = Path(sys.argv[0]).resolve().relative_to(ROOT).with_suffix("")
     command = " ".join(["python", "-m", ".".join(module.parts), *sys.argv[1:]])
-    measured = time.strftime("%-d %B %Y", time.gmtime())
-    facts = {"command": command, "measured": measured, "machine": this_machine().model_dump()}
-    text = json.dumps(facts | dict(outcome), indent=2, ensure_ascii=False)
+    text = json.dumps(facts(command) | dict(outcome), indent=2, ensure_ascii=False)
     shown = page(name, json.loads(text))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / f"{name}.json", text + "\n")
     write_atomic(folder / f"{name}.md", shown)
     print(shown)
+
+
+def facts(command: str) -> dict[str, Any]:
+    """The command that makes a result, today's date and this machine."""
+    from hvdkit.results.machine import this_machine
+
+    return {"command": command, "measured": today(), "machine": this_machine().model_dump()}
+
+
+def today() -> str:
+    """The date, such as 25 November 2026."""
+    return time.strftime("%-d %B %Y", time.gmtime())
 
 
 def page(name: str, outcome: Mapping[str, Any]) -> str:

@@ -19,7 +19,6 @@ with the frameworks that were asked for.
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from benchmarks import harness
 from benchmarks.harness import FRAMEWORKS
 from hvdkit.files import write_atomic
 from hvdkit.results.bench import Bench
-from hvdkit.results.machine import this_machine
 from hvdkit.results.profile import load as load_profile
 from hvdkit.simulator import cluster as clusters
 from tests.cluster.hosts import Network
@@ -112,9 +110,7 @@ def table(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         turns.append(where | {"load": one["turns"]["load"], "step_ms": steps})
         versions[framework] = one["turns"]["versions"]["framework"]
     return {
-        "command": "make bench-hosts",
-        "measured": time.strftime("%-d %B %Y", time.gmtime()),
-        "machine": this_machine().model_dump(),
+        **harness.facts("make bench-hosts"),
         "versions": versions,
         "setting": {"recipe": RECIPE, "keys": KEYS, "hosts": RANKS, "rounds": ROUNDS},
         "methods": {name: {"keys": keys, "steps": steps} for name, (keys, _, steps) in SIDES.items()},

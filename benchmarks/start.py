@@ -60,7 +60,7 @@ def summary(framework: str, rounds: list[dict[str, float]]) -> dict[str, Any]:
         "ratios": {side: interval([one[side] / one["bare"] for one in rounds]) for side in SIDES[1:]},
         "versions": find(framework).versions,
         "rounds": len(rounds),
-        "measured": time.strftime("%-d %B %Y", time.gmtime()),
+        "measured": harness.today(),
     }
 
 

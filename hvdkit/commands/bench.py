@@ -280,11 +280,4 @@ def _hops(row: Measured) -> list[CurvePiece]:
         return hop_pieces(row)
     # 2 log2(p) messages, of n/2, n/4, … bytes.
     hops, sent = 2 * math.ceil(math.log2(row.ranks)), 2 * (row.ranks - 1) / row.ranks
-    return [
-        CurvePiece(
-            from_bytes=round(piece.from_bytes * sent / hops),
-            latency_us=piece.latency_us / hops,
-            mbit_per_s=piece.mbit_per_s * sent,
-        )
-        for piece in row.pieces
-    ]
+    return [piece.scaled(sent / hops, 1 / hops, sent) for piece in row.pieces]

@@ -53,6 +53,14 @@ class CurvePiece(Strict):
         """The time of so many bytes by this piece."""
         return self.latency_us + 8 * size / self.mbit_per_s
 
+    def scaled(self, size: float, latency: float, rate: float, later_us: float = 0.0) -> CurvePiece:
+        """The piece with its start, latency and rate times these factors, as far as a cluster file takes them."""
+        return CurvePiece(
+            from_bytes=min(2**60, round(self.from_bytes * size)),
+            latency_us=min(1e13, max(0.0, self.latency_us * latency + later_us)),
+            mbit_per_s=min(1e18, max(1e-15, self.mbit_per_s * rate)),
+        )
+
 
 def _rising(pieces: list[CurvePiece]) -> list[CurvePiece]:
     starts = [piece.from_bytes for piece in pieces]

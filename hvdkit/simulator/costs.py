@@ -58,14 +58,7 @@ def hop_pieces(measured: Measured) -> list[CurvePiece]:
     The inverse of the formulas above: t(m) = T(pm) / 2(p-1) for an allreduce. The time to add up is part of it.
     """
     times, share = _ring_steps(measured.operation, measured.ranks)
-    return [
-        CurvePiece(
-            from_bytes=round(piece.from_bytes * share),
-            latency_us=piece.latency_us / times,
-            mbit_per_s=piece.mbit_per_s * times * share,
-        )
-        for piece in measured.pieces
-    ]
+    return [piece.scaled(share, 1 / times, times * share) for piece in measured.pieces]
 
 
 def balanced_servers(sizes: Iterable[float], servers: int) -> float:

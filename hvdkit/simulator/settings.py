@@ -15,7 +15,7 @@ from hvdkit.recipe.faults import explain
 from hvdkit.results.memory import Stage
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import policies
-from hvdkit.simulator.cluster import Algorithm, Cluster, CurvePiece, Level, Measured
+from hvdkit.simulator.cluster import Algorithm, Cluster, Level, Measured
 from hvdkit.simulator.compression_costs import Compression
 from hvdkit.simulator.costs import PER_DOUBLING, Network
 from hvdkit.simulator.piecewise_linear import PiecewiseLinear
@@ -123,14 +123,7 @@ def _changed(level: Level, link: LinkSetting) -> Level:
     faster = 1.0 if link.mbit_per_s is None else link.mbit_per_s / last.mbit_per_s
     later = 0.0 if link.latency_us is None else link.latency_us - first.latency_us
     if (faster, later) != (1.0, 0.0):
-        pieces = [
-            CurvePiece(
-                from_bytes=min(2**60, round(piece.from_bytes * faster)),
-                latency_us=max(0.0, piece.latency_us + later),
-                mbit_per_s=min(1e18, max(1e-15, piece.mbit_per_s * faster)),
-            )
-            for piece in level.pieces
-        ]
+        pieces = [piece.scaled(faster, 1.0, faster, later) for piece in level.pieces]
         # Rounding can let two begin at the same size: the later one holds.
         distinct = list({piece.from_bytes: piece for piece in pieces}.values())
         level = level.model_copy(update={"pieces": distinct})
@@ -151,13 +144,6 @@ def _over(measured: Measured, old: Cluster, new: Cluster) -> Measured:
     latency = float(after.latency[0]) / float(before.latency[0]) if before.latency[0] > 0 else 1.0
     bytes_s = float(after.slope[-1]) / float(before.slope[-1])
     far = max(abs(math.log2(factor)) for factor in (max(latency, 1e-6), bytes_s))
-    pieces = [
-        CurvePiece(
-            from_bytes=piece.from_bytes,
-            latency_us=min(1e13, piece.latency_us * latency),
-            mbit_per_s=min(1e18, max(1e-15, piece.mbit_per_s / bytes_s)),
-        )
-        for piece in measured.pieces
-    ]
+    pieces = [piece.scaled(1.0, latency, 1 / bytes_s) for piece in measured.pieces]
     error = min(1000.0, measured.residual_percent + PER_DOUBLING * far)
     return measured.model_copy(update={"pieces": pieces, "residual_percent": error})
