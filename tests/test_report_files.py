@@ -18,7 +18,7 @@ from conftest import Hvdkit, run
 from hvdkit import paths
 from hvdkit.recipe import schema
 from hvdkit.report import canvas, collect, page, reproduce, tables
-from hvdkit.report.rounds import Group, grouped, interval, ratio
+from hvdkit.report.rounds import RunGroup, grouped, interval, ratio
 
 
 def test_the_command_writes_a_page_and_markdown_beside_the_results(hvdkit: Hvdkit, real: Path) -> None:
@@ -83,7 +83,7 @@ def test_few_rounds_say_how_sure_they_are_and_are_paired_by_their_number(real: P
     assert "at most 75 %" in caution.text and "--rounds 6" in caution.text
     assert any(each.text.endswith("; 3 rounds, 75 % confidence.") for each in others)
     alone, pair = grouped(collect.read(real).runs)[0], grouped(collect.read(real).runs)[4]
-    shifted = Group(pair.framework, pair.np, None, pair.runs[1:])
+    shifted = RunGroup(pair.framework, pair.np, None, pair.runs[1:])
     expected = [run.result.images_per_second for run in pair.runs[1:]]
     assert ratio(shifted, alone).n == 2
     assert ratio(shifted, alone).middle == pytest.approx(

@@ -44,7 +44,7 @@ from hvdkit.report.collect import Run
 from hvdkit.report.compare import comparison_markdown, comparison_tables
 from hvdkit.report.parity import deviations
 from hvdkit.report.progress import ComparisonProgress, StageProgress
-from hvdkit.report.rounds import Group, by_kind, paired
+from hvdkit.report.rounds import RunGroup, by_kind, paired
 from hvdkit.results import intervals
 from hvdkit.results.compare import BaselineRow, Comparison, Ratio, read_comparison
 from hvdkit.results.dry_run import DryRun
@@ -439,7 +439,7 @@ def _whole_rounds(schedule: Schedule, folder: Path) -> dict[str, TrainResult]:
 def ratios(runs: list[TrainResult]) -> list[Ratio]:
     """hvdkit's speed over each baseline's, then over one rank's, for each framework and number of ranks."""
     groups = by_kind(map(Run, runs))
-    pairs: list[tuple[Group | None, Group | None, str]] = []
+    pairs: list[tuple[RunGroup | None, RunGroup | None, str]] = []
     for group in groups.values():
         if group.rival:
             pairs.append((groups.get((group.framework, group.np, None)), group, group.rival))

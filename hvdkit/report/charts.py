@@ -26,7 +26,7 @@ from hvdkit.report.canvas import (
 )
 from hvdkit.report.collect import Found
 from hvdkit.report.parity import FLOOR, clipped, reference
-from hvdkit.report.rounds import Estimate, Group, efficiency, interval
+from hvdkit.report.rounds import Estimate, RunGroup, efficiency, interval
 from hvdkit.report.tabular import Cell, number, percent
 from hvdkit.results.parity import Parity
 
@@ -47,7 +47,7 @@ class Charts:
     which there are data.
     """
 
-    def __init__(self, page: Found, groups: list[Group]) -> None:
+    def __init__(self, page: Found, groups: list[RunGroup]) -> None:
         self.groups, self._comparison = groups, page.comparison
         self._nps = sorted({group.np for group in groups})
         frameworks = dict.fromkeys(group.framework for group in groups)
@@ -138,7 +138,7 @@ class Charts:
             axes.set(xlim=(0, 1.19 * largest), xlabel=unit)
             return canvas.chart(summary)
 
-    def _rows(self, canvas: Canvas, groups: list[Group]) -> Iterator[tuple[Axes, int, Group]]:
+    def _rows(self, canvas: Canvas, groups: list[RunGroup]) -> Iterator[tuple[Axes, int, RunGroup]]:
         """A row for each group, in a panel for each number of ranks; all panels have the same x axis."""
         members = {np: rows for np in self._nps if (rows := [group for group in groups if group.np == np])}
         panels = canvas.figure.subplots(
@@ -159,7 +159,7 @@ class Charts:
             yield self._by_ranks("scaling", "Scaling", f"{self.groups[0].first.unit}/s", lambda group: group.speed)
             yield self._by_ranks("efficiency", "Scaling efficiency", "%", lambda group: efficiency(group, self.groups))
 
-    def _by_ranks(self, key: str, title: str, unit: str, value: Callable[[Group], Estimate | None]) -> Chart:
+    def _by_ranks(self, key: str, title: str, unit: str, value: Callable[[RunGroup], Estimate | None]) -> Chart:
         worst: tuple[float, str] = (math.inf, "")
         with drawing(265, key, title, ["framework", "ranks", "n", unit, "low", "high"]) as canvas:
             axes = canvas.figure.subplots()
@@ -344,10 +344,10 @@ class Charts:
             return canvas.chart(summary, "Red line: the limit.")
 
 
-def _interval_row(group: Group, estimate: Estimate, digits: int) -> list[Cell]:
+def _interval_row(group: RunGroup, estimate: Estimate, digits: int) -> list[Cell]:
     figures = [number(value, digits) for value in (estimate.middle, estimate.low, estimate.high)]
     return [Cell(group.label), number(group.np), number(estimate.n), *figures]
 
 
-def _described(group: Group, estimate: Estimate, digits: int, unit: str) -> str:
+def _described(group: RunGroup, estimate: Estimate, digits: int, unit: str) -> str:
     return f"{group.label}, {ranks(group.np)}: {estimate.text(digits)} {unit}, n = {estimate.n}"

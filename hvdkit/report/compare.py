@@ -12,7 +12,7 @@ from hvdkit.report.collect import Run
 from hvdkit.report.documents import render
 from hvdkit.report.findings import above_one
 from hvdkit.report.parity import deviations, reference, verdict
-from hvdkit.report.rounds import Group, by_kind, efficiency, own_metrics, titled
+from hvdkit.report.rounds import RunGroup, by_kind, efficiency, own_metrics, titled
 from hvdkit.report.tabular import Table, terminal
 from hvdkit.results.compare import BaselineRow, Comparison, Ratio
 from hvdkit.results.train import TrainResult
@@ -53,7 +53,7 @@ def _main(comparison: Comparison, leave_out: Collection[str] = ()) -> Table:
     """A row for each group of runs, with medians over its rounds. A column without any value is left out too."""
     groups = list(by_kind(map(Run, comparison.runs)).values())
     first = groups[0].first
-    columns: dict[str, Callable[[Group], str]] = {
+    columns: dict[str, Callable[[RunGroup], str]] = {
         "framework": lambda group: f"{group.framework} {group.first.framework_version}",
         "rival": lambda group: group.rival or "",
         "ranks": lambda group: str(group.np),
@@ -89,7 +89,7 @@ def _against(result: TrainResult) -> str:
     return f"{result.unit} per second, now ÷ the baseline"
 
 
-def _score(name: str, group: Group) -> str:
+def _score(name: str, group: RunGroup) -> str:
     return _number(group.score(name), digits=4)
 
 
@@ -118,18 +118,18 @@ def _baseline(rows: list[BaselineRow]) -> Table:
     return Table.of("", rows, columns)
 
 
-def _is_sharded(group: Group) -> bool:
+def _is_sharded(group: RunGroup) -> bool:
     """Whether its ranks share the model's state; of baselines, only those that do count it."""
     return group.first.sharding != "none" or bool(group.rival and group.first.state_bytes)
 
 
-def _state(group: Group, sharded: bool) -> str:
+def _state(group: RunGroup, sharded: bool) -> str:
     """The size of parameters, gradients and the optimizer's state on the largest rank, where any of the runs shards."""
     held = group.first.state_bytes
     return _number(sum(held.values()) / 2**20 if held and sharded else None, " MiB", 2)
 
 
-def _load(group: Group) -> str:
+def _load(group: RunGroup) -> str:
     load, noisy = group.middle("load"), sum(run.result.noisy for run in group.runs)
     if load is None:
         return "-"

@@ -9,7 +9,7 @@ from hvdkit.baselines.registry import label
 from hvdkit.report.canvas import ranks
 from hvdkit.report.collect import Found
 from hvdkit.report.parity import reference
-from hvdkit.report.rounds import Group, efficiency, ratio
+from hvdkit.report.rounds import RunGroup, efficiency, ratio
 from hvdkit.results import intervals
 from hvdkit.results.compare import BaselineRow, Comparison, Ratio
 from hvdkit.results.train import doubts, shown_scores
@@ -18,7 +18,7 @@ _CONFIDENT = 0.9  # a finding with less confidence comes with a caution
 
 
 @dataclass(frozen=True)
-class Finding:
+class Headline:
     """A sentence with a heading, `lead`; `kind` is caution (read this first), bad, good, open (not known) or plain."""
 
     kind: str
@@ -26,10 +26,10 @@ class Finding:
     text: str
 
 
-def findings(given: Found, groups: list[Group]) -> list[Finding]:
+def findings(given: Found, groups: list[RunGroup]) -> list[Headline]:
     """The findings, the most important first."""
     if given.comparison is None:
-        doubted = [Finding("bad", "Speed", f"{text[0].upper()}{text[1:]}.") for text in doubts(groups[0].first)]
+        doubted = [Headline("bad", "Speed", f"{text[0].upper()}{text[1:]}.") for text in doubts(groups[0].first)]
         return [*doubted, _single(groups[0])]
     own = [group for group in groups if group.rival is None]
     nps = sorted({group.np for group in own})
@@ -43,12 +43,12 @@ def findings(given: Found, groups: list[Group]) -> list[Finding]:
             f"Other processes took more than a tenth of the CPU time in {len(noisy)} of {len(given.runs)} runs. Run "
             "them again on an idle machine."
         )
-        lines.append(Finding("bad", "Noisy", text))
+        lines.append(Headline("bad", "Noisy", text))
     lines.sort(key=lambda finding: finding.kind != "bad")  # stable
     return [*_few_rounds(groups), *lines]
 
 
-def _few_rounds(groups: list[Group]) -> list[Finding]:
+def _few_rounds(groups: list[RunGroup]) -> list[Headline]:
     """The caution that there are too few rounds for intervals to rely on; empty if there are enough."""
     rounds = min(len(group.runs) for group in groups)
     if intervals.confidence(rounds) > _CONFIDENT:
@@ -66,10 +66,10 @@ def _few_rounds(groups: list[Group]) -> list[Finding]:
             f"With {rounds} rounds, an interval contains the true median with a probability of at most "
             f"{100 * intervals.confidence(rounds):.0f} %. With --rounds {enough} it is 95 %."
         )
-    return [Finding("caution", lead, text)]
+    return [Headline("caution", lead, text)]
 
 
-def why_accuracies_differ(given: Found, groups: list[Group]) -> str:
+def why_accuracies_differ(given: Found, groups: list[RunGroup]) -> str:
     """Why accuracies differ although parity passed; empty if they do not differ, or if it did not pass."""
     parity = given.comparison and given.comparison.parity
     rates = [rate for group in groups if (rate := group.middle("val_accuracy")) is not None]
@@ -92,23 +92,23 @@ def why_accuracies_differ(given: Found, groups: list[Group]) -> str:
     return f"{text} Train with several seeds (seed=2, seed=3, …) before you call one framework more accurate."
 
 
-def _single(group: Group) -> Finding:
+def _single(group: RunGroup) -> Headline:
     result = group.first
     rate = shown_scores(result.validation)
     if not rate and result.val_accuracy is not None:  # of an earlier version
         rate = f", accuracy {100 * result.val_accuracy:.2f} %"
     speed = f"{result.images_per_second:,.1f} {result.unit}/s"
     text = f"{speed}, step {result.step_ms_p50:.1f} ms, loss {result.train_loss:.4f}{rate}"
-    return Finding("plain", f"{group.framework}, {ranks(group.np)}", f"{text}. One run: no interval.")
+    return Headline("plain", f"{group.framework}, {ranks(group.np)}", f"{text}. One run: no interval.")
 
 
-def _fastest(groups: list[Group]) -> Finding:
+def _fastest(groups: list[RunGroup]) -> Headline:
     """The fastest at a number of ranks; a tie if the interval of the ratio to the second contains 1."""
     ordered = sorted(groups, key=lambda group: -group.speed.middle)
     best = ordered[0]
     speed = f"{best.speed.text()} {best.first.unit}/s"
     if len(ordered) == 1:
-        return Finding("plain", ranks(best.np), f"Only {best.label} was run: {speed}.")
+        return Headline("plain", ranks(best.np), f"Only {best.label} was run: {speed}.")
     second, lead, kind = ordered[1], ratio(best, ordered[1]), "plain"
     text = f"{best.label}: {speed}, {lead.text(3)} times {second.label}"
     if lead.low is None or lead.high is None:
@@ -120,10 +120,10 @@ def _fastest(groups: list[Group]) -> Finding:
             text = f"A tie of {best.label} and {second.label}{text.removeprefix(best.label)}"
         elif confidence > _CONFIDENT:
             kind = "good"
-    return Finding(kind, f"Fastest at {ranks(best.np)}", text)
+    return Headline(kind, f"Fastest at {ranks(best.np)}", text)
 
 
-def _scaling(groups: list[Group]) -> list[Finding]:
+def _scaling(groups: list[RunGroup]) -> list[Headline]:
     most = max(group.np for group in groups)
     known = [
         (efficient.middle, group.label)
@@ -136,10 +136,10 @@ def _scaling(groups: list[Group]) -> list[Finding]:
     text = f"Efficiency at {ranks(most)}: {', '.join(shown)}."
     if max(known)[0] > 1:
         text += " For values above 100 %, see the notes below the results."
-    return [Finding("plain", "Scaling", text)]
+    return [Headline("plain", "Scaling", text)]
 
 
-def above_one(groups: list[Group]) -> list[str]:
+def above_one(groups: list[RunGroup]) -> list[str]:
     """A note for each group whose efficiency is above 100 %, with what the results say about the reason."""
     notes = []
     for group in groups:
@@ -168,23 +168,23 @@ def above_one(groups: list[Group]) -> list[str]:
     return notes
 
 
-def _parity(comparison: Comparison) -> Finding:
+def _parity(comparison: Comparison) -> Headline:
     parity = comparison.parity
     if parity is None:
-        return Finding("open", "Parity", "Not checked (--no-parity): it is not known whether all did the same work.")
+        return Headline("open", "Parity", "Not checked (--no-parity): it is not known whether all did the same work.")
     failed = [name for name, result in parity.frameworks.items() if not result.passed]
     if failed:
         text = f"FAILED: {', '.join(failed)} did not compute what {reference(parity)} computes."
-        return Finding("bad", "Parity", text)
+        return Headline("bad", "Parity", text)
     exact = parity.in_float64
     worst = max(result.step_f64 for result in exact.values())
     text = f"Passed: all compute what {reference(parity)} computes, to {worst:.0e} in float64, {parity.steps} steps."
     if singles := parity.frameworks.keys() - exact.keys():
         text += f" {', '.join(sorted(singles))} has float32 alone, and is as near as {reference(parity)} is in that."
-    return Finding("good", "Parity", text)
+    return Headline("good", "Parity", text)
 
 
-def _rivals(comparison: Comparison, unit: str) -> list[Finding]:
+def _rivals(comparison: Comparison, unit: str) -> list[Headline]:
     against = [row for row in comparison.ratios if not row.against.startswith("np=")]
     sentences = []
     for rival in dict.fromkeys(row.against for row in against):
@@ -196,7 +196,7 @@ def _rivals(comparison: Comparison, unit: str) -> list[Finding]:
             verdicts = Counter(row.shown for row in mine if row.rounds > 1).most_common()
             shown = [f"{low:.2f} to {high:.2f}", *(f"{verdict}: {count} of {len(mine)}" for verdict, count in verdicts)]
         sentences.append(f"{rival}: {'; '.join(shown)}.")
-    return [Finding("plain", f"{unit}/s ÷ the alternative's", " ".join(sentences))] if sentences else []
+    return [Headline("plain", f"{unit}/s ÷ the alternative's", " ".join(sentences))] if sentences else []
 
 
 def _sure(row: Ratio) -> str:
@@ -206,9 +206,9 @@ def _sure(row: Ratio) -> str:
     return f"({row.low:.2f}–{row.high:.2f}), {row.verdict}, {100 * row.confidence:.0f} % confidence"
 
 
-def _baseline(rows: list[BaselineRow]) -> Finding:
+def _baseline(rows: list[BaselineRow]) -> Headline:
     worse = [f"{label(row.framework, row.rival)} at {ranks(row.np)}" for row in rows if row.verdict == "worse"]
     if worse:
-        return Finding("bad", "Against the baseline", f"Worse: {', '.join(worse)}.")
+        return Headline("bad", "Against the baseline", f"Worse: {', '.join(worse)}.")
     better = sum(row.verdict == "better" for row in rows)
-    return Finding("good", "Against the baseline", f"Nothing is worse; {better} of {len(rows)} are better.")
+    return Headline("good", "Against the baseline", f"Nothing is worse; {better} of {len(rows)} are better.")

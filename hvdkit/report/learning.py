@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from hvdkit.report.canvas import Chart, brief, drawing, fit, ranks, whole_numbers
-from hvdkit.report.rounds import Group, own_metrics, titled
+from hvdkit.report.rounds import RunGroup, own_metrics, titled
 from hvdkit.report.tabular import Cell, number, percent
 from hvdkit.results.train import MetricLine
 
 _MOST_METRICS = 6  # panels below the loss
 
 
-def chart(np: int, members: list[Group], look: Callable[[str], dict[str, Any]]) -> Chart:
+def chart(np: int, members: list[RunGroup], look: Callable[[str], dict[str, Any]]) -> Chart:
     """The curves of groups with `np` ranks. `look` has the arguments of `plot` for the line of a group's label."""
     epochs = max(sum(line.ends_epoch for line in group.runs[0].lines) for group in members)
     rated = any(line.val_accuracy is not None for group in members for line in group.runs[0].lines)
@@ -72,7 +72,7 @@ def chart(np: int, members: list[Group], look: Callable[[str], dict[str, Any]]) 
         return canvas.chart(summary, " ".join(notes))
 
 
-def loss_lines(group: Group) -> list[MetricLine]:
+def loss_lines(group: RunGroup) -> list[MetricLine]:
     """The lines of the loss curve: the logged steps, with the ends of epochs if fewer than two steps were logged."""
     lines = group.runs[0].lines
     within = [line for line in lines if not line.ends_epoch]
@@ -83,7 +83,7 @@ def _score(line: MetricLine, name: str) -> float | None:
     return line.val_accuracy if name == "accuracy" else (line.validation or {}).get(name)
 
 
-def _epoch(line: MetricLine, group: Group) -> float:
+def _epoch(line: MetricLine, group: RunGroup) -> float:
     first = group.first
     total = first.steps if first.stopped_early else line.total_steps
     return line.step / max(1, total) * first.epochs

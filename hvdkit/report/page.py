@@ -20,10 +20,10 @@ from hvdkit.report.canvas import Chart, ranks
 from hvdkit.report.charts import Charts
 from hvdkit.report.collect import Found, Run
 from hvdkit.report.documents import TEMPLATES, render
-from hvdkit.report.findings import Finding, above_one, findings, why_accuracies_differ
+from hvdkit.report.findings import Headline, above_one, findings, why_accuracies_differ
 from hvdkit.report.parity import deviations, parity_table, reference
-from hvdkit.report.reproduce import Command
-from hvdkit.report.rounds import Group, grouped, own_metrics
+from hvdkit.report.reproduce import CommandLine
+from hvdkit.report.rounds import RunGroup, grouped, own_metrics
 from hvdkit.report.tables import baseline_table, machine_table, results_table, runs_table, tuning_table
 from hvdkit.report.tabular import Table
 from hvdkit.results import intervals
@@ -49,14 +49,14 @@ class Page:
 
     title: str
     about: str
-    findings: list[Finding]
+    findings: list[Headline]
     results: Table
     accuracies: str
     parity_link: str
     notes: list[str]
     sections: list[Section]
     machine: Table
-    commands: list[Command]
+    commands: list[CommandLine]
     own_command: str
     written: str
     version: str
@@ -116,7 +116,7 @@ def _length(runs: list[Run]) -> str:
     return f"{epochs:,} epoch{'' if epochs == 1 else 's'}"
 
 
-def _notes(given: Found, groups: list[Group]) -> list[str]:
+def _notes(given: Found, groups: list[RunGroup]) -> list[str]:
     """The notes below the results: how to read them."""
     results = [run.result for run in given.runs]
     unit = results[0].unit
@@ -163,7 +163,7 @@ def _notes(given: Found, groups: list[Group]) -> list[str]:
     return notes
 
 
-def _sections(given: Found, groups: list[Group]) -> list[Section]:
+def _sections(given: Found, groups: list[RunGroup]) -> list[Section]:
     """All sections, in order. A single run has no scaling, no parity and no list of runs."""
     drawn, comparison = _charts(given, groups), given.comparison
     unread = "the metrics.jsonl is missing or cannot be read"
@@ -217,7 +217,7 @@ def _sections(given: Found, groups: list[Group]) -> list[Section]:
     return [*sections, tuning, Section("runs", "Every run", [], [], [runs_table(given)])]
 
 
-def _charts(given: Found, groups: list[Group]) -> dict[str, list[Chart]]:
+def _charts(given: Found, groups: list[RunGroup]) -> dict[str, list[Chart]]:
     """All charts, by what they show."""
     charts = Charts(given, groups)
     names = _OF_A_RUN if given.comparison is None else _OF_A_COMPARISON

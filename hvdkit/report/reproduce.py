@@ -17,28 +17,29 @@ from hvdkit.report.collect import Found, Run
 
 
 @dataclass(frozen=True)
-class Command:
+class CommandLine:
     """A command line, and what it gives."""
 
     gives: str
     text: str
 
 
-def locate(run: Run, folder: Path) -> Command:
+def locate(run: Run, folder: Path) -> CommandLine:
     """The command of one run of the results in `folder`, or a comment if its recipe is not known."""
     result = run.result
     who = label(result.framework, result.rival)
     gives = f"{who}, {ranks(result.np)}"
     if run.recipe is None:
-        return Command(gives, "# its config.yaml is missing or cannot be read, so its settings are not known in full")
+        why = "its config.yaml is missing or cannot be read, so its settings are not known in full"
+        return CommandLine(gives, f"# {why}")
     launcher = [] if result.launcher == "direct" else ["--launcher", result.launcher]
     rival = ["--rival", result.rival] if result.rival else []
     words = ["hvdkit", "train", "--framework", result.framework, "-np", str(result.np), *rival, *launcher]
     recipe = _recipe(run, run.recipe)
-    return Command(gives, shlex.join([*words[:2], recipe[0], *words[2:], *_out(folder, run), *recipe[1:]]))
+    return CommandLine(gives, shlex.join([*words[:2], recipe[0], *words[2:], *_out(folder, run), *recipe[1:]]))
 
 
-def of_all(given: Found) -> Command | None:
+def of_all(given: Found) -> CommandLine | None:
     """The command of a whole comparison; None for a single run, or if no recipe is known."""
     known = next((run for run in given.runs if run.recipe), None)
     if given.comparison is None or known is None or known.recipe is None:
@@ -55,7 +56,7 @@ def of_all(given: Found) -> Command | None:
         words += ["--no-parity"]
     if known.result.launcher != "direct":
         words += ["--launcher", known.result.launcher]
-    return Command("all runs", shlex.join([*words, *_out(given.folder), *overrides]))
+    return CommandLine("all runs", shlex.join([*words, *_out(given.folder), *overrides]))
 
 
 def _out(folder: Path, run: Run | None = None) -> list[str]:

@@ -44,7 +44,7 @@ def interval(values: tuple[float, ...]) -> Estimate:
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """The rounds of one framework at one number of ranks, trained by hvdkit or by a baseline."""
 
     framework: str
@@ -104,22 +104,22 @@ def titled(metric: str) -> str:
     return "validation loss" if metric == "loss" else readable(metric)
 
 
-def by_kind(runs: Iterable[Run]) -> dict[Kind, Group]:
+def by_kind(runs: Iterable[Run]) -> dict[Kind, RunGroup]:
     """The groups of runs, in the order of their first rounds."""
-    groups: dict[Kind, Group] = {}
+    groups: dict[Kind, RunGroup] = {}
     for run in runs:
-        groups.setdefault(run.kind, Group(*run.kind, [])).runs.append(run)
+        groups.setdefault(run.kind, RunGroup(*run.kind, [])).runs.append(run)
     return groups
 
 
-def grouped(runs: Iterable[Run]) -> list[Group]:
+def grouped(runs: Iterable[Run]) -> list[RunGroup]:
     """The groups of runs by their number of ranks; a framework's baselines follow it."""
     groups = by_kind(runs).values()
     order = list(dict.fromkeys(group.framework for group in groups))
     return sorted(groups, key=lambda group: (group.np, order.index(group.framework), group.rival is not None))
 
 
-def paired(above: Group, below: Group) -> tuple[float, ...]:
+def paired(above: RunGroup, below: RunGroup) -> tuple[float, ...]:
     """Images per second of one group over the other's, for each round that both have."""
     mine, theirs = (
         {run.result.round or 1: run.result.images_per_second for run in group.runs} for group in (above, below)
@@ -127,13 +127,13 @@ def paired(above: Group, below: Group) -> tuple[float, ...]:
     return tuple(mine[number] / theirs[number] for number in mine if theirs.get(number))
 
 
-def ratio(above: Group, below: Group) -> Estimate:
+def ratio(above: RunGroup, below: RunGroup) -> Estimate:
     """Images per second of one group over the other's, by rounds; of the medians if they have no round in common."""
     common = paired(above, below)
     return interval(common) if common else Estimate(above.speed.middle / below.speed.middle, None, None, 1)
 
 
-def efficiency(group: Group, groups: list[Group]) -> Estimate | None:
+def efficiency(group: RunGroup, groups: list[RunGroup]) -> Estimate | None:
     """Scaling efficiency: images per second over those of one rank times the number of ranks, a fraction of 1.
 
     None if there is no run at one rank.

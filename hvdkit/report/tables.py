@@ -9,27 +9,27 @@ from functools import partial
 from hvdkit.baselines.registry import label
 from hvdkit.report.collect import Found
 from hvdkit.report.parity import verdict
-from hvdkit.report.rounds import Estimate, Group, efficiency, own_metrics, titled
+from hvdkit.report.rounds import Estimate, RunGroup, efficiency, own_metrics, titled
 from hvdkit.report.tabular import Cell, Table, number, percent
 from hvdkit.results.compare import BaselineRow, Comparison
 from hvdkit.results.train import TrainResult
 
 
-def results_table(groups: list[Group], comparison: Comparison | None) -> Table:
+def results_table(groups: list[RunGroup], comparison: Comparison | None) -> Table:
     """A row for each group of runs, with medians over its rounds. A single run, without `comparison`, has one."""
     parity = comparison.parity if comparison else None
 
-    def errors(group: Group) -> Cell:
+    def errors(group: RunGroup) -> Cell:
         checked = verdict(parity, group.label)
         leads = parity and checked == "0e+00" and group.framework == parity.reference and group.rival in (None, "plain")
         return Cell("reference" if leads else checked, bad=checked == "FAILED")
 
     own = own_metrics(run for group in groups for run in group.runs)
-    rated: dict[str, Callable[[Group], Cell | str]] = {
+    rated: dict[str, Callable[[RunGroup], Cell | str]] = {
         "accuracy": lambda group: percent(group.middle("val_accuracy"), 2),
         **{titled(name): partial(_score, name) for name in own},
     }
-    columns: dict[str, Callable[[Group], Cell | str]] = {
+    columns: dict[str, Callable[[RunGroup], Cell | str]] = {
         "framework": lambda group: group.label,
         "ranks": lambda group: number(group.np),
         "n": lambda group: number(group.speed.n),
@@ -51,7 +51,7 @@ def _giga(value: float | None) -> float | None:
     return None if value is None else 1e-9 * value
 
 
-def _score(name: str, group: Group) -> Cell:
+def _score(name: str, group: RunGroup) -> Cell:
     return number(group.score(name), 4)
 
 
