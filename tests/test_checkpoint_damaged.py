@@ -221,7 +221,7 @@ def test_training_ends_with_what_could_not_be_written(tmp_path: Path, monkeypatc
         raise OSError(errno.EIO, "Input/output error")
 
     recipe = local_recipe(checkpoint={}, epochs=1)
-    monkeypatch.setattr("hvdkit.worker.train._PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr("hvdkit.worker.keeper._PAUSES_S", (0.0, 0.0))
     with monkeypatch.context() as patch, pytest.raises(Exception, match=r"step 15 cannot be written \(Input/output"):
         patch.setattr(writing, "_sync", fail)
         local_run(tmp_path / "run", recipe)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,28 +20,23 @@ from hvdkit.core.group import Mesh, threads_per_rank
 from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
-from hvdkit.core.state import digest, is_averaged
+from hvdkit.core.state import digest
 from hvdkit.core.step_plan import Progress
-from hvdkit.errors import RunError, Stopped
+from hvdkit.errors import Stopped
 from hvdkit.files import open_standard_streams, write_atomic
 from hvdkit.handlers.standard import attach
 from hvdkit.heartbeat import DISK, Heartbeat
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import TrainResult, kept_lines, result_lines, scores
-from hvdkit.strategies.dense import Dense
 from hvdkit.worker import measurement, startup, tuning
 from hvdkit.worker.setup import Script, Setup, seed_rank, start
 from hvdkit.worker.unreached import NOTED, unreached
 
 if TYPE_CHECKING:
     from hvdkit.checkpoint.elastic import Commits
-    from hvdkit.checkpoint.snapshots import Checkpoint, Record
-    from hvdkit.checkpoint.writing import Checkpoints
     from hvdkit.handlers.metrics_file import MetricsFile
     from hvdkit.worker.one_writer import OneWriter
 
-_PAUSES_S = (1.0, 4.0)  # before the last checkpoint is tried again
-T = TypeVar("T")
 LAUNCHED = "HVDKIT_LAUNCHER"  # in the environment of ranks that hvdkit starts: it holds the lock of the run's folder
 
 
@@ -144,15 +137,20 @@ def _train(
             session.broadcast_state(mesh.data)
             startup.return_freed_memory()
     first_step = progress.step
-    if first_step or mesh.topology.rank:  # rank 0 draws on from its start
-        seed_rank(adapter, recipe, mesh.topology.rank, first_step)
+    rank = mesh.topology.rank
+    if first_step or rank:  # rank 0 draws on from its start
+        seed_rank(adapter, recipe, rank, first_step)
 
     checkpoints = None
     if mesh.is_root and place and recipe.checkpoint:
         from hvdkit.checkpoint.writing import Checkpoints
 
         checkpoints = Checkpoints(place, recipe.checkpoint, setup.task.best, heartbeat)
-    keeper = _Keeper(setup, session, checkpoints, commits)
+    keeper = None
+    if place or commits:
+        from hvdkit.worker.keeper import Keeper
+
+        keeper = Keeper(setup, session, checkpoints, commits)
 
     def report(phase: str, step: int) -> None:
         heartbeat.beat(phase, step)
@@ -165,8 +163,8 @@ def _train(
     attach(
         loop,
         metrics_file,
-        keep=keeper.keep,
-        commit=keeper.commit if commits else None,
+        keep=keeper.keep if keeper else lambda progress, _: seed_rank(adapter, recipe, rank, progress.step),
+        commit=keeper.commit if keeper and commits else None,
         asked_to_stop=heartbeat.asked_to_stop if keeps else None,
         of_task=own,
         resumed={} if recounted else rest,
@@ -181,10 +179,11 @@ def _train(
     started = time.perf_counter()
     try:
         loop.train()
-        if keeps:
+        if keeper and keeps:
             keeper.end(loop.progress, heartbeat)
     except Stopped:
-        keeper.end(loop.progress, heartbeat)
+        if keeper:
+            keeper.end(loop.progress, heartbeat)
         adapter.shutdown()
         raise
     finally:
@@ -220,79 +219,6 @@ def _train(
     return result
 
 
-@dataclass(frozen=True)
-class _Keeper:
-    """Saves a run's state: on disk, on the rank that has `checkpoints`, and in memory if there are `commits`."""
-
-    setup: Setup
-    session: Session
-    checkpoints: Checkpoints | None
-    commits: Commits | None
-    last_own: dict[str, np.ndarray] = field(default_factory=dict)  # of the last checkpoint
-
-    def keep(self, progress: Progress, own: Mapping[str, np.ndarray]) -> None:
-        """Start writing a checkpoint, with further tensors that all ranks have; collective."""
-        if self.checkpoints or not isinstance(self.session.strategy, Dense):  # other strategies' states are collective
-            if not self.session.update.partition.divided:
-                taken = self._snapshot(progress, keep=self.checkpoints is not None)
-                if self.checkpoints:
-                    self.checkpoints.write(replace(taken, state={**dict(self._begun(taken.state.items())), **own}))
-            else:
-                self._keep_shares(progress, own)
-        self.last_own.clear()
-        self.last_own.update(own)
-        # A run resumed from here then draws the same random numbers as one that was never stopped.
-        seed_rank(self.setup.adapter, self.setup.recipe, self.setup.mesh.topology.rank, progress.step)
-
-    def _keep_shares(self, progress: Progress, own: Mapping[str, np.ndarray]) -> None:
-        """As `keep`, where ranks have shares of the state: no rank has more than its own and a bucket in memory."""
-        arrays = chain(self._begun(self.session.state_arrays(keep=self.checkpoints is not None)), own.items())
-        if self.checkpoints:
-            layout = dict(self._begun(self.session.state_layout().items()))
-            layout |= {name: (str(array.dtype), array.shape) for name, array in own.items()}
-            self.checkpoints.write_each(_record(self.setup, progress), layout, arrays)
-        else:
-            for _ in arrays:
-                pass
-
-    def _begun(self, named: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
-        """What a checkpoint has of a state: no average before the first weights are in it."""
-        average = self.session.update.average
-        return (each for each in named if average is None or average.started or not is_averaged(each[0]))
-
-    def end(self, progress: Progress, heartbeat: Heartbeat) -> None:
-        """Wait until the last checkpoint is on the disk; one that cannot be written is tried again. Collective.
-
-        Raises RunError on the rank that writes if it still cannot be.
-        """
-        for pause_s in (*_PAUSES_S, None):
-            heartbeat.beat("checkpoint" if self.setup.mesh.is_root else DISK, progress.step)
-            if self.checkpoints:
-                self.checkpoints.wait()
-            missing, world = self.checkpoints.missing if self.checkpoints else None, self.setup.mesh.world
-            if not metrics.reduce_sums(self.setup.adapter, world, missing=float(missing is not None))["missing"]:
-                return
-            if pause_s is not None:
-                time.sleep(pause_s)
-                if self.checkpoints:
-                    self.checkpoints.make_room()
-                self.keep(progress, dict(self.last_own))
-        if missing is not None:
-            raise RunError(missing)
-
-    def commit(self, progress: Progress) -> None:
-        """Keep the state in memory; collective. Raises HostsChanged if hosts have been added or removed."""
-        if self.commits:
-            self.commits.take(self._snapshot(progress), self.setup.mesh.world)
-
-    def _snapshot(self, progress: Progress, keep: bool = True) -> Checkpoint:
-        from hvdkit.checkpoint.snapshots import Checkpoint  # where nothing is kept, nothing takes it
-
-        rest = self.session.strategy.state()
-        record = _record(self.setup, progress)
-        return Checkpoint(record, self.session.state(keep) | rest)
-
-
 def _metrics_file(
     out: Path, recipe: Recipe, progress: Progress, recounted: bool, beat: Callable[[], None]
 ) -> MetricsFile:
@@ -307,28 +233,6 @@ def _metrics_file(
     metrics_file = MetricsFile(out / "metrics.jsonl", event_file)
     metrics_file.forget_after(progress, recounted, beat)
     return metrics_file
-
-
-def _record(setup: Setup, progress: Progress) -> Record:
-    from hvdkit.checkpoint.snapshots import Record
-
-    adapter, script = setup.adapter, None
-    if setup.task.own:
-        from hvdkit.tasks.own import script_sha256
-
-        script = script_sha256(setup.recipe)
-    return Record(
-        progress=copy.copy(progress),
-        np=setup.mesh.world.size,
-        framework=adapter.NAME,
-        framework_version=adapter.versions()["framework"],
-        hvdkit_version=hvdkit.__version__,
-        recipe=setup.recipe.model_dump(mode="json"),
-        preprocessing=setup.dataset.preprocessing,
-        text_sha256=setup.dataset.text_sha256,
-        data=setup.dataset.fingerprints,
-        script_sha256=script,
-    )
 
 
 def _result(

@@ -1,0 +1,121 @@
+"""What a run keeps of its state: checkpoints on the disk, and commits of an elastic run in memory."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+import hvdkit
+from hvdkit.checkpoint.snapshots import Checkpoint, Record
+from hvdkit.core import metrics
+from hvdkit.core.session import Session
+from hvdkit.core.state import is_averaged
+from hvdkit.core.step_plan import Progress
+from hvdkit.errors import RunError
+from hvdkit.heartbeat import DISK, Heartbeat
+from hvdkit.strategies.dense import Dense
+from hvdkit.worker.setup import Setup, seed_rank
+
+if TYPE_CHECKING:
+    from hvdkit.checkpoint.elastic import Commits
+    from hvdkit.checkpoint.writing import Checkpoints
+
+_PAUSES_S = (1.0, 4.0)  # before the last checkpoint is tried again
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """Saves a run's state: on disk, on the rank that has `checkpoints`, and in memory if there are `commits`."""
+
+    setup: Setup
+    session: Session
+    checkpoints: Checkpoints | None
+    commits: Commits | None
+    last_own: dict[str, np.ndarray] = field(default_factory=dict)  # of the last checkpoint
+
+    def keep(self, progress: Progress, own: Mapping[str, np.ndarray]) -> None:
+        """Start writing a checkpoint, with further tensors that all ranks have; collective."""
+        if self.checkpoints or not isinstance(self.session.strategy, Dense):  # other strategies' states are collective
+            if not self.session.update.partition.divided:
+                taken = self._snapshot(progress, keep=self.checkpoints is not None)
+                if self.checkpoints:
+                    self.checkpoints.write(replace(taken, state={**dict(self._begun(taken.state.items())), **own}))
+            else:
+                self._keep_shares(progress, own)
+        self.last_own.clear()
+        self.last_own.update(own)
+        # A run resumed from here then draws the same random numbers as one that was never stopped.
+        seed_rank(self.setup.adapter, self.setup.recipe, self.setup.mesh.topology.rank, progress.step)
+
+    def _keep_shares(self, progress: Progress, own: Mapping[str, np.ndarray]) -> None:
+        """As `keep`, where ranks have shares of the state: no rank has more than its own and a bucket in memory."""
+        arrays = chain(self._begun(self.session.state_arrays(keep=self.checkpoints is not None)), own.items())
+        if self.checkpoints:
+            layout = dict(self._begun(self.session.state_layout().items()))
+            layout |= {name: (str(array.dtype), array.shape) for name, array in own.items()}
+            self.checkpoints.write_each(_record(self.setup, progress), layout, arrays)
+        else:
+            for _ in arrays:
+                pass
+
+    def _begun(self, named: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
+        """What a checkpoint has of a state: no average before the first weights are in it."""
+        average = self.session.update.average
+        return (each for each in named if average is None or average.started or not is_averaged(each[0]))
+
+    def end(self, progress: Progress, heartbeat: Heartbeat) -> None:
+        """Wait until the last checkpoint is on the disk; one that cannot be written is tried again. Collective.
+
+        Raises RunError on the rank that writes if it still cannot be.
+        """
+        for pause_s in (*_PAUSES_S, None):
+            heartbeat.beat("checkpoint" if self.setup.mesh.is_root else DISK, progress.step)
+            if self.checkpoints:
+                self.checkpoints.wait()
+            missing, world = self.checkpoints.missing if self.checkpoints else None, self.setup.mesh.world
+            if not metrics.reduce_sums(self.setup.adapter, world, missing=float(missing is not None))["missing"]:
+                return
+            if pause_s is not None:
+                time.sleep(pause_s)
+                if self.checkpoints:
+                    self.checkpoints.make_room()
+                self.keep(progress, dict(self.last_own))
+        if missing is not None:
+            raise RunError(missing)
+
+    def commit(self, progress: Progress) -> None:
+        """Keep the state in memory; collective. Raises HostsChanged if hosts have been added or removed."""
+        if self.commits:
+            self.commits.take(self._snapshot(progress), self.setup.mesh.world)
+
+    def _snapshot(self, progress: Progress, keep: bool = True) -> Checkpoint:
+        rest = self.session.strategy.state()
+        record = _record(self.setup, progress)
+        return Checkpoint(record, self.session.state(keep) | rest)
+
+
+def _record(setup: Setup, progress: Progress) -> Record:
+    adapter, script = setup.adapter, None
+    if setup.task.own:
+        from hvdkit.tasks.own import script_sha256
+
+        script = script_sha256(setup.recipe)
+    return Record(
+        progress=copy.copy(progress),
+        np=setup.mesh.world.size,
+        framework=adapter.NAME,
+        framework_version=adapter.versions()["framework"],
+        hvdkit_version=hvdkit.__version__,
+        recipe=setup.recipe.model_dump(mode="json"),
+        preprocessing=setup.dataset.preprocessing,
+        text_sha256=setup.dataset.text_sha256,
+        data=setup.dataset.fingerprints,
+        script_sha256=script,
+    )
