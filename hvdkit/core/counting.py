@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.core.group import Group
 from hvdkit.core.seam import Adapter, Session, Tensor, rival_of
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import scalar
@@ -154,15 +153,3 @@ def _one_value(found: Any, what: str) -> Any:
 
 def _nothing() -> None:
     pass
-
-
-def over_ranks(adapter: Adapter, group: Group, losses: list[float], counts: list[float]) -> tuple[float, list[int]]:
-    """The mean over updates of their losses over a group, from a rank's losses and counts; collective.
-
-    Returns also the places of updates in which nothing counts, which the mean leaves out; NaN if it leaves out all.
-    """
-    mine = np.array([[loss * count for loss, count in zip(losses, counts, strict=True)], counts], np.float64)
-    (both,) = adapter.allreduce([adapter.from_numpy(mine)], group, op="sum", name="metrics.counted")
-    sums, totals = adapter.to_numpy(both)
-    some = totals != 0
-    return float((sums[some] / totals[some]).mean()) if some.any() else math.nan, np.flatnonzero(~some).tolist()

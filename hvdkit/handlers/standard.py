@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -121,9 +122,7 @@ class Losses(Handler):
 
     def _mean_counted(self, run: Loop, losses: list[float]) -> float:
         """The mean over updates of Σ sum / Σ count. Updates without a count get a warning. Raises RunError for none."""
-        from hvdkit.core.counting import over_ranks
-
-        mean, empty = over_ranks(run.adapter, run.mesh.data, losses, self.counts)
+        mean, empty = _over_ranks(run, losses, self.counts)
         self.counts.clear()
         first, progress = run.step - len(losses) + 1, run.progress
         if empty:
@@ -137,6 +136,18 @@ class Losses(Handler):
             else:
                 raise RunError(f"loss: {told}; expected a count above 0 in each update: look at targets and labels")
         return mean
+
+
+def _over_ranks(run: Loop, losses: list[float], counts: list[float]) -> tuple[float, list[int]]:
+    """The mean over updates of their losses over all ranks, from this rank's losses and counts; collective.
+
+    Returns also the places of updates in which nothing counts, which the mean leaves out; NaN if it leaves out all.
+    """
+    mine = np.array([[loss * count for loss, count in zip(losses, counts, strict=True)], counts], np.float64)
+    (both,) = run.adapter.allreduce([run.adapter.from_numpy(mine)], run.mesh.data, op="sum", name="metrics.counted")
+    sums, totals = run.adapter.to_numpy(both)
+    some = totals != 0
+    return float((sums[some] / totals[some]).mean()) if some.any() else math.nan, np.flatnonzero(~some).tolist()
 
 
 def _ran_away(run: Loop, losses: list[float]) -> RunError:
