@@ -69,7 +69,16 @@ def advise(
     out: PathLike | None = None,
     overwrite: bool = False,
     resume: bool = False,
-) -> Advice: ...
+) -> Advice:
+    """Rank what would make training faster or cheaper, from a profile, or from a recipe, which is profiled first.
+
+    `overrides`, `framework` to `stall_timeout` and `resume` are for a recipe; None stands for what `profile` takes.
+    `images`, or `tokens` of a text, are those of an epoch. `price` and `budget` are in the cluster's currency;
+    `deadline` is a time such as `36h`, `friday` or `2026-11-27`.
+    `spot_interruption` is how often a host is taken away in an hour. With `apply`, a file, the recipe with the largest
+    certain gain is written there.
+    """
+
 def bench(
     collective: str,
     *,
@@ -89,7 +98,12 @@ def bench(
     stall_timeout: float = 60.0,
     out: PathLike | None = None,
     overwrite: bool = False,
-) -> Bench: ...
+) -> Bench:
+    """Time a collective by size, check each element, and write a cluster file for `predict`.
+
+    Wrong elements are no error: see `wrong` of the rows.
+    """
+
 def compare(
     recipe: AnyRecipe,
     overrides: Settings | None = None,
@@ -109,14 +123,26 @@ def compare(
     overwrite: bool = False,
     resume: bool = False,
     log: Names | None = None,
-) -> Comparison: ...
+) -> Comparison:
+    """Check that frameworks (all four, or those named) do the same work, train a recipe under each, on 1 and 2 ranks
+    or as many as `np` says, and compare the results.
+
+    A check that does not pass, or a significant loss against the baseline, is no error here: see `parity.passed` and
+    the verdicts in `baseline`.
+    """
+
 def diff(
     first: PathLike,
     second: PathLike,
     *,
     out: PathLike | None = None,
     overwrite: bool = False,
-) -> Diff: ...
+) -> Diff:
+    """What differs between two runs: settings, versions, the first step with another loss, weights.
+
+    `same` of the result says whether the training is. Without `out` nothing is written.
+    """
+
 def evaluate(
     checkpoint: PathLike,
     overrides: Settings | None = None,
@@ -128,14 +154,24 @@ def evaluate(
     average: bool = True,
     out: PathLike | None = None,
     overwrite: bool = False,
-) -> EvaluationResult: ...
+) -> EvaluationResult:
+    """Evaluate a checkpoint, under its own framework or another; of a run's folder the best one, else the last.
+
+    With `average` they are the averaged weights, if the checkpoint has any.
+    """
+
 def export(
     checkpoint: PathLike,
     out: PathLike,
     *,
     average: bool = True,
     overwrite: bool = False,
-) -> Path: ...
+) -> Path:
+    """Write a model as one file, FILE.safetensors, FILE.onnx or FILE.keras; returns its absolute path.
+
+    Of a run's folder it is the best checkpoint's, else the last one's.
+    """
+
 def generate(
     checkpoint: PathLike,
     prompt: str,
@@ -145,7 +181,12 @@ def generate(
     average: bool = True,
     out: PathLike | None = None,
     overwrite: bool = False,
-) -> Generation: ...
+) -> Generation:
+    """Go on with a text: a run's or a checkpoint's language model adds the most probable token again and again.
+
+    Without `out` nothing is written.
+    """
+
 def memory(
     recipe: AnyRecipe,
     overrides: Settings | None = None,
@@ -155,7 +196,12 @@ def memory(
     framework: str = "pytorch",
     out: PathLike | None = None,
     overwrite: bool = False,
-) -> MemoryNeed: ...
+) -> MemoryNeed:
+    """Count the memory that a recipe needs at each number of ranks and stage of sharding; nothing is started.
+
+    `device` is a GPU's name, such as `h100`, or its memory, such as `24GiB`. Without `out` nothing is written.
+    """
+
 def parity(
     recipe: AnyRecipe,
     overrides: Settings | None = None,
@@ -168,7 +214,12 @@ def parity(
     stall_timeout: float = 60.0,
     out: PathLike | None = None,
     overwrite: bool = False,
-) -> Parity: ...
+) -> Parity:
+    """Check in float64, step by step, that frameworks compute what PyTorch computes.
+
+    If one does not, `passed` of the result is false, which is no error.
+    """
+
 def predict(
     profile: PathLike | Profile,
     *,
@@ -178,7 +229,12 @@ def predict(
     settings: Settings | None = None,
     out: PathLike | None = None,
     overwrite: bool = False,
-) -> Prediction: ...
+) -> Prediction:
+    """Predict step time, images/s and what bounds them, at any number of ranks, from a profile and a cluster file.
+
+    `cluster` is a file, or the name of one of hvdkit's; `settings` is a what-if, such as `{"batch_size": 64}`.
+    """
+
 def predict_images(
     checkpoint: PathLike,
     images: Paths,
@@ -188,7 +244,12 @@ def predict_images(
     average: bool = True,
     out: PathLike | None = None,
     overwrite: bool = False,
-) -> ImagePredictions: ...
+) -> ImagePredictions:
+    """Say what is in pictures: the `top` most probable classes of each, by a run's or a checkpoint's model.
+
+    `images` are JPEG or PNG files, or folders of them. Without `out` nothing is written.
+    """
+
 def profile(
     recipe: AnyRecipe,
     overrides: Settings | None = None,
@@ -204,7 +265,12 @@ def profile(
     debug: bool = False,
     out: PathLike | None = None,
     overwrite: bool = False,
-) -> Profile: ...
+) -> Profile:
+    """Measure where the time of a step goes, by layer and by rank.
+
+    `batch_sizes` also measures compute at these, so that `predict` knows which part of it does not depend on them.
+    """
+
 def published_profile(
     model: str,
     *,
@@ -214,7 +280,13 @@ def published_profile(
     tokens_per_second: float | None = None,
     out: PathLike | None = None,
     overwrite: bool = False,
-) -> Profile: ...
+) -> Profile:
+    """Make a profile for `predict` and `advise` from a published figure of one device; nothing is measured.
+
+    `model` is one of hvdkit's, such as `resnet50` or `gpt2`; `device` is a GPU's name, or `cpu`. `batch_size` counts
+    images, or a GPT's windows of 1,024 tokens.
+    """
+
 def submit(
     recipe: AnyRecipe,
     overrides: Settings | None = None,
@@ -230,7 +302,15 @@ def submit(
     apply: bool = False,
     run: PathLike | None = None,
     array: Settings | None = None,
-) -> Submitted: ...
+) -> Submitted:
+    """Write training as a job for a scheduler, `slurm` or `kubernetes`; with `apply` hand it over.
+
+    `resources` are the scheduler's own options, such as `{"nodes": 2, "time": "1:00:00"}`: the fields of `Resources` in
+    `hvdkit/launch/submission/sbatch.py`, or of `Pods` in `kubernetes.py` there.
+    `template` is a Jinja template in place of hvdkit's own (docs/slurm.md#a-template-of-your-own).
+    `array` makes a task of a Slurm array of each combination of values, such as `{"seed": [1, 2, 3]}`.
+    """
+
 def sweep(
     profile: PathLike | Profile,
     grid: Settings,
@@ -241,7 +321,12 @@ def sweep(
     settings: Settings | None = None,
     out: PathLike | None = None,
     overwrite: bool = False,
-) -> Sweep: ...
+) -> Sweep:
+    """Predict a grid of what-ifs, such as `{"n": [8, 16, 32], "batch_size": [32, 64]}`, or `["n=8,16,...,1024"]`.
+
+    `n` is the number of ranks, which `ranks` may say instead; the other keys are those of `predict`'s `settings`.
+    """
+
 def train(
     recipe: AnyRecipe,
     overrides: Settings | None = None,
@@ -258,4 +343,11 @@ def train(
     resume: bool = False,
     host_discovery_script: PathLike | None = None,
     log: Names | None = None,
-) -> TrainResult: ...
+) -> TrainResult:
+    """Train a recipe under one framework, on `np` ranks; `hosts` is `"host:slots,…"` or a list of such parts.
+
+    Without a `framework` it is that of the run that is resumed, or of the recipe's script, else PyTorch.
+    `log` names trackers: wandb, mlflow, tensorboard.
+
+    Raises Stopped if SIGTERM ended training after a checkpoint.
+    """

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ MARK = "# Written by scripts/stub.py, as the commands declare it.\n"
 def text(page: str) -> str:
     """The page with all functions anew after MARK."""
     functions = {name: function(name) for name in sorted(hvdkit._COMMANDS)}  # type: ignore[attr-defined]
-    return page.partition(MARK)[0] + MARK + "".join(_definition(*item) for item in functions.items())
+    return page.partition(MARK)[0] + MARK + "".join(_definition(*item) for item in functions.items()).rstrip() + "\n"
 
 
 def _definition(name: str, called: Any) -> str:
@@ -32,7 +33,10 @@ def _definition(name: str, called: Any) -> str:
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}".replace("'", '"')
         lines.append(f"{parameter.name}: {parameter.annotation}{default},")
     body = "".join(f"    {line}\n" for line in lines)
-    return f"def {name}(\n{body}) -> {signature.return_annotation.__name__}: ...\n"
+    described = textwrap.indent(inspect.getdoc(called) or "", "    ", lambda line: bool(line.strip()))
+    end = "\n    " if "\n" in described else ""
+    head = f"def {name}(\n{body}) -> {signature.return_annotation.__name__}:\n"
+    return f'{head}    """{described.strip()}{end}"""\n\n'
 
 
 def main() -> None:

@@ -143,7 +143,7 @@ def test_a_proof_that_does_not_hold_is_no_proof(planted: Any, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--steps", 0), "--steps 0: expected 1 or more"),
+        (("--steps", 0), "--steps 0: expected 1 to 100000"),
         (("--framework", "caffe"), "caffe"),
         (("-np", 0), "0"),
     ],

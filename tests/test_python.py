@@ -120,10 +120,10 @@ def test_settings_are_a_dictionary_or_words_and_the_recipe_may_be_its_content() 
         ("export", {"checkpoint": "nowhere", "out": "model.zip"}, r"model\.zip: expected a file that ends in"),
         ("compare", {"recipe": RECIPE, "np": [1, 1]}, "-np 1: given 2 times"),
         ("compare", {"recipe": RECIPE, "framework": ["pytorch", "cafe"]}, "unknown framework 'cafe'"),
-        ("parity", {"recipe": RECIPE, "steps": 0}, "--steps 0: expected 1 or more"),
+        ("parity", {"recipe": RECIPE, "steps": 0}, "--steps 0: expected 1 to 100000"),
         ("profile", {"recipe": RECIPE, "steps": 0}, "--steps 0"),
         ("predict", {"profile": "nowhere.json", "cluster": "nowhere.yaml", "ranks": 8}, r"nowhere\.yaml"),
-        ("advise", {"subject": "nowhere.json", "steps": 2}, "--steps: expected a recipe with it"),
+        ("advise", {"subject": "nowhere.json", "steps": 9}, "--steps: expected a recipe with it"),
         ("report", {"folder": "nowhere"}, "nowhere: no such folder"),
     ],
 )

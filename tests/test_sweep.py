@@ -104,7 +104,7 @@ def test_the_command_and_the_function_write_the_same(inside: Hvdkit, profile: Pa
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "--np: expected the number of ranks"),
+        ([], "-n: expected the number of ranks"),
         (["--sweep", "batch_size=32"], "-n: expected -n or --sweep n=8,16"),
         (["--sweep", "n=8", "-n", 8], "-n: expected either"),
         (["--sweep", "n=0,8"], "-n 0: expected at least 1"),

@@ -35,6 +35,7 @@ from hvdkit.simulator import advise as advising
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator.advise import Advice
 from hvdkit.simulator.money import Money
+from hvdkit.worker.profile import LEAST_STEPS
 
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 CLUSTER = "cluster.yaml"
@@ -113,7 +114,11 @@ class AdviseRequest(Request):
     hosts: Annotated[
         str | None, OF_HOSTS, Option("hosts to profile a recipe on", ("-H", "--hosts"), shown="this machine")
     ] = None
-    steps: Annotated[int | None, Option("steps to measure of a recipe", shown="20")] = None
+    steps: Annotated[
+        int | None,
+        Option("steps to measure of a recipe", shown="20"),
+        Field(ge=LEAST_STEPS, le=profiling.MOST_STEPS),
+    ] = None
     launcher: Annotated[
         str | None,
         Option(f"launcher to profile a recipe with: {LAUNCHERS}", complete="hvdkit.launch.launchers:LAUNCHERS"),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from pydantic import Field
 from rich.table import Table
 
 from hvdkit import paths, tasks
@@ -95,7 +96,7 @@ class ParityRequest(Request):
     recipe: RecipeFile
     overrides: Overrides = None
     framework: Frameworks = None
-    steps: Annotated[int, Option("steps to compare one by one")] = STEPS
+    steps: Annotated[int, Option("steps to compare one by one"), Field(ge=1, le=MOST_STEPS)] = STEPS
     np: Ranks = PROFILED_RANKS
     rival: Rivals = None
     launcher: Launcher = LAUNCHER
@@ -161,8 +162,6 @@ def plan(
     for name in named:
         if name in registry.RIVALS and not registry.RIVALS[name].averaging:
             faults.append(f"--rival {name}: does not average gradients, so parity does not apply; leave it out")
-    if not 1 <= steps <= MOST_STEPS:
-        faults.append(f"--steps {steps}: expected 1 or more, at most {MOST_STEPS:,}")
     if recipe.model.name == "own":
         faults.append(
             "model own: parity needs the same model under every framework, as hvdkit has them; choose one "

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from pydantic import Field
 from rich.table import Table
 
 from hvdkit import paths
@@ -99,7 +100,7 @@ class ProfileRequest(Request):
     framework: Framework = FRAMEWORK
     np: Ranks = PROFILED_RANKS
     hosts: Hosts = None
-    steps: Annotated[int, Option("steps to measure")] = STEPS
+    steps: Annotated[int, Option("steps to measure"), Field(ge=LEAST_STEPS, le=MOST_STEPS)] = STEPS
     torch_profiler: Annotated[bool, Option("write PyTorch's own profile too")] = False
     batch_sizes: Annotated[
         list[int] | None,
@@ -170,8 +171,6 @@ def plan(
     faults.report()
     if batch_sizes and recipe.batch_size not in batch_sizes:
         recipe = recipe.model_copy(update={"batch_size": max(batch_sizes)})
-    if not LEAST_STEPS <= steps <= MOST_STEPS:
-        faults.append(f"--steps {steps}: expected {LEAST_STEPS} or more, at most {MOST_STEPS:,}")
     if own_profile and "own-profile" not in CAPABILITIES.get(framework, frozenset()):
         faults.append(f"--torch-profiler: {framework} has none; leave it out or choose --framework pytorch")
     sync = recipe.sync

@@ -49,9 +49,8 @@ class Option:
     typed: bool = True  # on the command line
 
     def option(self, field: str) -> str:
-        """What messages call it: its first long name."""
-        names = [name.partition("/")[0] for name in self.names]
-        return next((name for name in names if name.startswith("--")), f"--{field.replace('_', '-')}")
+        """What messages call it: its first name."""
+        return self.names[0].partition("/")[0] if self.names else f"--{field.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
