@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from hvdkit import paths
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.baselines import registry
-from hvdkit.commands import own_script
+from hvdkit.commands import recipe_paths
 from hvdkit.commands.fields import Framework, Overrides, Ranks, RecipeFile, texts
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.request import Accepts, Option, Request
@@ -206,7 +206,7 @@ def _tasks(request: SubmitRequest) -> dict[str, Recipe]:
         raise RequestError(f"--array: expected at most {sbatch.MOST_TASKS:,} tasks, got {count:,}")
     chosen = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     words = [texts("array", combination) for combination in chosen]
-    recipes = {" ".join(changes): _absolute(loaded(request, extra=changes)) for changes in words}
+    recipes = {" ".join(changes): recipe_paths.absolute(loaded(request, extra=changes)) for changes in words}
     if len(recipes) < count:
         raise RequestError("--array: expected each value of a key once, as equal tasks train the same")
     return recipes
@@ -258,7 +258,7 @@ def _for_slurm(request: SubmitRequest, wanted: dict[str, Any]) -> Submission:
         partial(sbatch.submit, script),
         ["sbatch", str(script)],
         described,
-        [f"all nodes must see: {needed}"] if (needed := _needed(recipes.values())) else [],
+        [f"all nodes must see: {needed}"] if (needed := recipe_paths.needed(recipes.values())) else [],
     )
 
 
@@ -281,7 +281,7 @@ def _for_kubernetes(request: SubmitRequest, wanted: dict[str, Any]) -> Submissio
         faults.append(f"--out {str(out)!r}: expected no control characters, and UTF-8")
     faults += _existing(request, [out])
     faults.report()
-    needed = _needed([recipe], [volume.partition(":")[2] for volume in pods.volumes])
+    needed = recipe_paths.needed([recipe], [volume.partition(":")[2] for volume in pods.volumes])
     text = manifest(pods, schema.dump(recipe), _common(request), elastic=bounds is not None, template=request.template)
 
     def described(job: str) -> list[str]:
@@ -342,50 +342,6 @@ def _faults(request: SubmitRequest, recipe: Recipe) -> Faults:
     if recipe.checkpoint is None:
         faults.append("checkpoint: expected one; without it a job that is started again begins anew")
     return faults
-
-
-def _paths(recipe: Recipe) -> dict[str, str]:
-    """The paths in a recipe by key; of a script's options those that are on this machine."""
-    sections = {"model": recipe.model, "data": recipe.data}
-    paths = {
-        f"{section}.{key}": value
-        for section, keys in sections.items()
-        for key in ("script", "module", "path", "weights", "tokens")
-        if (value := getattr(keys, key, None)) and value != "bytes"
-    }
-    for section, keys in sections.items():
-        options = getattr(keys, "options", {})
-        paths |= {
-            f"{section}.options.{key}": value
-            for key, value in options.items()
-            if isinstance(value, str) and value.startswith(("/", "~")) and os.path.lexists(os.path.expanduser(value))  # noqa: PTH111
-        }
-    return paths
-
-
-def _absolute(recipe: Recipe) -> Recipe:
-    """The recipe with whole paths: a job starts in the folder in which it is handed over."""
-    changes: dict[str, dict[str, str]] = {"model": {}, "data": {}}
-    for key, value in _paths(recipe).items():
-        section, _, name = key.partition(".")
-        if "." not in name:
-            changes[section][name] = os.path.abspath(value)  # noqa: PTH100 - keeps links
-    return recipe.model_copy(
-        update={section: getattr(recipe, section).model_copy(update=update) for section, update in changes.items()}
-    )
-
-
-def _needed(recipes: Iterable[Recipe], mounted: Sequence[str] = ()) -> str:
-    """What jobs of these recipes read that is in none of the folders `mounted`, each with its key."""
-    needed: dict[str, None] = {}
-    for recipe in recipes:
-        for key, value in _paths(recipe).items():
-            path = Path(value)
-            if any(path.is_relative_to(folder) for folder in mounted):
-                continue
-            beside = own_script.modules_of(path) if key in ("model.script", "data.module") else []
-            needed[f"{key} {value}" + (f" with {', '.join(beside)} beside it" if beside else "")] = None
-    return ", ".join(needed)
 
 
 def _existing(request: SubmitRequest, files: list[Path]) -> list[str]:
