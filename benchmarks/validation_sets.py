@@ -116,7 +116,7 @@ def k80_cluster() -> Cluster:
 def googlenet() -> Iterator[Row]:
     """Forward and update are what one node leaves of its step beside its traced backward; no more is fitted."""
     steps = {int(row["nodes"]): 1e-3 * float(row["iteration_ms"]) for row in anchored.table("googlenet_k80_wfbp")}
-    forward = steps[1] - anchored.backward_s(anchored.googlenet(1, 0.0))
+    forward = steps[1] - anchored.googlenet(1, 0.0).parts(1.0).backward_s
     alone = anchored.googlenet(1, forward)
     yield Row("GoogLeNet, K80", "1 node", "ms", 1e3 * anchored.compute_s(alone), 1e3 * steps[1], "calibration")
     for nodes in (2, 4):
