@@ -20,8 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,11 @@ def facts(
 
     `resolves` lacks the names that the name service gives no answer to.
     """
-    answers: dict[str, Any] = {
+    pool = ThreadPoolExecutor(4)
+    resolved = {name: pool.submit(_resolved, name) for name in (host, neighbour)}
+    gpus = pool.submit(_gpus)
+    runtimes = pool.submit(lambda: {name: runtime(python, packages) for name, python in pythons.items()})
+    answers = {
         "hostname": socket.gethostname(),
         "python": sys.executable,
         "interfaces": interfaces(),
@@ -66,26 +69,13 @@ def facts(
         "sees_mark": Path(mark).exists(),
         "hvdkit": _digest(sorted(Path(package).rglob("*.py"))),
     }
-    resolves: dict[str, list[str]] = {}
-
-    def resolve(name: str) -> None:
-        resolves[name] = _resolved(name)
-
-    def fill(key: str, ask: Callable[[], Any]) -> None:
-        answers[key] = ask()
-
-    began = time.monotonic()
-    work: list[tuple[float, Callable[[], None]]] = [
-        *((_NAME_S, partial(resolve, name)) for name in dict.fromkeys((host, neighbour))),
-        (_PROGRAM_S, partial(fill, "gpus", _gpus)),
-        (_PROGRAM_S, partial(fill, "runtimes", lambda: {name: runtime(pythons[name], packages) for name in pythons})),
-    ]
-    threads = [(limit_s, threading.Thread(target=job, daemon=True)) for limit_s, job in work]
-    for _, thread in threads:
-        thread.start()
-    for limit_s, thread in threads:
-        thread.join(max(0.0, began + limit_s - time.monotonic()))
-    return {"gpus": [], "runtimes": {}, **answers, "resolves": dict(resolves)}
+    wait(resolved.values(), _NAME_S)
+    slow: list[Future[Any]] = [gpus, runtimes]
+    wait(slow, _PROGRAM_S)
+    answers["resolves"] = {name: names.result() for name, names in resolved.items() if names.done()}
+    answers["gpus"] = gpus.result() if gpus.done() else []
+    answers["runtimes"] = runtimes.result() if runtimes.done() else {}
+    return answers
 
 
 def interfaces() -> list[dict[str, Any]]:
