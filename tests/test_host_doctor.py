@@ -16,7 +16,7 @@ from conftest import ROOT, Hvdkit
 from hvdkit.commands import doctor, host_faults
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import Host, read_hostfile
-from hvdkit.results.doctor import HostReport, HostsReport, Interface, RuntimeThere, Way
+from hvdkit.results.doctor import HostReport, HostsReport, Interface, Route, RuntimeThere
 from hvdkit.results.json_files import read
 from tests.cluster import starving
 
@@ -150,8 +150,8 @@ def of_mxnet(version: str, horovod: str) -> dict[str, RuntimeThere]:
     return {"mxnet": RuntimeThere(versions={"mxnet": version}, horovod=horovod)}
 
 
-def way(**changes: Any) -> list[Way]:
-    return [Way.model_validate({"address": "10.0.0.1", **changes})]
+def way(**changes: Any) -> list[Route]:
+    return [Route.model_validate({"address": "10.0.0.1", **changes})]
 
 
 def report(name: str, **changes: Any) -> HostReport:

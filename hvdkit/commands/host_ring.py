@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from hvdkit.launch.probes import Probe, Unreachable
-from hvdkit.results.doctor import HostReport, Interface, Way
+from hvdkit.results.doctor import HostReport, Interface, Route
 
 
 @dataclass
@@ -47,9 +47,9 @@ def _try(member: Member, other: Probe, fits: Callable[[Interface], bool]) -> Non
     wanted = [{"address": address, "port": member.port, "token": member.probe.token} for address in addresses]
     try:
         answers = other.ask("reach", 15.0 + 4.0 * len(addresses), ways=wanted)["ways"]
-        member.report.ways = [Way.model_validate(answer) for answer in answers]
+        member.report.ways = [Route.model_validate(answer) for answer in answers]
     except Unreachable as error:
-        member.report.ways = [Way(address=address, fault=f"{other.host.name}: {error}") for address in addresses]
+        member.report.ways = [Route(address=address, fault=f"{other.host.name}: {error}") for address in addresses]
 
 
 def _choose(report: HostReport, usable: list[Interface], preferred: list[str]) -> None:

@@ -17,7 +17,7 @@ class Interface(Record):
     bits: int
 
 
-class Way(Record):
+class Route(Record):
     """How the host before this one, in the ring of hosts, reaches one of this host's addresses.
 
     `source` is the address from which it does, `latency_us` the least time of five connections. Without an answer there
@@ -62,10 +62,10 @@ class HostReport(Record):
     interfaces: list[Interface] = Field(default_factory=list)
     interface: str | None = None
     address: str | None = None
-    ways: list[Way] = Field(default_factory=list)
+    ways: list[Route] = Field(default_factory=list)
 
     @property
-    def neighbour(self) -> Way | None:
+    def neighbour(self) -> Route | None:
         """The way that was chosen, if the neighbour reaches this host."""
         return next((way for way in self.ways if way.address == self.address and way.fault is None), None)
 
