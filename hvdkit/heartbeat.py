@@ -28,6 +28,7 @@ STOP = "stop"  # a file of this name in the folder asks all ranks to write a che
 # Phases that the launcher knows: Horovod has not started yet; a wait for other ranks that is not a hang; a wait for the
 # disk, in which rank 0 beats and the others wait for it.
 STARTING, WAITING, DISK = "starting", "waiting for ranks", "waiting for the disk"
+NOTED = "HVDKIT_NOTED"  # in the environment of ranks if the command has said what `worker.unreached` says
 DONE = "done"  # the last phase: all is written, and the process ends by its own decision
 SAID = "hvdkit: "  # how lines begin that the launcher shows
 _BEAT_S, _PATIENCE_S = 0.5, 5.0  # between two beats of a wait for the disk; such a wait that is worth a line

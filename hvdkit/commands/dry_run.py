@@ -15,6 +15,7 @@ from hvdkit.commands.checks import data_ranks
 from hvdkit.commands.plan import Plan, environment, program
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.errors import RequestError
+from hvdkit.heartbeat import NOTED
 from hvdkit.launch.hosts import place
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import ImageFolder, Model, Recipe, flat
@@ -25,7 +26,6 @@ from hvdkit.runtimes import machine
 from hvdkit.simulator import memory
 from hvdkit.tasks import duration, few_samples, resnet
 from hvdkit.worker.tuning import CHOSEN, listed
-from hvdkit.worker.unreached import NOTED
 
 # Keys of a recipe that do not change how long a step takes; the number of threads is in the result.
 _ANY_SPEED = {

@@ -25,6 +25,7 @@ from hvdkit.data.counts import Counts
 from hvdkit.defaults import FRAMEWORK
 from hvdkit.errors import Faults, HvdkitError, RunError
 from hvdkit.files import open_regular
+from hvdkit.heartbeat import NOTED
 from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.job import ElasticBounds, Job
 from hvdkit.launch.launchers import LAUNCHERS
@@ -34,7 +35,7 @@ from hvdkit.results.train import MetricLine
 from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.runtimes.store import Runtime, find
 from hvdkit.worker import tuning
-from hvdkit.worker.unreached import NOTED, unreached
+from hvdkit.worker.unreached import unreached
 
 Watch = Callable[[MetricLine], None]
 _REMOVED = "removed or replaced while the run writes it; rank 0 writes it again, with all lines"

@@ -114,7 +114,7 @@ class Loop:
         self.last_loss: Tensor = None  # of the last update on this rank; the device may still be computing it
         self.leaving = False  # whether a rank was asked to stop: the same on all ranks
         self.stopped_early: str | None = None  # why no epoch follows, in a line: the same on all ranks
-        self.asked_to_end: str | None = None  # why this rank's handlers want no further step
+        self.stop_reason: str | None = None  # why this rank's handlers want no further step
         self.warnings: list[str] = []  # for the next line of metrics.jsonl, which comes at once; the same on all ranks
         self.notes: list[str] = []  # for the next line too, which comes when it is due
         self._said: set[str] = set()  # of the warnings
@@ -235,7 +235,7 @@ class Loop:
         All ranks stop after the same update, a multiple of `log_every`, or at the end of the epoch. The model is then
         evaluated and kept, as after the last step.
         """
-        self.asked_to_end = why
+        self.stop_reason = why
 
     def phase(self, name: str) -> None:
         """Report what this rank does now."""

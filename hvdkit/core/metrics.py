@@ -99,18 +99,18 @@ def summed(
             session.predict(batch.inputs)
             continue
         rows.append([*(value for pair in pairs for value in pair), valid])
-    columns = [part for name in names for part in (name, f"{name}.count")]
-    found = add_rows(adapter, group, [*columns, "samples"], rows)
-    return {name: (found[name], found[f"{name}.count"]) for name in names}, round(found["samples"])
+    columns = [column for name in names for column in (name, f"{name}.count")]
+    totals = add_rows(adapter, group, [*columns, "samples"], rows)
+    return {name: (totals[name], totals[f"{name}.count"]) for name in names}, round(totals["samples"])
 
 
 def _losses(session: Session, batch: Batch, valid: int, ignored: int | None) -> tuple[float, float]:
     """The sum of a batch's cross-entropies and its count: of samples, or with an `ignored` label of targets."""
     if ignored is None:
-        each = session.trainable.losses(batch)[:valid]
+        losses = session.trainable.losses(batch)[:valid]
         if not valid:  # a rank whose samples have run out computes beside the others
             return 0.0, 0.0
-        return float(each.reshape(valid, -1).mean(axis=1).sum(dtype=np.float64)), valid
+        return float(losses.reshape(valid, -1).mean(axis=1).sum(dtype=np.float64)), valid
     counts = batch.targets != ignored
-    each = session.trainable.losses(Batch(batch.inputs, np.where(counts, batch.targets, 0)))[:valid]
-    return float(each[counts[:valid]].sum(dtype=np.float64)), float(counts[:valid].sum())
+    losses = session.trainable.losses(Batch(batch.inputs, np.where(counts, batch.targets, 0)))[:valid]
+    return float(losses[counts[:valid]].sum(dtype=np.float64)), float(counts[:valid].sum())

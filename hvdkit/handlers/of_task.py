@@ -37,7 +37,7 @@ class OfTask(Handler):
 
     def _agree(self, run: Loop) -> None:
         """Stop all ranks if a handler on any of them has asked for it; collective."""
-        asked = run.adapter.allgather_object(run.asked_to_end, run.mesh.world, name="asked_to_end")
-        why = next((each for each in asked if each is not None), None)
+        reasons = run.adapter.allgather_object(run.stop_reason, run.mesh.world, name="stop_reason")
+        why = next((reason for reason in reasons if reason is not None), None)
         if why is not None and not run.finished:
             run.stopped_early = f"stopped early after step {run.step} of {run.total_steps}: {why}"

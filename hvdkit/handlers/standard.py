@@ -126,22 +126,22 @@ class Losses(Handler):
         self.counts.clear()
         first, progress = run.step - len(losses) + 1, run.progress
         if empty:
-            steps = ", ".join(str(first + place) for place in empty[:9]) + (", …" if len(empty) > 9 else "")
-            told = f"in step {steps} no target counts on any rank, so nothing is learned"
+            steps = ", ".join(str(first + index) for index in empty[:9]) + (", …" if len(empty) > 9 else "")
+            line = f"in step {steps} no target counts on any rank, so nothing is learned"
             if len(empty) < len(losses):
-                run.warnings.append(told)
+                run.warnings.append(line)
             elif progress.epoch_steps:
                 mean = progress.epoch_loss / progress.epoch_steps
-                run.warnings.append(told)
+                run.warnings.append(line)
             else:
-                raise RunError(f"loss: {told}; expected a count above 0 in each update: look at targets and labels")
+                raise RunError(f"loss: {line}; expected a count above 0 in each update: look at targets and labels")
         return mean
 
 
 def _over_ranks(run: Loop, losses: list[float], counts: list[float]) -> tuple[float, list[int]]:
     """The mean over updates of their losses over all ranks, from this rank's losses and counts; collective.
 
-    Returns also the places of updates in which nothing counts, which the mean leaves out; NaN if it leaves out all.
+    Returns also the indices of updates in which nothing counts, which the mean leaves out; NaN if it leaves out all.
     """
     mine = np.array([[loss * count for loss, count in zip(losses, counts, strict=True)], counts], np.float64)
     (both,) = run.adapter.allreduce([run.adapter.from_numpy(mine)], run.mesh.data, op="sum", name="metrics.counted")
@@ -152,7 +152,7 @@ def _over_ranks(run: Loop, losses: list[float], counts: list[float]) -> tuple[fl
 
 def _ran_away(run: Loop, losses: list[float]) -> RunError:
     """The error for losses, of the newest updates, that are no longer numbers on some rank; collective."""
-    first = next((place for place, loss in enumerate(losses) if not np.isfinite(loss)), len(losses) - 1)
+    first = next((index for index, loss in enumerate(losses) if not np.isfinite(loss)), len(losses) - 1)
     mine = run.adapter.from_numpy(np.array([first], np.float64))
     (earliest,) = run.adapter.allreduce([mine], run.mesh.data, op="min", name="ran_away")
     run.phase("end of step")

@@ -25,12 +25,11 @@ from hvdkit.core.step_plan import Progress
 from hvdkit.errors import Stopped
 from hvdkit.files import open_standard_streams, write_atomic
 from hvdkit.handlers.standard import attach
-from hvdkit.heartbeat import DISK, Heartbeat
+from hvdkit.heartbeat import DISK, NOTED, Heartbeat
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import TrainResult, kept_lines, result_lines, scores
 from hvdkit.worker import measurement, startup, tuning
 from hvdkit.worker.setup import Script, Setup, seed_rank, start
-from hvdkit.worker.unreached import NOTED, unreached
 
 if TYPE_CHECKING:
     from hvdkit.checkpoint.elastic import Commits
@@ -171,7 +170,11 @@ def _train(
     )
     open_standard_streams()  # the user's model may have closed them
     loop.warn(warnings)
-    loop.notes = [*([] if NOTED in os.environ else unreached(loop.plan)), *(metrics_file.notes if metrics_file else [])]
+    if NOTED not in os.environ:
+        from hvdkit.worker.unreached import unreached  # `hvdkit train` has said it
+
+        loop.notes += unreached(loop.plan)
+    loop.notes += metrics_file.notes if metrics_file else []
     if mesh.is_root:
         print("".join(f"warning: {each}\n" for each in loop.notes), end="", flush=True)
     since_warmup = measurement.SinceWarmup(loop)

@@ -7,7 +7,6 @@ from hvdkit.recipe.schema import Recipe
 
 _FIRST = 0.05  # the largest share of the first weights in an average that needs no note
 _FORGETS = 5  # times 1 / (1 - decay) updates leave a share of e^-5 of the first weights
-NOTED = "HVDKIT_NOTED"  # set for ranks if the command has said what `unreached` says
 
 
 def unreached(plan: StepPlan) -> list[str]:
