@@ -23,7 +23,8 @@ import numpy as np
 from hvdkit import adapters, paths
 from hvdkit.core.group import Group
 from hvdkit.core.loop import Loop
-from hvdkit.core.seam import Adapter, Session
+from hvdkit.core.seam import Adapter
+from hvdkit.core.session import Session
 from hvdkit.files import write_atomic
 from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe import schema

@@ -27,6 +27,7 @@ _COMMANDS = {
 }
 # Modules that scripts imported from earlier versions, and what has their content now.
 _MOVED = {
+    "hvdkit.adapters.trainable": "hvdkit.core.trainable",
     "hvdkit.config": "hvdkit.recipe.schema",
     "hvdkit.core.data": "hvdkit.data.batches",
     "hvdkit.core.epoch_average": "hvdkit.handlers.weight_average",

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hvdkit.adapters import local
-from hvdkit.core.group import Group, Ranks, Topology
+from hvdkit.adapters.local import LocalAdapter
+from hvdkit.core.group import Group, Topology
+from hvdkit.core.seam import Pending
 from hvdkit.strategies.reducer import Reducer
 
 T = TypeVar("T")
@@ -49,14 +50,11 @@ class Crowd:
                 barrier.abort()
 
 
-class Member:
+class Member(LocalAdapter):
     """One rank's adapter; `sent` counts the bytes that have left it, as rings would send them."""
 
     def __init__(self, crowd: Crowd, rank: int) -> None:
         self._crowd, self._rank = crowd, rank
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(local, name)
 
     def _everyone(self, value: Any, name: str, group: Group) -> list[Any]:
         return self._crowd.exchange(self._rank, value, name, group.ranks)
@@ -92,8 +90,12 @@ class Member:
     def allgather_object(self, value: Any, group: Group, name: str = "allgather_object") -> list[Any]:
         return self._everyone(value, name, group)
 
-    def process_set(self, ranks: Ranks) -> Any:
-        return ranks
+    def start(self, what: Any, tensor: Any, group: Group, name: str, out: Any = None) -> Any:
+        if what != "average":
+            return super().start(what, tensor, group, name, out)
+        # others still read what they are given
+        tensor[...] = self.allreduce([tensor.copy()], group, "average", name)[0]
+        return Pending(tensor)
 
 
 def together(size: int, work: Callable[[Any, Topology], T], hosts: int = 1) -> list[T]:

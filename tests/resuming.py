@@ -17,6 +17,7 @@ import pytest
 from launching import wait_until
 
 from hvdkit import adapters
+from hvdkit.adapters.local import Linear
 from hvdkit.core.session import Session
 from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe.schema import Recipe
@@ -59,9 +60,6 @@ def local_run(
             raise Killed
         steps += 1
         return sound(session, batches)
-
-    class Linear(adapter.Linear):
-        pass
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Session, "train_step", train_step)

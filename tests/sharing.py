@@ -10,11 +10,11 @@ import numpy as np
 from conftest import ROOT
 from crowd import together
 
-from hvdkit.adapters import local
-from hvdkit.adapters.trainable import Done
-from hvdkit.core.group import Group, Mesh, Topology
-from hvdkit.core.seam import ROOT_BLOCK, Block, Uses
+from hvdkit.adapters.local import Linear, TrainableModel
+from hvdkit.core.group import Mesh, Topology
+from hvdkit.core.pieces import ROOT_BLOCK
 from hvdkit.core.session import Session
+from hvdkit.core.trainable import Block, Uses
 from hvdkit.data.dataset import Batch
 from hvdkit.recipe.schema import Loss, Optimizer
 from hvdkit.strategies.dense import Dense
@@ -27,7 +27,7 @@ from grown import worst
 STEPS, FEATURES, CLASSES = 20, 5, 3
 
 
-class InBlocks(local.TrainableModel):
+class InBlocks(TrainableModel):
     """A linear model in two blocks, the bias being the root. Parameters that are not there are NaN."""
 
     def blocks(self) -> dict[str, list[str]]:
@@ -41,10 +41,6 @@ class InBlocks(local.TrainableModel):
             parameter = self.parameters[name]
             self.parameters[name] = found[block].vector[: parameter.size].reshape(parameter.shape)
         return found
-
-    def start_allgather(self, tensor: Any, group: Group, out: Any, name: str) -> Done:
-        out[...] = self.session.adapter.allgather(tensor, group, name)
-        return Done(out)
 
     def backward(self, inputs: Any, targets: Any, scale: Any) -> Any:
         for phase in ("forward", "backward"):
@@ -88,7 +84,7 @@ class BlockwiseAdapter:
         return InBlocks(model, loss)
 
 
-class InVectors(local.TrainableModel):
+class InVectors(TrainableModel):
     """A linear model whose gradients are parts of vectors."""
 
     def join_gradients(self, groups: Any) -> InVectors:
@@ -111,10 +107,6 @@ class InVectors(local.TrainableModel):
             self.parts[name][...] = gradient
         return logits, loss, self.parts
 
-    def start_average(self, tensor: Any, group: Group, name: str) -> Done:
-        tensor[...] = self.session.adapter.allreduce([tensor.copy()], group, name=name)[0]  # ranks are threads
-        return Done(tensor)
-
 
 def staged(adapter: Any, topology: Topology, stage: str, **more: Any) -> Any:
     """The strategy of a stage."""
@@ -130,7 +122,7 @@ def staged(adapter: Any, topology: Topology, stage: str, **more: Any) -> Any:
 def session_of(adapter: Any, optimizer: Optimizer, strategy: Any) -> Any:
     if isinstance(strategy, ShardedParameters):
         adapter = BlockwiseAdapter(adapter)
-    session = Session(adapter, local.Linear(FEATURES, CLASSES), optimizer, Loss(), strategy)
+    session = Session(adapter, Linear(FEATURES, CLASSES), optimizer, Loss(), strategy)
     random = np.random.default_rng(1)
     session.load_state(
         {"fc.weight": random.standard_normal((CLASSES, FEATURES)), "fc.bias": random.standard_normal(CLASSES)}

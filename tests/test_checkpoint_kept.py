@@ -18,6 +18,7 @@ from resuming import lines, local_recipe, local_run, rewrite_record
 
 from hvdkit import tasks
 from hvdkit.adapters import local
+from hvdkit.adapters.local import Linear
 from hvdkit.checkpoint import snapshots, writing
 from hvdkit.checkpoint.snapshots import Checkpoint, Record
 from hvdkit.checkpoint.writing import Checkpoints
@@ -157,7 +158,7 @@ def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytes
 
     def work(adapter: Any, topology: Topology) -> list[float]:
         own.steps = 0
-        session = Session(adapter, adapter.Linear(3072, 10), recipe.optimizer, recipe.loss)
+        session = Session(adapter, Linear(3072, 10), recipe.optimizer, recipe.loss)
         checkpoints = Checkpoints(tmp_path, Checkpointing(), "accuracy") if topology.is_root else None
 
         def keep(progress: Progress, own: object) -> None:

@@ -231,11 +231,11 @@ def test_powersgd_recovers_from_a_gradient_of_zeros() -> None:
 
 
 def test_gram_and_schmidt_leave_out_what_is_no_direction() -> None:
-    from hvdkit.adapters.local import tensors
+    from hvdkit.adapters import local
 
     rows = np.random.default_rng(3).standard_normal((4, 50)).astype(np.float32)
     rows[2] = 2 * rows[0] - rows[1]
-    found = orthonormal(tensors, rows, "float32")
+    found = orthonormal(local, rows, "float32")
     assert np.allclose(found @ found.T, np.diag([1, 1, 0, 1]), atol=1e-6)
 
 

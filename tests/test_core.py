@@ -15,6 +15,7 @@ import pytest
 from conftest import ROOT
 
 from hvdkit import adapters, tasks
+from hvdkit.adapters.local import Linear
 from hvdkit.core import metrics
 from hvdkit.core.group import Mesh, Topology, threads_per_rank, world_of
 from hvdkit.core.loop import Loop
@@ -327,7 +328,7 @@ def test_threads_are_shared_among_the_ranks_of_a_host() -> None:
 def trained(recipe: Recipe, folder: Path) -> tuple[Loop, list[dict[str, Any]]]:
     adapter: Any = adapters.load("local")
     dataset = batches.open_dataset(recipe.data, 10, recipe.seed)
-    session = Session(adapter, adapter.Linear(32 * 32 * 3, 10), recipe.optimizer, recipe.loss)
+    session = Session(adapter, Linear(32 * 32 * 3, 10), recipe.optimizer, recipe.loss)
     path = folder / "metrics.jsonl"
     loop = Loop(session, tasks.choose(recipe), recipe, Mesh(Topology()), dataset)
     attach(loop, MetricsFile(path)).train()

@@ -15,6 +15,7 @@ from resuming import lines, local_recipe, local_run
 from safetensors.numpy import load_file
 
 from hvdkit import adapters, tasks
+from hvdkit.adapters.local import Linear
 from hvdkit.checkpoint import snapshots
 from hvdkit.core.session import Session
 from hvdkit.core.step_plan import Progress, StepPlan
@@ -244,7 +245,7 @@ def test_the_best_checkpoint_is_that_of_the_average_and_an_update_that_overflows
     averaged, plain = best.model(), best.model(average=False)
     assert (averaged[1], plain[1]) == (True, False) and averaged[0].keys() == plain[0].keys()
     adapter: Any = adapters.load("local")
-    session = Session(adapter, adapter.Linear(3, 2), Sgd(learning_rate=0.1), Loss(), precision="fp16")
+    session = Session(adapter, Linear(3, 2), Sgd(learning_rate=0.1), Loss(), precision="fp16")
     session.keep_average(AverageWeights(decay=0.9))
     gradients = {name: tensor * 0 for name, tensor in session.trainable.parameters.items()}
     with np.errstate(invalid="ignore"):

@@ -14,6 +14,7 @@ from own_tasks import DOCUMENT, nothing
 from resuming import rewrite_record
 
 from hvdkit import adapters, tasks
+from hvdkit.adapters.local import Linear
 from hvdkit.checkpoint import snapshots
 from hvdkit.commands import evaluate as evaluate_
 from hvdkit.commands import loading, own_script
@@ -49,7 +50,7 @@ class Sides(Own):
         return ArraySplit(points[40:], labels[40:]), ArraySplit(points[:40], labels[:40])
 
     def model(self) -> Any:
-        return adapters.load("local").Linear(2, 2)  # type: ignore[attr-defined]
+        return Linear(2, 2)
 
 
 @pytest.mark.check
@@ -289,7 +290,7 @@ def test_a_handler_sees_each_step_and_ends_the_run(tmp_path: Path) -> None:
 
     (tmp_path / "own.yaml").write_text(json.dumps({**DOCUMENT, "schedule": {"decay": "step", "milestones": [1]}}))
     recipe = schema.load(tmp_path / "own.yaml")
-    script = setup.Script(lambda table: adapter.Linear(2, 2), Handled)
+    script = setup.Script(lambda table: Linear(2, 2), Handled)
     out = tmp_path / "run"
     out.mkdir()
     for last, resume in ((1, False), (2, True)):
@@ -316,7 +317,7 @@ def test_what_is_no_handler_is_refused(given: Any, got: str, tmp_path: Path) -> 
     (tmp_path / "own.py").write_text("# the class is in this file")
     (tmp_path / "own.yaml").write_text(json.dumps(DOCUMENT))
     kind = type("Handled", (Sides,), {"handlers": lambda task: given})
-    script = setup.Script(lambda table: adapter.Linear(2, 2), kind)
+    script = setup.Script(lambda table: Linear(2, 2), kind)
     with pytest.raises(RequestError) as told:
         train.train(adapter, script, schema.load(tmp_path / "own.yaml"), None, Heartbeat())
     assert str(told.value) == f"Handled.handlers: expected a list of objects of hvdkit.Handler, got {got}"

@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT
 
 from hvdkit import adapters, tasks
+from hvdkit.adapters.local import Linear
 from hvdkit.core import trace_events
 from hvdkit.core.group import Mesh, Topology
 from hvdkit.core.session import Session
@@ -29,11 +30,11 @@ def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     local: Any = adapters.load("local")
     dataset = open_dataset(recipe.data, 10, 1)
     height, width, channels = dataset.shape
-    session = Session(local, local.Linear(height * width * channels, 10), recipe.optimizer, recipe.loss)
+    session = Session(local, Linear(height * width * channels, 10), recipe.optimizer, recipe.loss)
     part = profile.Part(tmp_path, 8)
     task = tasks.choose(recipe)
     architecture = task.architecture(dataset.shape)
-    begun = Setup(local, Script(local.Linear), recipe, Mesh(Topology()), dataset, task, architecture)
+    begun = Setup(local, Script(Linear), recipe, Mesh(Topology()), dataset, task, architecture)
     profile.Participant(begun, session, part, lambda phase, step: None).take_part()
     found = assemble.read(tmp_path, recipe)
     kinds = [step.kind for step in found.record.ranks[0].steps if step.turn >= 0]

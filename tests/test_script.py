@@ -15,8 +15,9 @@ from hvdkit.results.train import read_result
 # A recipe's script
 
 DIGITS = "resnet20-digits"
-SCRIPT = [sys.executable, "-c", "import sys; from hvdkit.adapters import local; from hvdkit.worker.entry import main; "
-          "main(local, lambda table: local.Linear(3072, 10), sys.argv[1:])"]  # fmt: skip
+SCRIPT = [sys.executable, "-c", "import sys; from hvdkit.adapters.local import Linear, adapter; "
+          "from hvdkit.worker.entry import main; "
+          "main(adapter, lambda table: Linear(3072, 10), sys.argv[1:])"]  # fmt: skip
 
 
 def test_a_script_without_a_recipe_shows_its_whole_help() -> None:

@@ -22,6 +22,7 @@ from sharing import CLASSES, FEATURES, InVectors, batch, on_ranks, session_of, s
 
 from hvdkit import tasks
 from hvdkit.adapters import local
+from hvdkit.adapters.local import Linear, LocalAdapter, TrainableModel
 from hvdkit.core.group import Group, Mesh, Topology, world_of
 from hvdkit.core.pieces import buckets
 from hvdkit.recipe import registry, schema
@@ -93,7 +94,7 @@ def test_joined_gradients_train_as_those_apart(
     for ranks in (2, 3, 19):
         apart = states(ranks)
         with monkeypatch.context() as patch:
-            patch.setattr(local, "TrainableModel", InVectors)
+            patch.setattr(sys.modules["hvdkit.adapters.local"], "TrainableModel", InVectors)
             joined = states(ranks)
         for mine, theirs in zip(joined, apart, strict=True):
             assert worst(mine, theirs) < 1e-14
@@ -116,16 +117,17 @@ def test_buckets_are_sent_in_one_order_and_few_are_under_way() -> None:
         def ready(self) -> bool:
             return False
 
-    class Slow(local.TrainableModel):
-        def start_reducescatter(self, tensor: Any, group: Group, name: str) -> Sending:
+    class Slow(LocalAdapter):
+        def start(self, what: str, tensor: Any, group: Group, name: str, out: Any = None) -> Any:
             sent.append(name)
             return Sending(tensor)
 
-    strategy = Sharded(local, Mesh(Topology()).data, frees=True, most_bytes=8)
+    slow = Slow()
+    strategy = Sharded(slow, Mesh(Topology()).data, frees=True, most_bytes=8)
     strategy.at_once = 2
-    trainable: Any = Slow(local.Linear(1, 1), Loss())
+    trainable: Any = TrainableModel(Linear(1, 1), Loss())
     trainable.parameters = {name: np.zeros(2) for name in "abcd"}
-    session: Any = type("", (), {"trainable": trainable, "adapter": local, "dtype": "float64"})()
+    session: Any = type("", (), {"trainable": trainable, "adapter": slow, "dtype": "float64"})()
     strategy.partition(session, AdamW(learning_rate=0.1))
     order = [name for bucket in strategy._shares.buckets for name in bucket.shapes]
     assert len(order) == len(strategy._shares.buckets) == 4
@@ -316,8 +318,9 @@ def test_large_sharded_models_return_smaller_blocks(
 
     monkeypatch.setattr(startup, "own_pages", own_pages)
     monkeypatch.setattr(startup, "done", lambda: None)
+    monkeypatch.setattr("hvdkit.worker.setup.Session", lambda *_: None)
     recipe = schema.load(registry.locate(Path(model)), [f"sharding={stage}"])
-    adapter: Any = SimpleNamespace(NAME=framework, session_class=lambda *_: None)
+    adapter: Any = SimpleNamespace(NAME=framework, rival=None)
     mesh: Any = SimpleNamespace(data=SimpleNamespace(size=ranks))
     script, nothing = Script(lambda architecture: None), cast("Any", None)
     task = tasks.choose(recipe)

@@ -13,6 +13,7 @@ import pytest
 from crowd import together
 
 from hvdkit import tasks
+from hvdkit.adapters.local import Linear
 from hvdkit.core.group import Mesh, Topology, world_of
 from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.session import Session
@@ -75,7 +76,7 @@ class Run:
         momentum = float(getattr(recipe.optimizer, "momentum", 0.0))
         reducer = Reducer(transport, recipe.compression, recipe.seed, momentum, recipe.optimizer.clip_norm)
         self.communication = Compressed(reducer) if recipe.sync is None else choose(adapter, Mesh(topology), recipe)
-        model = adapter.Linear(32 * 32 * 3, 10)
+        model = Linear(32 * 32 * 3, 10)
         self.session = Session(adapter, model, recipe.optimizer, recipe.loss, self.communication)
         progress = Progress()
         if held:

@@ -1,14 +1,25 @@
-"""The adapters: one module for each framework, with the functions of `hvdkit.core.seam.Adapter`."""
+"""The adapters: one package for each framework, with a subclass of `hvdkit.core.seam.Adapter`.
+
+`from hvdkit.adapters import pytorch` gives the adapter itself, not the package that it is in.
+"""
 
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from hvdkit.adapters.capabilities import CAPABILITIES
 
 if TYPE_CHECKING:
     from hvdkit.core.seam import Adapter
+
+    pytorch: Adapter
+    tensorflow: Adapter
+    keras: Adapter
+    mxnet: Adapter
+    local: Adapter
 
 NAMES = tuple(CAPABILITIES)
 
@@ -20,4 +31,14 @@ def load(name: str) -> Adapter:
     """
     if name not in NAMES:
         raise KeyError(name)
-    return cast("Adapter", importlib.import_module(f"hvdkit.adapters.{name}"))
+    return cast("Adapter", importlib.import_module(f"hvdkit.adapters.{name}").adapter)
+
+
+class _Package(ModuleType):
+    """This package. Importing `hvdkit.adapters.NAME` sets its attribute NAME, which is passed over."""
+
+    def __getattribute__(self, name: str) -> object:
+        return load(name) if name in CAPABILITIES else super().__getattribute__(name)
+
+
+sys.modules[__name__].__class__ = _Package

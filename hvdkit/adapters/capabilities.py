@@ -1,4 +1,4 @@
-"""What each adapter supports, by the keys of `core.seam.CAPABILITIES`, and its choices for speed.
+"""What each adapter supports, by the keys of `core.capabilities.CAPABILITIES`, and its choices for speed.
 
 This is a separate module, so that no framework has to be loaded to read it.
 """

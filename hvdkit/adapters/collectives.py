@@ -1,41 +1,53 @@
-"""Collectives of a framework's Horovod, whose functions have the same names in every framework."""
+"""What all frameworks share whose processes communicate by Horovod: its functions have the same names in each."""
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from types import ModuleType
 from typing import Any
 
+import horovod as package
 import numpy as np
 
-from hvdkit.core.group import Group, Ranks, Topology
-from hvdkit.core.seam import Op, Tensor
+from hvdkit.core.group import Group, ProcessSet, Ranks, Topology
+from hvdkit.core.seam import Adapter, Op
+from hvdkit.core.tensors import Tensor
+from hvdkit.errors import RequestError
 
 
-class Collectives:
-    """The collectives of `hvdkit.core.seam.Adapter`. `hvd` is the framework's Horovod module.
+class HorovodAdapter(Adapter):
+    """An adapter over `horovod`, its module for a `framework`."""
 
-    `tensor` makes a tensor of an array in main memory, `array` the array of one there.
-    """
+    horovod: ModuleType
+    framework: ModuleType
 
-    def __init__(self, hvd: Any, tensor: Callable[[np.ndarray], Tensor], array: Callable[[Tensor], np.ndarray]) -> None:
-        self._hvd, self._tensor, self._array = hvd, tensor, array
-        self._ops = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
-        self._sets: dict[Ranks, Any] = {}
+    def __init__(self) -> None:
+        self._sets: dict[Ranks, ProcessSet] = {}
 
-    def start(self, sets: Sequence[Ranks] = ()) -> Topology:
-        """Initialize Horovod and return this rank's topology, in which the device is not set yet."""
-        hvd = self._hvd
+    def versions(self) -> dict[str, str]:
+        framework: str = self.framework.__version__
+        return {"framework": framework, "horovod": package.__version__, "numpy": np.__version__}
+
+    def init(self, device: str, threads: int | None = None, sets: Sequence[Ranks] = ()) -> Topology:
+        hvd = self.horovod
         self._sets = {ranks: hvd.ProcessSet(list(ranks)) for ranks in sets}
         if sets:
             hvd.init(process_sets=list(self._sets.values()))
         else:
             hvd.init()
-        return Topology(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
+        world = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
+        return self.bind_device(Topology(*world), device, threads)
 
-    def set_of(self, group: Group) -> Any:
-        """The group's process set."""
-        return self._hvd.global_process_set if group.handle is None else group.handle
+    def shutdown(self) -> None:
+        self.horovod.shutdown()
+
+    def how(self, group: Group) -> dict[str, Any]:
+        """The arguments of each collective over a group."""
+        return {"process_set": self.horovod.global_process_set if group.handle is None else group.handle}
+
+    def op(self, op: Op) -> object:
+        """Horovod's name of a reduction."""
+        return getattr(self.horovod, op.capitalize())
 
     def allreduce(
         self,
@@ -45,35 +57,35 @@ class Collectives:
         name: str = "allreduce",
         overwrite: bool = False,
     ) -> list[Tensor]:
-        process_set = self.set_of(group)
-        return list(self._hvd.grouped_allreduce(tensors, op=self._ops[op], name=name, process_set=process_set))
+        return list(self.horovod.grouped_allreduce(tensors, op=self.op(op), name=name, **self.how(group)))
 
     def allgather(self, tensor: Tensor, group: Group, name: str = "allgather") -> Tensor:
-        return self._hvd.allgather(tensor, name=name, process_set=self.set_of(group))
+        return self.horovod.allgather(tensor, name=name, **self.how(group))
 
     def broadcast(self, tensor: Tensor, group: Group, root_rank: int, name: str = "broadcast") -> Tensor:
-        return self._hvd.broadcast(tensor, root_rank, name=name, process_set=self.set_of(group))
+        return self.horovod.broadcast(tensor, root_rank, name=name, **self.how(group))
 
     def alltoall(self, tensor: Tensor, group: Group, name: str = "alltoall", splits: list[int] | None = None) -> Tensor:
-        process_set = self.set_of(group)
         if splits is None:
-            return self._hvd.alltoall(tensor, name=name, process_set=process_set)
-        counts = self._tensor(np.array(splits, np.int32))
-        return self._hvd.alltoall(tensor, counts, name=name, process_set=process_set)[0]
+            return self.horovod.alltoall(tensor, name=name, **self.how(group))
+        return self.horovod.alltoall(tensor, self.lengths(splits), name=name, **self.how(group))[0]
 
-    def process_set(self, ranks: Ranks) -> Any:
-        return self._sets[ranks] if ranks in self._sets else self._hvd.add_process_set(list(ranks))
+    def lengths(self, splits: list[int]) -> Tensor:
+        """A tensor of these lengths (int32), for `alltoall`."""
+        return self.from_numpy(np.array(splits, np.int32))
 
     def reducescatter(self, tensor: Tensor, group: Group, op: Op = "average", name: str = "reducescatter") -> Tensor:
-        return self._hvd.reducescatter(tensor, op=self._ops[op], name=name, process_set=self.set_of(group))
+        return self.horovod.reducescatter(tensor, op=self.op(op), name=name, **self.how(group))
 
-    def allgather_object(self, value: Any, group: Group, name: str = "allgather_object") -> list[Any]:
-        if group.handle is None:
-            return list(self._hvd.allgather_object(value, name=name))
-        # Horovod's own function takes no process set in every framework.
-        mine = np.frombuffer(bytearray(pickle.dumps(value)), np.uint8)
-        sizes, everyone = (
-            self._array(self.allgather(self._tensor(array), group, f"{name}.{what}"))
-            for what, array in (("sizes", np.array([mine.size], np.int64)), ("bytes", mine))
-        )
-        return [pickle.loads(part.tobytes()) for part in np.split(everyone, np.cumsum(sizes)[:-1])]
+    def process_set(self, ranks: Ranks) -> ProcessSet:
+        return self._sets[ranks] if ranks in self._sets else self.horovod.add_process_set(list(ranks))
+
+    def check_synchronized(self, local: Iterable[str]) -> None:
+        """Raise RequestError on several ranks if there is a layer that would be `local`, and is a synchronized batch
+        norm by its class."""
+        name = next(iter(local), None) if self.horovod.is_initialized() and self.horovod.size() > 1 else None
+        if name is not None:
+            call = "hvdkit.core.synchronized.synchronize(adapter, model, world_of(topology))"
+            raise RequestError(
+                f"model: {name} is a synchronized batch norm that would be a local one; call {call} before"
+            )

@@ -13,16 +13,16 @@ from hvdkit.baselines.registry import RIVALS, check
 from hvdkit.errors import RequestError
 
 if TYPE_CHECKING:
-    from hvdkit.core.seam import Adapter
+    from hvdkit.baselines.base import Baseline
 
 
-def load(framework: str, name: str) -> Adapter:
+def load(framework: str, name: str) -> Baseline:
     """A baseline, which is used in place of the framework's adapter.
 
     Raises RequestError if the framework has no baseline of that name, ImportError like `adapters.load`.
     """
     if name not in RIVALS or framework not in RIVALS[name].frameworks:
         raise RequestError("\n".join(check([name], [framework], [])))
-    rival = importlib.import_module(f"hvdkit.baselines.{framework}").RIVALS[name](adapters.load(framework))
-    rival.RIVAL = name
-    return cast("Adapter", rival)
+    adapters.load(framework)
+    make = importlib.import_module(f"hvdkit.baselines.{framework}").RIVALS[name]
+    return cast("Baseline", make().named(name))

@@ -1,12 +1,12 @@
-"""The base classes of all baselines: a framework's adapter with some functions replaced."""
+"""The base classes of all baselines: each is a subclass of a framework's adapter that replaces some functions."""
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load, save
@@ -14,33 +14,27 @@ from safetensors.numpy import load, save
 from hvdkit.baselines.registry import RIVALS
 from hvdkit.baselines.rendezvous import Rendezvous
 from hvdkit.core.group import Group, Mesh, Ranks, Topology
-from hvdkit.core.seam import Op, Tensor
+from hvdkit.core.seam import Adapter, Op
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
+from hvdkit.core.tensors import Tensor
 from hvdkit.recipe.schema import Recipe
 
 _REDUCTIONS: dict[str, Any] = {"sum": np.sum, "average": np.mean, "min": np.min, "max": np.max}
 
 
-class Baseline:
-    """The adapter `own`, except for what a subclass replaces. `RIVAL` is the baseline's name on the command line.
+class Baseline(Adapter):
+    """Comes before the framework's adapter in the bases of a class.
 
     A baseline replaces hvdkit's training step by its `strategy`, or by its own `session_class`.
     """
 
-    RIVAL: str
     session_class: type[Session] = Session
 
-    def __init__(self, own: Any) -> None:
-        self.own = own
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["own"], name)
-
-    @property
-    def counts(self) -> bool:
-        """Whether it supports losses that return (sum, count)."""
-        return RIVALS[self.RIVAL].counts
+    def named(self, rival: str) -> Baseline:
+        """This baseline, by its name on the command line."""
+        self.rival, self.counts = rival, RIVALS[rival].counts
+        return self
 
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
         """How this baseline averages gradients. By default it does not."""
@@ -56,13 +50,13 @@ class WithoutHorovod(Baseline):
     rendezvous: Rendezvous
 
     def versions(self) -> dict[str, str]:
-        return {name: version for name, version in self.own.versions().items() if name != "horovod"}
+        return {name: version for name, version in super().versions().items() if name != "horovod"}
 
     def init(self, device: str, threads: int | None = None, sets: Sequence[Ranks] = ()) -> Topology:
         topology = topology_of_launcher()
         self.rendezvous = Rendezvous(topology.rank, topology.size)
         self.connect(topology)
-        return cast(Topology, self.own.placed(topology, device, threads))
+        return self.bind_device(topology, device, threads)
 
     def connect(self, topology: Topology) -> None:
         """Set up the averaging of gradients. Called before the framework computes anything."""
@@ -79,25 +73,24 @@ class WithoutHorovod(Baseline):
         name: str = "allreduce",
         overwrite: bool = False,
     ) -> list[Tensor]:
-        mine = {str(index): self.own.to_numpy(tensor) for index, tensor in enumerate(tensors)}
+        mine = {str(index): self.to_numpy(tensor) for index, tensor in enumerate(tensors)}
         everyone = self._exchanged(mine)
         return [
-            self.own.from_numpy(
+            self.from_numpy(
                 np.asarray(_REDUCTIONS[op]([arrays[index] for arrays in everyone], axis=0), mine[index].dtype)
             )
             for index in mine
         ]
 
     def allgather(self, tensor: Tensor, group: Group, name: str = "allgather") -> Tensor:
-        everyone = self._exchanged({"tensor": self.own.to_numpy(tensor)})
-        return self.own.from_numpy(np.concatenate([arrays["tensor"] for arrays in everyone]))
+        everyone = self._exchanged({"tensor": self.to_numpy(tensor)})
+        return self.from_numpy(np.concatenate([arrays["tensor"] for arrays in everyone]))
 
     def broadcast(self, tensor: Tensor, group: Group, root_rank: int, name: str = "broadcast") -> Tensor:
-        return self.own.from_numpy(self._exchanged({"tensor": self.own.to_numpy(tensor)})[root_rank]["tensor"])
+        return self.from_numpy(self._exchanged({"tensor": self.to_numpy(tensor)})[root_rank]["tensor"])
 
     def allgather_object(self, value: Any, group: Group, name: str = "allgather_object") -> list[Any]:
-        """Every rank's value, by rank. `value` must be JSON-serializable, as everything is that core sends."""
-        return [json.loads(text) for text in self.rendezvous.exchange(json.dumps(value).encode())]
+        return [pickle.loads(content) for content in self.rendezvous.exchange(pickle.dumps(value))]
 
     def _exchanged(self, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
         # not ascontiguousarray, which turns a scalar array into shape (1,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdkit.adapters.keras import training  # before TensorFlow, as it silences the start-up messages
+from hvdkit.adapters.keras import Keras, training  # before TensorFlow, as it silences the start-up messages
 from hvdkit.baselines import base
 from hvdkit.baselines import tensorflow as tf_baselines
 from hvdkit.core.group import Mesh
@@ -12,7 +12,7 @@ from hvdkit.recipe.schema import Recipe
 from hvdkit.strategies.dense import Dense
 
 
-class Plain(base.Baseline):
+class Plain(base.Baseline, Keras):
     """`model.fit` with an optimizer that reduces all gradients as one group.
 
     There is no other way to do it by hand, as Horovod's own Keras API does not work with Keras 3. So the only
@@ -20,7 +20,7 @@ class Plain(base.Baseline):
     """
 
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
-        return Dense(self.own, mesh.data, half=recipe.compression.method == "fp16")
+        return Dense(self, mesh.data, half=recipe.compression.method == "fp16")
 
 
 class _ReplicaModel(tf_baselines.InReplica, training.TrainableModel):
@@ -28,7 +28,7 @@ class _ReplicaModel(tf_baselines.InReplica, training.TrainableModel):
         loop.run()
 
 
-class MultiWorker(tf_baselines.MultiWorker):
+class MultiWorker(tf_baselines.WithStrategy, Keras):
     """A Keras model trained by a custom loop: `model.fit` does not work under the strategy.
 
     `fit` fails because a "PerReplica" value cannot be converted to a tensor (Keras 3.15).
@@ -37,4 +37,8 @@ class MultiWorker(tf_baselines.MultiWorker):
     model_class = _ReplicaModel
 
 
-RIVALS = {"plain": Plain, "multiworker": MultiWorker, "independent": base.Independent}
+class Independent(base.Independent, Keras):
+    """Gradients are not averaged."""
+
+
+RIVALS = {"plain": Plain, "multiworker": MultiWorker, "independent": Independent}

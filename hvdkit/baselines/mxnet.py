@@ -15,7 +15,7 @@ import horovod.mxnet as hvd
 import mxnet as mx
 import numpy as np
 
-from hvdkit.adapters import mxnet as own
+from hvdkit.adapters.mxnet import MXNet
 from hvdkit.baselines import base
 from hvdkit.baselines.base import Baseline, WithoutHorovod
 from hvdkit.baselines.rendezvous import free_port
@@ -49,7 +49,7 @@ class OneByOne(Strategy):
         return hvd.allreduce(count, average=True, name="gradients.count")
 
 
-class Plain(Baseline):
+class Plain(Baseline, MXNet):
     """Averages gradients like hvd.DistributedTrainer.
 
     The update is the adapter's, with MXNet's kernels. MXNet's own SGD includes the learning rate in the velocity, which
@@ -73,7 +73,7 @@ class KeyValue(Strategy):
         if session.dtype == "float32":
             self._average(tensors)
         else:
-            self._average_exactly(tensors)
+            self._average_exactly(session, tensors)
         return gradients
 
     def _average(self, gradients: list[mx.nd.NDArray]) -> None:
@@ -86,7 +86,7 @@ class KeyValue(Strategy):
         for gradient in gradients:
             gradient /= self._size
 
-    def _average_exactly(self, gradients: list[mx.nd.NDArray]) -> None:
+    def _average_exactly(self, session: Session, gradients: list[mx.nd.NDArray]) -> None:
         """Average float64 gradients exactly. The server would sum them in float32, so each rank sends its bits in
         pieces of 16 bits, in a slice where the other ranks have zeros, and the mean is computed here."""
         mine = np.concatenate([gradient.asnumpy().ravel() for gradient in gradients])
@@ -103,17 +103,17 @@ class KeyValue(Strategy):
         mean = np.ascontiguousarray(sums).view(np.float64).mean(axis=0)
         for gradient in gradients:
             part, mean = mean[: gradient.size], mean[gradient.size :]
-            gradient[:] = own.from_numpy(part.reshape(gradient.shape))
+            gradient[:] = session.adapter.from_numpy(part.reshape(gradient.shape))
 
 
-class KvStore(WithoutHorovod):
+class KvStore(WithoutHorovod, MXNet):
     """kvstore `dist_sync`: workers push gradients to a server, which sums them, and pull the sums.
 
     Rank 0 starts MXNet's scheduler and one server as child processes, which are killed when it exits.
     """
 
-    def __init__(self, adapter: object) -> None:
-        super().__init__(adapter)
+    def __init__(self) -> None:
+        super().__init__()
         self._helpers: list[subprocess.Popen[bytes]] = []
         self._store: mx.kv.KVStore
 
@@ -164,4 +164,8 @@ def _helper(role: str, settings: dict[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", "import mxnet"], env=environment, preexec_fn=die_with_rank)
 
 
-RIVALS = {"plain": Plain, "kvstore": KvStore, "independent": base.Independent}
+class Independent(base.Independent, MXNet):
+    """Gradients are not averaged."""
+
+
+RIVALS = {"plain": Plain, "kvstore": KvStore, "independent": Independent}

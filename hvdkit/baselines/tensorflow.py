@@ -10,13 +10,16 @@ from typing import Any
 import horovod.tensorflow as hvd
 
 from hvdkit import usage
-from hvdkit.adapters.tensorflow import training  # before TensorFlow, as it silences the start-up messages
+from hvdkit.adapters.tensorflow import (
+    TensorFlow,  # before TensorFlow, as it silences the start-up messages
+    training,  # before TensorFlow, as it silences the start-up messages
+)
 from hvdkit.baselines import base
 from hvdkit.baselines.rendezvous import free_port
 from hvdkit.core.group import Mesh, Ranks, Topology, threads_per_rank
-from hvdkit.core.seam import Session
+from hvdkit.core.seam import AnyLoss, Model, Session
 from hvdkit.core.strategy import Strategy
-from hvdkit.recipe.schema import Loss, Recipe
+from hvdkit.recipe.schema import Recipe
 
 import tensorflow as tf  # isort: skip
 
@@ -46,7 +49,7 @@ class OneByOne(Strategy):
         return hvd.allreduce(count, op=hvd.Average, name="count", ignore_name_scope=True)
 
 
-class Plain(base.Baseline):
+class Plain(base.Baseline, TensorFlow):
     """Averages gradients like hvd.DistributedGradientTape."""
 
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
@@ -75,14 +78,14 @@ class _ReplicaModel(InReplica, training.ModuleModel):
     pass
 
 
-class MultiWorker(base.WithoutHorovod):
+class WithStrategy(base.WithoutHorovod):
     """tf.distribute.MultiWorkerMirroredStrategy in a custom loop: `strategy.run`, gradients by `all_reduce` in it.
 
     Each process has one replica, so the model's variables need not be mirrored. TensorFlow chooses the communication.
     """
 
     distribution: tf.distribute.Strategy
-    model_class: type[Any] = _ReplicaModel
+    model_class: type[Any]
 
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
         return AllReduceInReplica()
@@ -99,14 +102,24 @@ class MultiWorker(base.WithoutHorovod):
         self.distribution = tf.distribute.MultiWorkerMirroredStrategy()
         return topology
 
-    def bind(self, model: Any, loss: Loss, precision: str) -> Any:
-        model = self.model_class(model, loss, precision)
-        model.distribution = self.distribution
-        return model
+    def bind(self, model: Model, loss: AnyLoss, precision: str) -> Any:
+        trainable = self.model_class(model, loss, precision)
+        trainable.distribution = self.distribution
+        return trainable
 
     def synchronize(self) -> None:
         """Fetch a value that the device computes last; TensorFlow's own function does not work in a cluster."""
         tf.zeros([]).numpy()
 
 
-RIVALS = {"plain": Plain, "multiworker": MultiWorker, "independent": base.Independent}
+class MultiWorker(WithStrategy, TensorFlow):
+    """The strategy for a `tf.Module`."""
+
+    model_class = _ReplicaModel
+
+
+class Independent(base.Independent, TensorFlow):
+    """Gradients are not averaged."""
+
+
+RIVALS = {"plain": Plain, "multiworker": MultiWorker, "independent": Independent}

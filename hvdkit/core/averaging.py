@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from hvdkit.core.state import AVERAGE, is_statistic, slot_name
 from hvdkit.recipe.schema import AverageWeights
 
 if TYPE_CHECKING:
-    from hvdkit.core.seam import Adapter, Tensor
+    from hvdkit.core.seam import Adapter
+    from hvdkit.core.tensors import Scalar, Tensor
 
 
 class Average:
@@ -54,7 +55,7 @@ class Average:
         self._adapter.tensors.blend(averages, values, kept)
         self.count.set(count + 1)
 
-    def _begun(self, count: Any) -> Any:
+    def _begun(self, count: Scalar) -> Scalar:
         """1 for a count above 0, else 0."""
         started = count > 0
         return started if isinstance(started, bool) else self._adapter.cast(started, "float64")

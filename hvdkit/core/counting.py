@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvdkit.core.seam import Adapter, Session, Tensor, rival_of
+from hvdkit.core.seam import Adapter, CountedLoss, LossFunction
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.tensors import scalar
+from hvdkit.core.tensors import Scalar, Tensor, scalar
 from hvdkit.errors import RequestError
+
+if TYPE_CHECKING:
+    from hvdkit.core.seam import Session
 
 _DTYPE = "float64"  # of counts: exact up to 2^53 targets, whatever the dtype of the loss
 
@@ -32,7 +35,7 @@ class Counting:
     Counts are tensors (1,) in float64, × `unit`.
     """
 
-    def __init__(self, adapter: Adapter, loss: Callable[[Any, Any], Any], targets: int = 1) -> None:
+    def __init__(self, adapter: Adapter, loss: LossFunction | CountedLoss, targets: int = 1) -> None:
         self._adapter, self._loss = adapter, loss
         self.unit = 2.0 ** -math.ceil(math.log2(max(1, targets)))
         self.counts: bool | None = None
@@ -48,9 +51,10 @@ class Counting:
         self.counts = count is not None
         if count is None:
             return value
-        rival = rival_of(self._adapter)
-        if rival and not getattr(self._adapter, "counts", False):
-            raise RequestError(f"--rival {rival}: expected a loss that returns one value, got (sum, count)")
+        if not self._adapter.counts:
+            raise RequestError(
+                f"--rival {self._adapter.rival}: expected a loss that returns one value, got (sum, count)"
+            )
         self.batch = count * self.unit
         return value * self.unit
 
@@ -72,7 +76,7 @@ class Counting:
         update: Callable[[Mapping[str, Tensor]], None],
         gradients: Mapping[str, Tensor],
         average: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
-        batches: Any = None,
+        batches: Scalar | None = None,
     ) -> None:
         """Call `update` with the mean of the ranks' gradients of the last batch, or of so many that were added.
 
@@ -86,7 +90,7 @@ class Counting:
         else:  # what such a strategy keeps for later updates is in the unit of their means
             ops.when(mean > 0, lambda: update(average(self.divided(gradients, mean))), _nothing)
 
-    def taken(self, mean_count: Callable[[Tensor], Tensor], batches: Any = None) -> Tensor:
+    def taken(self, mean_count: Callable[[Tensor], Tensor], batches: Scalar | None = None) -> Tensor:
         """The mean count over ranks of the last batch, or of so many whose counts were added; collective."""
         assign, count = self._adapter.tensors.assign, self.batch
         if batches is not None:
@@ -111,7 +115,7 @@ class Counting:
         factor = 1 / ops.where(count > 0, count, count * 0 + 1)
         return {name: ops.scaled(each, scalar(self._adapter, factor, each)) for name, each in gradients.items()}
 
-    def mean(self, loss: Any) -> Tensor:
+    def mean(self, loss: Scalar) -> Tensor:
         """This rank's mean loss of the last update, of the mean of what its batches returned; 0 without a count."""
         if not self.counts:
             return loss
@@ -134,7 +138,7 @@ class Counting:
         value, count = found
         return _one_value(value, "the sum over the batch, in (sum, count)"), self._count(count)
 
-    def _count(self, count: Any) -> Tensor:
+    def _count(self, count: Scalar) -> Tensor:
         if isinstance(count, int | float | np.number | np.ndarray):
             count = self._adapter.from_numpy(np.asarray(count, _DTYPE).reshape(-1))
         count = _one_value(count, "or a number, the count of the batch, in (sum, count)")
@@ -143,7 +147,7 @@ class Counting:
         return self._adapter.cast(self._adapter.tensors.reshape(count, (1,)), _DTYPE)
 
 
-def _one_value(found: Any, what: str) -> Any:
+def _one_value(found: Tensor, what: str) -> Tensor:
     shape = getattr(found, "shape", None)
     if shape is None or any(size != 1 for size in shape):
         got = f"the shape {tuple(shape)}" if shape else f"a {type(found).__name__}; return the tensor itself"

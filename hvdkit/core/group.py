@@ -14,6 +14,7 @@ from hvdkit.data import Shard
 from hvdkit.errors import RequestError
 
 Ranks = tuple[int, ...]
+ProcessSet = Any  # of a framework's Horovod; without one, the ranks themselves
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Group:
 
     ranks: Ranks
     index: int
-    handle: Any = None
+    handle: ProcessSet | None = None
 
     @property
     def size(self) -> int:
@@ -78,7 +79,7 @@ class Mesh:
         topology: Topology,
         pipeline_size: int = 1,
         tensor_size: int = 1,
-        process_set: Callable[[Ranks], Any] = lambda ranks: ranks,
+        process_set: Callable[[Ranks], ProcessSet] = lambda ranks: ranks,
     ) -> None:
         self.topology, self.world = topology, world_of(topology)
         self._sizes, self._process_set = (pipeline_size, tensor_size), process_set

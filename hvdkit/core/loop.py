@@ -6,14 +6,14 @@ Keras alone has a loop of its own (`model.fit`), which calls the same methods fr
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, runtime_checkable
 
 from hvdkit.core import trace_events
 from hvdkit.core.group import Mesh
-from hvdkit.core.seam import Tensor
 from hvdkit.core.session import Session
 from hvdkit.core.step_plan import Progress, StepPlan
+from hvdkit.core.tensors import Tensor
 from hvdkit.data.batches import Batch, Dataset
 from hvdkit.errors import RequestError, Stopped
 from hvdkit.recipe.schema import Recipe
@@ -37,10 +37,10 @@ class Handler:
         """After the last step of epoch `run.epoch`."""
 
 
-@runtime_checkable
-class Driver(Protocol):
-    """A `seam.Trainable` whose framework has a training loop of its own."""
+class Driver(ABC):
+    """A `core.trainable.Trainable` whose framework has a training loop of its own."""
 
+    @abstractmethod
     def drive(self, loop: Loop) -> None:
         """Train as `Loop.run` does: by `begin_epoch`, then `begin_step`, the update and `end_step` for each of
         `groups`, then `end_epoch`."""
@@ -110,7 +110,7 @@ class Loop:
             )
         self.group_sizes: list[int] = []  # batches in each remaining update of the epoch
         self.step_samples: list[int] = []  # samples of all ranks, for each update in clock.seconds
-        self.clock = StepClock(getattr(self.adapter, "cpu_seconds", time.process_time))
+        self.clock = StepClock(self.adapter.cpu_seconds)
         self.last_loss: Tensor = None  # of the last update on this rank; the device may still be computing it
         self.leaving = False  # whether a rank was asked to stop: the same on all ranks
         self.stopped_early: str | None = None  # why no epoch follows, in a line: the same on all ranks

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from hvdkit.core.tensors import Tensor, Tensors
 from hvdkit.errors import RequestError
 
 if TYPE_CHECKING:
@@ -26,11 +25,13 @@ if TYPE_CHECKING:
 
     from hvdkit.core.group import Group
     from hvdkit.core.seam import Adapter
+    from hvdkit.core.tensors import Tensor, Tensors
 
 BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel (Li et al. 2020)
 # Buckets under way, by stage. Horovod fuses those that are sent together, which costs copies; where they are sent one
 # after the other in backward, fewer would make ranks wait for each other more often.
 BUCKETS_AT_ONCE = {"optimizer": 1, "gradients": 4, "parameters": 2}
+ROOT_BLOCK = ""  # the block of parameters that belong to no other, which are used from the beginning to the end
 Shape = tuple[int, ...]
 
 

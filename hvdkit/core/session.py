@@ -9,17 +9,18 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hvdkit.core.pieces import shape_of
-from hvdkit.core.seam import Adapter, AnyLoss, Function, Tensor
+from hvdkit.core.seam import Adapter, AnyLoss, Model
 from hvdkit.core.state import digest
 from hvdkit.core.stateful import Stateful
 from hvdkit.core.step import Step
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.tensors import Number
+from hvdkit.core.tensors import Number, Tensor
+from hvdkit.core.trainable import Function
 from hvdkit.core.update import Update
 from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
@@ -59,7 +60,7 @@ class Session(Stateful):
     def __init__(
         self,
         adapter: Adapter,
-        model: Any,
+        model: Model,
         optimizer: Optimizer,
         loss: AnyLoss,
         strategy: Strategy | None = None,
@@ -76,7 +77,7 @@ class Session(Stateful):
             self.counting = Counting(adapter, adapter.cross_entropy(loss) if isinstance(loss, Loss) else loss, targets)
         self.own_loss = None if isinstance(loss, Loss) else self.counting
         self.trainable = adapter.bind(model, self.counting or loss, precision)
-        self.trainable.session = self
+        self.trainable.used_by(self)
         if not self.trainable.parameters:
             raise RequestError(
                 "model: expected parameters to train, got a model without any; give layers that are built in their "
@@ -133,6 +134,7 @@ class Session(Stateful):
         Raises RequestError naming a gradient that is not finite although the loss is.
         """
         drawn = np.random.get_state(), random.getstate()  # a model or a loss may draw from them
+        buffers, states = self.buffers(), self.adapter.random_states()
         try:
             with self.trainable.unchanged():
                 loss, gradients = self.compiled(self._rehearsal)(*self.step.inputs(batch))
@@ -141,6 +143,8 @@ class Session(Stateful):
         finally:
             np.random.set_state(drawn[0])
             random.setstate(drawn[1])
+            self.load_buffers(buffers)
+            self.adapter.load_random_states(states)
 
     def _check_finite(self, gradients: Mapping[str, Tensor]) -> None:
         for name, gradient in gradients.items():
@@ -178,6 +182,7 @@ class Session(Stateful):
         """
         from hvdkit.core.averaging import Average  # most runs do not need it
 
+        self.trainable.averages = True
         self.update.average = Average(self.adapter, self.update.partition, self.trainable.buffers, settings)
 
     def add_to_average(self) -> None:

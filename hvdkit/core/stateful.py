@@ -9,7 +9,7 @@ import numpy as np
 
 from hvdkit.core.group import Group
 from hvdkit.core.pieces import Pieces, buckets, bytes_of, set_from, shape_of, whole_tensors
-from hvdkit.core.seam import Adapter, Tensor, Trainable
+from hvdkit.core.seam import Adapter
 from hvdkit.core.state import (
     check_fits,
     from_canonical,
@@ -21,6 +21,8 @@ from hvdkit.core.state import (
     unheld,
 )
 from hvdkit.core.step import Step
+from hvdkit.core.tensors import Tensor
+from hvdkit.core.trainable import Trainable
 from hvdkit.core.update import Update
 
 _TURNED = {4: (3, 2, 0, 1), 2: (1, 0)}  # HWIO kernels to OIHW, (in, out) matrices to (out, in)

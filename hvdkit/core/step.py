@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from hvdkit.core import trace_events
 from hvdkit.core.pieces import Partition, bytes_of
-from hvdkit.core.seam import Function, Session
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.tensors import Tensor, scalar
+from hvdkit.core.tensors import Scalar, Tensor, scalar
+from hvdkit.core.trainable import Function
 from hvdkit.core.update import Update
 from hvdkit.data.dataset import Batch
 
-if TYPE_CHECKING:  # a loss that is a mean does not need it
+if TYPE_CHECKING:
     from hvdkit.core.counting import Counting
+    from hvdkit.core.seam import Session
 
 
 class Step:
@@ -82,7 +83,7 @@ class Step:
         self.add(gradients)
         return loss
 
-    def _last(self, inputs: Tensor, targets: Tensor, count: Any) -> Tensor:
+    def _last(self, inputs: Tensor, targets: Tensor, count: Scalar | None) -> Tensor:
         _, loss, gradients = self._trainable.backward(inputs, targets, self.scale)
         self.finish(gradients, count)
         return loss
@@ -93,7 +94,7 @@ class Step:
         for name, total in self.sums.items():
             self._adapter.tensors.assign(total, total + gradients[name])
 
-    def finish(self, gradients: Mapping[str, Tensor] | None, count: Any = None) -> None:
+    def finish(self, gradients: Mapping[str, Tensor] | None, count: Scalar | None = None) -> None:
         """Update by a microbatch's gradients; with a `count`, by (the sums + these, if there are any) / count."""
         if count is None:
             assert gradients is not None
@@ -126,7 +127,10 @@ class Step:
         return self._stamped((trace_events.REDUCED,), means)
 
     def _average_and_update(
-        self, gradients: Mapping[str, Tensor], average: Callable[..., dict[str, Tensor]], count: Any = None
+        self,
+        gradients: Mapping[str, Tensor],
+        average: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
+        count: Scalar | None = None,
     ) -> None:
         """Average gradients of the scaled loss over ranks; unscale, clip, and apply the optimizer's rule."""
         if self._counting is not None and self._counting.counts:
@@ -144,7 +148,7 @@ class Step:
         )
 
     @property
-    def scale(self) -> Any:
+    def scale(self) -> Scalar | None:
         """The factor by which the loss is multiplied now; None if it is not."""
         return self._update.scale.get() if self._update.scale is not None else None
 

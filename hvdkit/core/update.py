@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hvdkit.core.pieces import Partition, Pieces
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS
 from hvdkit.core.state import slot_name
-from hvdkit.core.tensors import Tensor, scalar
+from hvdkit.core.tensors import Scalar, Tensor, scalar
 from hvdkit.core.update_rules import all_finite, bias_corrections, clip, counts_steps, slot_names, update_all
 
 if TYPE_CHECKING:
     from hvdkit.core.averaging import Average
-    from hvdkit.core.seam import Adapter, Trainable
+    from hvdkit.core.seam import Adapter
     from hvdkit.core.tensors import Number
+    from hvdkit.core.trainable import Trainable
     from hvdkit.recipe.schema import Optimizer
 
 
@@ -87,7 +88,7 @@ class Update:
         ops, settings = self._ops, self._settings
         if settings.clip_norm is not None:
             gradients = clip(gradients, settings.clip_norm, ops, self.partition.total)
-        corrections: tuple[Any, Any] = (1.0, 1.0)
+        corrections: tuple[Scalar, Scalar] = (1.0, 1.0)
         if counts_steps(settings):
             self.steps.set(self.steps.get() + 1)
             corrections = bias_corrections(settings, self.steps.get())

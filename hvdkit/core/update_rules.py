@@ -7,10 +7,12 @@ each step and, except in LARS, is not part of any slot, so a change of the rate 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
-from hvdkit.core.tensors import Tensor, Tensors
 from hvdkit.recipe.schema import AdamW, Lamb, Lars, Optimizer, Sgd
+
+if TYPE_CHECKING:  # the command line counts slots and starts without NumPy
+    from hvdkit.core.tensors import Scalar, Tensor, Tensors
 
 
 def slot_names(optimizer: Optimizer) -> tuple[str, ...]:
@@ -32,7 +34,7 @@ def decay_of(optimizer: Optimizer, shape: tuple[int, ...]) -> float:
     return 0.0 if _spared(optimizer, shape) else optimizer.weight_decay
 
 
-def bias_corrections(optimizer: Optimizer, step: Any) -> tuple[Any, Any]:
+def bias_corrections(optimizer: Optimizer, step: Scalar) -> tuple[Scalar, Scalar]:
     """1 - beta1^t and 1 - beta2^t for update t = `step`, counted from 1, in the type of `step`: float64 or wider.
 
     Kingma and Ba 2015, algorithm 1. (1, 1) if the optimizer has no such terms.
@@ -53,8 +55,8 @@ def update(
     weight: Tensor,
     gradient: Tensor,
     slots: tuple[Tensor, ...],
-    rate: Any,
-    corrections: tuple[Any, Any] = (1.0, 1.0),
+    rate: Scalar,
+    corrections: tuple[Scalar, Scalar] = (1.0, 1.0),
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """One parameter's update: returns (new weight, new slots) and changes nothing in place.
 
@@ -70,7 +72,7 @@ def update(
     return renewed
 
 
-Norms = Callable[..., list[list[Tensor]]]
+Norms = Callable[..., "list[list[Tensor]]"]
 
 
 def update_all(
@@ -80,8 +82,8 @@ def update_all(
     weights: list[Tensor],
     gradients: list[Tensor],
     slots: list[tuple[Tensor, ...]],
-    rate: Any,
-    corrections: tuple[Any, Any],
+    rate: Scalar,
+    corrections: tuple[Scalar, Scalar],
     norms: Norms,
 ) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
     """The updates of parameters, or of parts of them, as `update` makes one; computed one after the other.
@@ -93,7 +95,7 @@ def update_all(
     directed: Iterable[tuple[Tensor, tuple[Tensor, ...]]] = (
         _directed(optimizer, ops, *each, corrections) for each in zip(weights, gradients, slots, decays, strict=True)
     )
-    trusts: list[Any] = [1.0] * len(weights)
+    trusts: list[Scalar] = [1.0] * len(weights)
     if is_layerwise(optimizer):
         directed = list(directed)
         sizes, slopes = norms(weights, [direction for direction, _ in directed])
@@ -112,7 +114,7 @@ def _directed(
     gradient: Tensor,
     slots: tuple[Tensor, ...],
     decay: float,
-    corrections: tuple[Any, Any],
+    corrections: tuple[Scalar, Scalar],
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The direction of a step: the gradient, or Adam's with the new slots; LAMB's includes decay."""
     if not isinstance(optimizer, AdamW | Lamb):
@@ -126,9 +128,9 @@ def _moved(
     weight: Tensor,
     direction: Tensor,
     slots: tuple[Tensor, ...],
-    rate: Any,
+    rate: Scalar,
     decay: float,
-    trust: Any,
+    trust: Scalar,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     if isinstance(optimizer, Sgd):
         return _sgd(optimizer, weight, direction, slots, rate, decay)
@@ -141,7 +143,7 @@ def _moved(
     raise TypeError(f"{type(optimizer).__name__} has no rule here")
 
 
-Total = Callable[[list[Tensor]], Tensor]
+Total = Callable[["list[Tensor]"], "Tensor"]
 
 
 def clip(gradients: list[Tensor], max_norm: float, ops: Tensors, total: Total) -> list[Tensor]:
@@ -165,7 +167,7 @@ def _spared(optimizer: Optimizer, shape: tuple[int, ...]) -> bool:
 
 
 def _sgd(
-    optimizer: Sgd, weight: Tensor, gradient: Tensor, slots: tuple[Tensor, ...], rate: Any, decay: float
+    optimizer: Sgd, weight: Tensor, gradient: Tensor, slots: tuple[Tensor, ...], rate: Scalar, decay: float
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Sutskever et al. 2013, section 2, in PyTorch's form: the learning rate is not part of the velocity.
 
@@ -187,9 +189,9 @@ def _lars(
     weight: Tensor,
     gradient: Tensor,
     slots: tuple[Tensor, ...],
-    rate: Any,
+    rate: Scalar,
     decay: float,
-    local: Any,
+    local: Scalar,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """You et al. 2017, algorithm 1: the local and the global learning rate are part of the velocity."""
     (velocity,) = slots
@@ -200,7 +202,11 @@ def _lars(
 
 
 def _adam(
-    optimizer: AdamW | Lamb, ops: Tensors, gradient: Tensor, slots: tuple[Tensor, ...], corrections: tuple[Any, Any]
+    optimizer: AdamW | Lamb,
+    ops: Tensors,
+    gradient: Tensor,
+    slots: tuple[Tensor, ...],
+    corrections: tuple[Scalar, Scalar],
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Kingma and Ba 2015, algorithm 1: the direction, bias-corrected. AdamW adds its decay to it (Loshchilov and Hutter
     2019, algorithm 2, line 12, where the rate multiplies both terms, as in PyTorch)."""

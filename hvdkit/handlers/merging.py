@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from hvdkit.core.group import Group
-from hvdkit.core.seam import Tensor
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest, is_statistic, listed
+from hvdkit.core.tensors import Tensor
 from hvdkit.errors import RunError
 
 

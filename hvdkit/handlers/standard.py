@@ -13,8 +13,8 @@ import numpy as np
 
 from hvdkit.core import metrics
 from hvdkit.core.loop import Handler, Loop
-from hvdkit.core.seam import Tensor
 from hvdkit.core.step_plan import Progress, due
+from hvdkit.core.tensors import Tensor
 from hvdkit.errors import RunError
 from hvdkit.heartbeat import DISK
 from hvdkit.results.train import MetricLine, scores, shown_scores

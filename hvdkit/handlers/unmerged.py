@@ -89,7 +89,7 @@ def _drawn(adapter: Adapter) -> dict[str, np.ndarray]:
         "python.gauss": np.array([] if gauss is None else [gauss], np.float64),
         "numpy": np.append(np.asarray(keys, np.int64), place),
         "numpy.gauss": np.array([has_gauss, cached], np.float64),
-        **getattr(adapter, "random_states", dict)(),
+        **adapter.random_states(),
     }
 
 
@@ -99,5 +99,4 @@ def _draw_on(adapter: Adapter, states: Mapping[str, np.ndarray]) -> None:
     *keys, place = states["numpy"].tolist()
     has_gauss, cached = states["numpy.gauss"].tolist()
     np.random.set_state(("MT19937", np.array(keys, np.uint32), place, int(has_gauss), cached))
-    if load := getattr(adapter, "load_random_states", None):
-        load(states)
+    adapter.load_random_states(states)

@@ -6,9 +6,8 @@ import math
 
 from hvdkit import tasks
 from hvdkit.adapters import capabilities
-from hvdkit.core.pieces import BUCKET_BYTES, BUCKETS_AT_ONCE
+from hvdkit.core.pieces import BUCKET_BYTES, BUCKETS_AT_ONCE, ROOT_BLOCK
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import ROOT_BLOCK
 from hvdkit.core.update_rules import slot_names
 from hvdkit.data.counts import KNOWN
 from hvdkit.recipe.schema import GPT, ImageFolder, Recipe, Synthetic

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvdkit.core.seam import Session
 from hvdkit.core.strategy import PREFIX, Strategy
 from hvdkit.core.tensors import Tensor
 from hvdkit.recipe.schema import Optimizer
 from hvdkit.strategies.dense import mean_count
 from hvdkit.strategies.reducer import Reducer
+
+if TYPE_CHECKING:
+    from hvdkit.core.seam import Session
 
 
 class Compressed(Strategy):

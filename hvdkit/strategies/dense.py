@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hvdkit.core import trace_events
 from hvdkit.core.group import Group
-from hvdkit.core.seam import Adapter, Joined, Session
+from hvdkit.core.seam import Adapter, Pending
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import Tensor
+from hvdkit.core.trainable import Joined
 from hvdkit.errors import RequestError
+
+if TYPE_CHECKING:
+    from hvdkit.core.seam import Session
 
 GRADIENTS = "gradients"
 
@@ -55,7 +59,7 @@ class Dense(Strategy):
         self._adapter, self._group, self._half, self._name = adapter, group, half, name
         self._joins = not half and group.size > 1 and accumulate == 1  # then what backward returns is sent as it is
         self._joined: Joined | None = None
-        self._under_way: dict[str, tuple[Callable[[], Tensor], str | None]] = {}  # by gradient: wait, own dtype
+        self._under_way: dict[str, tuple[Pending, str | None]] = {}  # by gradient: wait, own dtype
         self._bytes = 0.0
 
     def bind(self, session: Session, parameters: int) -> None:
@@ -77,7 +81,7 @@ class Dense(Strategy):
         if self._joined is not None and self._joined.holds(gradients):
             session.trainable.stamp((trace_events.SENT,), [])
             for vector in self._joined.vectors:
-                session.trainable.start_average(vector, self._group, self._name)()
+                self._adapter.start("average", vector, self._group, self._name)()
             session.trainable.stamp((trace_events.RECEIVED,), [])
             return gradients
         sent = {name: on_wire(self._adapter, gradient, self._half) for name, gradient in gradients.items()}
@@ -93,7 +97,7 @@ class Dense(Strategy):
     def begin(self, session: Session, name: str, gradient: Tensor) -> bool:
         """Start averaging one gradient."""
         tensor, dtype = on_wire(self._adapter, gradient, self._half)
-        self._under_way[name] = session.trainable.start_average(tensor, self._group, f"{self._name}.{name}"), dtype
+        self._under_way[name] = self._adapter.start("average", tensor, self._group, f"{self._name}.{name}"), dtype
         return False
 
     def _awaited(self, session: Session, gradients: dict[str, Tensor]) -> dict[str, Tensor]:

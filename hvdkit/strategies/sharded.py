@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,12 +26,16 @@ from hvdkit.core.pieces import (
     shape_of,
     whole_tensors,
 )
-from hvdkit.core.seam import Adapter, Joined, Pending, Session, Trainable
+from hvdkit.core.seam import Adapter, Pending
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import Tensor
+from hvdkit.core.trainable import Joined, Trainable
 from hvdkit.core.update_rules import is_layerwise
 from hvdkit.recipe.schema import Optimizer
 from hvdkit.strategies.dense import GRADIENTS, from_wire, mean_count, on_wire, ring_bytes
+
+if TYPE_CHECKING:
+    from hvdkit.core.seam import Session
 
 
 class Shares(Partition):
@@ -156,7 +161,7 @@ class FlatShares(Shares):
 
     def distribute(self, weights: list[Tensor]) -> None:
         pending = [
-            self._trainable.start_allgather(own, self._group, vector, f"{self._label}.gather.{number}")
+            self.adapter.start("allgather", own, self._group, f"{self._label}.gather.{number}", vector)
             for number, (own, vector) in enumerate(zip(self._own, self._vectors, strict=True))
         ]
         for wait in pending:
@@ -265,7 +270,7 @@ class Sharded(Strategy):
         packed, dtype = on_wire(self._adapter, self._packed(number, gradients), self._half)
         (packed,) = session.trainable.stamp(events, [packed])
         name = f"{self._name}.{number}"
-        self._under_way[number] = session.trainable.start_reducescatter(packed, self._group, name), dtype
+        self._under_way[number] = self._adapter.start("reducescatter", packed, self._group, name), dtype
 
     def _receive_first(self, at_most: int) -> None:
         """Wait until so many buckets are under way, as packed gradients are freed behind theirs."""

@@ -9,16 +9,20 @@ backward, and so does the last block, whose backward follows its forward.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from hvdkit.core.group import Group
-from hvdkit.core.pieces import BUCKETS_AT_ONCE, Bucket, Pieces, bucket, shape_of
-from hvdkit.core.seam import ROOT_BLOCK, Adapter, Block, Pending, Phase, Session, Trainable
+from hvdkit.core.pieces import BUCKETS_AT_ONCE, ROOT_BLOCK, Bucket, Pieces, bucket, shape_of
+from hvdkit.core.seam import Adapter, Pending
 from hvdkit.core.tensors import Tensor
+from hvdkit.core.trainable import Block, Phase, Trainable
 from hvdkit.strategies.dense import GRADIENTS
 from hvdkit.strategies.sharded import Sharded, Shares
+
+if TYPE_CHECKING:
+    from hvdkit.core.seam import Session
 
 T = TypeVar("T")
 
@@ -56,14 +60,20 @@ class HeldShares(Shares):
 
 
 class GatheredBlocks:
-    """The blocks' memory (`core.seam.Uses`): gathers a block before it is used, and meanwhile starts the next one."""
+    """The blocks' memory (`core.trainable.Uses`): gathers a block before it is used, and starts the next one."""
 
     def __init__(
-        self, trainable: Trainable, group: Group, order: Sequence[str], shares: Mapping[str, Bucket], name: str
+        self,
+        adapter: Adapter,
+        trainable: Trainable,
+        group: Group,
+        order: Sequence[str],
+        shares: Mapping[str, Bucket],
+        name: str,
     ) -> None:
         sizes = {block: (list(each.shapes), each.share * each.ranks) for block, each in shares.items()}
-        self._trainable, self._group, self._name = trainable, group, name
-        self._memory: dict[str, Block] = trainable.divide(sizes, self)
+        self._adapter, self._group, self._name = adapter, group, name
+        self._memory: Mapping[str, Block] = trainable.divide(sizes, self)
         self._order = [block for block in order if block != ROOT_BLOCK]
         self.kept = {ROOT_BLOCK, *self._order[-1:]}  # from forward to backward
         self._vectors: dict[str, Tensor] = {}
@@ -109,12 +119,12 @@ class GatheredBlocks:
         return self._order[place] if 0 <= place < len(self._order) else None
 
     def _start(self, block: str | None) -> None:
-        if block not in self._memory or block in self._there or block in self._coming:
+        if block is None or block not in self._memory or block in self._there or block in self._coming:
             return
         memory = self._memory[block]
         memory.allocate()
         name = f"{self._name}.block.{block}"
-        self._coming[block] = self._trainable.start_allgather(self._vectors[block], self._group, memory.vector, name)
+        self._coming[block] = self._adapter.start("allgather", self._vectors[block], self._group, name, memory.vector)
 
     def _free(self, block: str) -> None:
         if block in self._coming:
@@ -164,7 +174,7 @@ class ShardedParameters(Sharded):
         divided = {block: bucket({name: shapes[name] for name in names[block]}, ranks) for block in reversed(names)}
         held = list(divided.values())
         shares = HeldShares(self._adapter, trainable.parameters, self._group, self._name, may_span, held)
-        self._blocks = GatheredBlocks(trainable, self._group, list(names), divided, self._name)
+        self._blocks = GatheredBlocks(self._adapter, trainable, self._group, list(names), divided, self._name)
         shares.parameters = trainable.parameters  # which are in the blocks' memory now
         self._blocks.take(dict(zip(divided, shares.vectors, strict=True)))
         self._once = [number for number, block in enumerate(divided) if block in self._blocks.kept]

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from hvdkit.core import trace_events
-from hvdkit.core.group import Group, Mesh, Ranks
-from hvdkit.core.seam import Adapter, Tensor
+from hvdkit.core.group import Group, Mesh, ProcessSet, Ranks
+from hvdkit.core.seam import Adapter
+from hvdkit.core.tensors import Tensor
 from hvdkit.strategies.dense import ring_bytes
 
-Collective = Callable[[Any, Tensor], Tensor]
+Transport = TypeVar("Transport", bound="Ring")
 
 
-def _traced(collective: Collective) -> Collective:
+def _traced(collective: Callable[[Transport, Tensor], Tensor]) -> Callable[[Transport, Tensor], Tensor]:
     """While trace events are recorded, record when the tensor is sent and when the result is received."""
 
     @functools.wraps(collective)
-    def mark(transport: Ring, tensor: Tensor) -> Tensor:
+    def mark(transport: Transport, tensor: Tensor) -> Tensor:
         if not trace_events.recording():
             return collective(transport, tensor)
         transport.adapter.to_numpy(tensor[:1])  # waits until an asynchronous framework has computed it
@@ -131,7 +132,7 @@ class Hierarchical(Ring):
         everyone = adapter.allgather_object((mesh.data.ranks, mesh.topology.cross_rank), mesh.world, f"{name}.hosts")
         for rank, (ranks, host) in enumerate(everyone):
             axes.setdefault(tuple(ranks), {}).setdefault(host, []).append(rank)
-        handles: dict[Ranks, Any] = {mesh.world.ranks: None, mesh.data.ranks: mesh.data.handle}
+        handles: dict[Ranks, ProcessSet | None] = {mesh.world.ranks: None, mesh.data.ranks: mesh.data.handle}
         for hosts in axes.values():
             for ranks in map(tuple, [*hosts.values(), sorted(first for first, *_ in hosts.values())]):
                 if len(ranks) > 1 and ranks not in handles:

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from hvdkit.core.group import Group, Topology, world_of
-from hvdkit.core.seam import Adapter, Tensor
+from hvdkit.core.seam import Adapter
+from hvdkit.core.tensors import Tensor
 from hvdkit.files import write_atomic
 from hvdkit.heartbeat import Heartbeat
 from hvdkit.results.bench import DTYPES, BenchRow, BenchSpec, bus_factor

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 from hvdkit.baselines.registry import label
 from hvdkit.core.metrics import evaluate
-from hvdkit.core.seam import Adapter, rival_of
+from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Gradients
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.data.dataset import Batch, Split
@@ -83,7 +83,7 @@ class Participant:
         findings = self.follow()
         if self._mesh.is_root:
             write_atomic(
-                self._part.findings(label(self._adapter.NAME, rival_of(self._adapter))),
+                self._part.findings(label(self._adapter.NAME, self._adapter.rival)),
                 json.dumps(findings, indent=1) + "\n",
             )
 

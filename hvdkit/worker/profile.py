@@ -98,7 +98,7 @@ class Participant:
         self._setup, self._session, self._part, self._report = setup, session, part, report
         self._adapter, self._recipe, self._topology = setup.adapter, setup.recipe, setup.mesh.topology
         self._world = setup.mesh.world
-        self._observer = setup.adapter.observer(session)
+        self._observer = setup.adapter.observer(session.trainable)
         state = session.model_state()
         self._parameters = {name: state[name] for name in session.shapes}
         self._clock_samples: list[list[tuple[int, int]]] = []

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hvdkit.core.loop import Handler
-from hvdkit.core.seam import rival_of
 from hvdkit.core.session import Session
 from hvdkit.data.dataset import ArraySplit, Batch, BatchedSplit, Dataset, Split, arguments, own_share
 from hvdkit.errors import RequestError
@@ -70,7 +69,7 @@ def sanity_check(
         warnings += broadcast or _not_additive(session, outputs, targets)
     warnings += [] if broadcast else not_sums(task.metrics, outputs, targets)
     warnings += _called("model", inputs, lambda: doubts(session, precision, batch, outputs))
-    if rival_of(session.adapter) is None and not session.strategy.keeps_shares:
+    if session.adapter.rival is None and not session.strategy.keeps_shares:
         first, inputs = _first_batch(dataset.train, batch_size)
         on = f"{inputs} and targets of shape {first.targets.shape}, {first.targets.dtype}"
         with _uncounted(task):

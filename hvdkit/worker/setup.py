@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from hvdkit import tasks, usage
 from hvdkit.adapters.capabilities import LARGE_MODEL, OWN_PAGES_FROM, check_can
 from hvdkit.core.group import Group, Mesh, threads_per_rank
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import Adapter, rival_of
+from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.data.dataset import BatchedSplit, Dataset, StreamedSplit
@@ -27,6 +27,9 @@ from hvdkit.strategies import choose
 from hvdkit.strategies.dense import GRADIENTS
 from hvdkit.tasks.task import Architecture, Task, parameter_count
 from hvdkit.worker import startup, tuning
+
+if TYPE_CHECKING:
+    from hvdkit.baselines.base import Baseline
 
 # One of them is there where a launcher has started this rank.
 _RANKED = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
@@ -58,8 +61,8 @@ class Setup:
 
     def strategy(self, recipe: Recipe, name: str = GRADIENTS) -> Strategy:
         """The recipe's strategy, or the baseline's if the adapter is one. `name` as in `strategies.choose`."""
-        baseline = getattr(self.adapter, "strategy", None)
-        return baseline(self.mesh, recipe) if baseline else choose(self.adapter, self.mesh, recipe, name)
+        baseline = _baseline(self.adapter)
+        return baseline.strategy(self.mesh, recipe) if baseline else choose(self.adapter, self.mesh, recipe, name)
 
     def session(self, recipe: Recipe, strategy: Strategy | None = None, digests: bool = False) -> Session:
         """A session of the model, with the recipe's optimizer. The initial weights come from the seed or a file.
@@ -71,7 +74,8 @@ class Setup:
         architecture = replace(
             self.architecture, dtype=precision.parameters, compute_dtype=precision.compute, recompute=recipe.recompute
         )
-        make = getattr(self.adapter, "session_class", Session)
+        baseline = _baseline(self.adapter)
+        make = baseline.session_class if baseline else Session
         loss = self.task.loss or recipe.loss
 
         def initial() -> Mapping[str, Any]:
@@ -90,7 +94,7 @@ class Setup:
             built = self.script.build(architecture)
             self._synchronize_batch_norms(built, recipe)
             targets = self._targets(recipe)
-            session: Session = make(
+            session = make(
                 self.adapter, built, recipe.optimizer, loss, strategy, recipe.precision, initial, targets, digests
             )
         startup.done()
@@ -112,7 +116,7 @@ class Setup:
         names = synchronize(self.adapter, model, data, every)
         if every and not names and data.size > 1:
             raise RequestError("model.batch_norm: expected local for a model without batch norms, got synchronized")
-        if names and data.size > 1 and (rival := rival_of(self.adapter)):
+        if names and data.size > 1 and (rival := self.adapter.rival):
             from hvdkit.baselines import registry
 
             registry.check_synchronized(rival, names)
@@ -124,6 +128,15 @@ class Setup:
         if recipe.sharding == "none" or self.mesh.data.size == 1 or self.adapter.NAME not in OWN_PAGES_FROM:
             return None
         return OWN_PAGES_FROM[self.adapter.NAME][parameter_count(self.architecture) >= LARGE_MODEL]
+
+
+def _baseline(adapter: Adapter) -> Baseline | None:
+    if adapter.rival is None:
+        return None
+    from hvdkit.baselines.base import Baseline
+
+    assert isinstance(adapter, Baseline)
+    return adapter
 
 
 def start(
@@ -139,7 +152,7 @@ def start(
 
     Raises RequestError if the recipe cannot run here, ranks have different recipes, or the data set cannot be opened.
     """
-    if rival_of(adapter) is None:
+    if adapter.rival is None:
         tuning.apply(recipe)
     threads = None if recipe.threads == "auto" else recipe.threads
     if not any(name in os.environ for name in _RANKED):  # else Gloo resolves the host's name, which may be unknown
@@ -152,9 +165,7 @@ def start(
     usage.pin_where_asked(topology.local_rank, topology.local_size, each)
     startup.seed_alike(recipe.seed)  # until training begins, all ranks draw the same: samples, initial weights
     adapter.seed(seed_of(recipe, 0))
-    check_can(
-        adapter, recipe if rival_of(adapter) is None else recipe.model_copy(update={"sharding": "none"}), topology
-    )
+    check_can(adapter, recipe if adapter.rival is None else recipe.model_copy(update={"sharding": "none"}), topology)
     check_alike(adapter, mesh.world, flat(recipe))
     task = script.task(recipe)
     dataset = task.open_data(mesh.shard) if dataset is None else dataset

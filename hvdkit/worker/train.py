@@ -18,7 +18,7 @@ import hvdkit
 from hvdkit.core import metrics
 from hvdkit.core.group import Mesh, threads_per_rank
 from hvdkit.core.loop import Handler, Loop
-from hvdkit.core.seam import Adapter, rival_of
+from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest
 from hvdkit.core.step_plan import Progress
@@ -258,7 +258,7 @@ def _result(
     corrupt = {path for paths in everyone for path in paths}
     return TrainResult(
         framework=adapter.NAME,
-        rival=rival_of(adapter),
+        rival=adapter.rival,
         framework_version=versions["framework"],
         horovod_version=versions.get("horovod"),
         hvdkit_version=hvdkit.__version__,
@@ -294,7 +294,7 @@ def _result(
         corrupt_images=len(corrupt),
         native_pipeline=setup.dataset.native,
         tuning=None
-        if rival_of(adapter)
+        if adapter.rival
         else tuning.listed(tuning.apply(recipe), adapter.CHOSEN[topology.device], recipe.model.TASK),
         unit=setup.task.unit,
         units_per_sample=setup.task.units,
@@ -311,7 +311,7 @@ def _result(
 
 def _counts_states(session: Session) -> bool:
     """Of hvdkit itself, and of baselines that shard."""
-    return rival_of(session.adapter) is None or bool(session.update.partition.divided)
+    return session.adapter.rival is None or bool(session.update.partition.divided)
 
 
 def _largest(adapter: Adapter, mesh: Mesh, session: Session) -> dict[str, int]:

@@ -7,7 +7,6 @@ A case gets the adapter, the rank's topology and a `make` that binds a fresh mod
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from hvdkit.core.capabilities import CAPABILITIES
 from hvdkit.core.group import Group, Mesh, Topology
-from hvdkit.core.seam import CAPABILITIES, Adapter
+from hvdkit.core.seam import Adapter
 from hvdkit.data.batches import Batch
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Sgd
@@ -97,16 +97,6 @@ def probe(capability: str, adapter: Adapter, topology: Topology) -> str:
         return "" if good else f"a wrong result: {got}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-
-
-def signatures(holder: Any, protocol: Any = Adapter) -> dict[str, list[str] | None]:
-    """The arguments' names of all functions of a Protocol as they are there, or, of itself, as they should be."""
-    wanted = [name for name, member in vars(protocol).items() if inspect.isfunction(member) and name[0] != "_"]
-    found = {name: getattr(holder, name, None) for name in wanted}
-    return {
-        name: [each for each in inspect.signature(function).parameters if each != "self"] if function else None
-        for name, function in found.items()
-    }
 
 
 def batch(seed: int, count: int = 8) -> Batch:

@@ -3,9 +3,8 @@
 `FRAMEWORK-groups` runs it on four ranks as two data axes of two at once, which have other batches. In `mxnet-leaking`
 collectives are over all four, whatever their group: what results do to others must be seen.
 
-The report maps each case and each capability to the ranks' faults (none: it holds), and each function of the seam to
-its arguments' names. Beside it, in an .npz file, lies what one step made of known weights and images, to be compared
-between frameworks.
+The report maps each case and each capability to the ranks' faults (none: it holds). Beside it, in an .npz file, lies
+what one step made of known weights and images, to be compared between frameworks.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ from typing import Any
 import cases
 import everything  # noqa: F401 - adds their cases
 import numpy as np
-from cases import BETWEEN, CASES, CLASSES, LEAKS, PROBED, Place, batch, fresh, probe, signatures
+from cases import BETWEEN, CASES, CLASSES, LEAKS, PROBED, Place, batch, fresh, probe
 from tiny import tiny_network, tiny_state
 
 from hvdkit import adapters
 from hvdkit.core.group import Mesh, sets
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import Trainable
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.recipe.schema import Loss, Optimizer, Sgd
@@ -63,14 +61,16 @@ def main(framework: str, report: Path) -> None:
     framework, _, variant = framework.partition("-")
     adapter: Any = adapters.load(framework)
     if variant == "overlapped":  # as on a GPU: gradients are sent while backward goes on
-        adapter.training.OVERLAPPED_ON = {"cpu"}
+        from hvdkit.adapters.pytorch import training
+
+        training.OVERLAPPED_ON = {"cpu"}
     parts = 2 if variant in ("groups", "leaking") else 1
     world = adapter.init("cpu", sets=sets(int(os.environ["HOROVOD_SIZE"]), tensor_size=parts))
     mesh = Mesh(world, tensor_size=parts, process_set=adapter.process_set)
     topology = Place(mesh.data.index, mesh.data.size, mesh.data.index, mesh.data.size, device=world.device, mesh=mesh)
     cases.seeds_from = 10_000 * mesh.tensor.index
     if variant == "leaking":
-        adapter._collectives.set_of = lambda group: adapter.hvd.global_process_set
+        adapter.how = lambda group: {"process_set": adapter.horovod.global_process_set}
 
     def make(
         compression: str = "none",
@@ -118,9 +118,8 @@ def main(framework: str, report: Path) -> None:
     made = session.state() | {"logits": session.predict(batch(9).inputs)}
     if mesh.is_root:
         np.savez(report.with_suffix(".npz"), **made)
-        told = {"declared": sorted(adapter.CAPABILITIES), "signatures": signatures(adapter)}
-        told["model"] = signatures(session.trainable, Trainable)
-        report.write_text(json.dumps(told | {"cases": outcome, "capabilities": capabilities}))
+        told = {"declared": sorted(adapter.CAPABILITIES), "cases": outcome, "capabilities": capabilities}
+        report.write_text(json.dumps(told))
     adapter.shutdown()
 
 

@@ -57,16 +57,16 @@ def tensor_operations_are_numpys(adapter: Adapter, topology: Topology, make: Mak
         expected[[30, 2, 9]] = 0
         got = ops.scatter_add(vector * 1.0, places, ops.gather(vector, places) * -1.0)
         assert same(back(got), expected) and same(back(tensor), x)
-        sent = back(ops.to_bytes(tensor))
+        sent = back(ops.view(tensor, "uint8"))
         assert sent.dtype == np.uint8 and sent.shape == (5, 7 * size) and sent.tobytes() == x.tobytes()
         for start in (1, 3):  # of which the first is aligned for nothing larger
-            assert same(back(ops.from_bytes(ops.to_bytes(tensor)[:, start * size :], dtype)), x[:, start:])
-            assert same(back(ops.from_bytes(ops.to_bytes(vector)[start * size :], dtype)), x.reshape(-1)[start:])
-        for turned_left in (False, True):
-            for turned_right in (False, True):
-                left, right = (x[:3].T if turned_left else x[:3]), (x[3:] if turned_right else x[3:].T)
-                product = ops.matmul(there(left.copy()), there(right.copy()), turned_left, turned_right)
-                assert error(back(product), x[:3] @ x[3:].T) < 1e-6
+            assert same(back(ops.view(ops.view(tensor, "uint8")[:, start * size :], dtype)), x[:, start:])
+            assert same(back(ops.view(ops.view(vector, "uint8")[start * size :], dtype)), x.reshape(-1)[start:])
+        product = ops.matmul(there(x[:3]), ops.transpose(there(x[3:]), (1, 0)))
+        assert error(back(product), x[:3] @ x[3:].T) < 1e-6
+        averages = [there(x.copy())]
+        ops.blend(averages, [there(x + 1)], 0.75)
+        assert error(back(averages[0]), x + 0.25) < 1e-6
         random = [back(ops.uniform(tensor, seed)) for seed in (2**63 - 1, 2**63 - 1, 0)]
         assert random[0].dtype == x.dtype and random[0].shape == x.shape and same(random[0], random[1])
         assert not same(random[0], random[2])

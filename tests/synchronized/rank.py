@@ -106,7 +106,7 @@ def layers(adapter: Any, framework: str) -> dict[str, float]:
 
     def loss(outputs: Any, targets: Any) -> Any:
         values = adapter.tensors.reshape(outputs * outputs * targets, (1, -1)) * 0.1
-        return adapter.tensors.matmul(values, values, transpose_right=True)
+        return adapter.tensors.matmul(values, adapter.tensors.transpose(values, (1, 0)))
 
     def session(synchronized: bool) -> Session:
         model = BUILD[framework](synchronized)

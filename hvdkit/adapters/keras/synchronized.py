@@ -1,4 +1,4 @@
-"""Synchronized batch norm for Keras (`hvdkit/core/synchronized.py`)."""
+"""Synchronized batch norm for Keras (`hvdkit/core/batch_statistics.py`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import keras
 import tensorflow as tf
 
 from hvdkit.adapters.tensorflow.synchronized import moments, over_ranks
-from hvdkit.core.synchronized import BatchStatistics, StatisticsOf, claims, refusal
+from hvdkit.core.batch_statistics import BatchStatistics, StatisticsOf
+from hvdkit.core.synchronized import claims, refusal
 
 _KERAS = keras.layers.BatchNormalization
 _REMEDY = "give it a keras.layers.BatchNormalization in its place"

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 class Observer(timing.Observer):
     """Makes a second version of Keras's train function, with trace events."""
 
-    def __init__(self, hvd: Any, session: Any) -> None:
-        super().__init__(hvd, session)
-        self._model = session.trainable.model
+    def __init__(self, hvd: Any, trainable: Any) -> None:
+        super().__init__(hvd, trainable)
+        self._model = trainable.model
         self._functions: dict[bool, Any] = {}  # the step without (False) and with (True) trace events
         self._marked = False
 

@@ -1,4 +1,4 @@
-"""A Keras model in training (`hvdkit.core.seam.Trainable`): `model.fit` calls core's step from its optimizer.
+"""A Keras model in training (`hvdkit/core/trainable.py`): `model.fit` calls core's step from its optimizer.
 
 Horovod's own Keras API does not work with Keras 3, so gradients are reduced by `horovod.tensorflow`.
 """
@@ -14,13 +14,13 @@ import numpy as np
 
 from hvdkit.adapters.tensorflow.training import TrainableModel as TensorFlowModel
 from hvdkit.adapters.tensorflow.training import check_complete
-from hvdkit.adapters.trainable import one_tensor
 from hvdkit.core import trace_events
-from hvdkit.core.loop import Loop
+from hvdkit.core.loop import Driver, Loop
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import AnyLoss
 from hvdkit.core.session import Session
 from hvdkit.core.state import canonical_name
+from hvdkit.core.trainable import one_tensor
 from hvdkit.errors import RequestError
 
 import keras  # isort: skip  # after the other adapter, which sets TensorFlow's log level
@@ -30,7 +30,7 @@ import tensorflow as tf  # isort: skip
 _bound: weakref.WeakSet[TrainableModel] = weakref.WeakSet()
 
 
-class TrainableModel(TensorFlowModel):
+class TrainableModel(TensorFlowModel, Driver):
     """A model in training. It is compiled when it is bound, so that its own losses are included."""
 
     def __init__(self, model: keras.Model, loss: AnyLoss, precision: str) -> None:
@@ -50,11 +50,9 @@ class TrainableModel(TensorFlowModel):
             )
         model.optimizer.build(model.trainable_variables)
 
-    @property
-    def core(self) -> Session:
-        """The session, whose step is called from Keras."""
-        assert isinstance(self.session, Session)
-        return self.session
+    def used_by(self, session: object) -> None:
+        assert isinstance(session, Session)
+        self.session = session  # whose step is called from Keras
 
     def logits(self, inputs: tf.Tensor, training: bool) -> tf.Tensor:
         outputs = one_tensor(self.model(_listed(inputs), training=training))
@@ -67,7 +65,7 @@ class TrainableModel(TensorFlowModel):
     def mean_loss(self, targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         """The batch's mean loss, or its sum, without the model's own losses, which Keras adds."""
         value = self._loss(logits, self.as_dtype(targets))
-        counting = self.core.counting
+        counting = self.session.counting
         if counting is None or not counting.counts or not self.model.losses:
             return value
         # Where the sum will be divided by a count, so will the model's own losses, which are no sums.
@@ -85,7 +83,7 @@ class TrainableModel(TensorFlowModel):
         check_complete(self.parameters | self.buffers, [_name(variable) for variable in self.model.weights])
 
     def drive(self, loop: Loop) -> None:
-        """Train by `model.fit` (`core.loop.Driver`)."""
+        """Train by `model.fit`."""
         # In Keras every epoch of a `fit` has the same number of batches, so a partial epoch needs a separate `fit`.
         while loop.progress.epoch < loop.epochs and not loop.stopped_early:
             first = loop.progress.epoch
@@ -113,16 +111,6 @@ class TrainableModel(TensorFlowModel):
                 for batch in group:
                     yield self.on_device(batch), batch.targets  # several inputs as a tuple, as `fit` expects
 
-    @contextmanager
-    def unchanged(self) -> Iterator[None]:
-        seeds = [(each, np.array(each.value)) for each in self.model.variables if _is_seed(each)]
-        try:
-            with super().unchanged():
-                yield
-        finally:
-            for each, state in seeds:
-                each.assign(state)
-
     def constrain(self) -> None:
         for variable in self.model.trainable_variables:
             if variable.constraint is not None:
@@ -131,7 +119,7 @@ class TrainableModel(TensorFlowModel):
     def accumulate(self) -> None:
         """From now on, accumulate each batch's gradients in `fit` for `Step.end`."""
         if not self.model.optimizer.accumulates:
-            self.core.step.prepare()
+            self.session.step.prepare()
             self.model.optimizer.accumulates = True
             self.model.make_train_function(force=True)
 
@@ -157,7 +145,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         if [id(variable) for variable in variables] != [id(variable) for variable in self._trainable_variables]:
             raise RequestError("model: other variables learn than when it was prepared; prepare it again")
-        step = self._trainable.core.step
+        step = self._trainable.session.step
         (step.add if self.accumulates else step.finish)(self._trainable.named(grads))
         self.iterations.assign_add(1)
 
@@ -205,9 +193,9 @@ class _LoopCallback(keras.callbacks.Callback):
         self._losses.append((logs or {})["loss"])
         if len(self._losses) == self._size:
             if self.model.optimizer.accumulates:
-                self._trainable.core.step.end(self._size)
+                self._trainable.session.step.end(self._size)
             trace_events.mark(trace_events.UPDATED)
-            counting, loss = self._trainable.core.counting, np.mean(self._losses)
+            counting, loss = self._trainable.session.counting, np.mean(self._losses)
             self._loop.end_step(loss if counting is None else counting.mean(loss))
             self._losses.clear()
             self.model.stop_training = self._loop.finished

@@ -5,30 +5,19 @@ Core's tests run on it in milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from hvdkit.adapters import capabilities
-from hvdkit.adapters.local import tensors
-from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
-from hvdkit.core.group import Group, Ranks, Topology
-from hvdkit.core.seam import AnyLoss, Observer, Op, Session
+from hvdkit.core.seam import Adapter, AnyLoss
+from hvdkit.core.tensors import Scalar
+from hvdkit.core.trainable import Trainable
 from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss
 from hvdkit.tasks.image_classification import cross_entropy as cross_entropies
-
-if TYPE_CHECKING:
-    from hvdkit.core.synchronized import StatisticsOf
-
-__all__ = ["tensors"]
-
-NAME = "local"
-CAPABILITIES = capabilities.CAPABILITIES[NAME]
-CHOSEN = capabilities.CHOSEN[NAME]
 
 
 class Linear:
@@ -39,96 +28,15 @@ class Linear:
 
     def __call__(self, inputs: np.ndarray) -> np.ndarray:
         """(n, height, width, channels) -> logits (n, classes)."""
-        return inputs.reshape(len(inputs), -1) @ self.parameters["fc.weight"].T + self.parameters["fc.bias"]
+        logits: np.ndarray = inputs.reshape(len(inputs), -1) @ self.parameters["fc.weight"].T
+        return logits + self.parameters["fc.bias"]
 
     def gradients(self, inputs: np.ndarray, error: np.ndarray) -> dict[str, np.ndarray]:
         """Gradients by parameter; `error` (n, classes) is d loss / d logits."""
         return {"fc.weight": error.T @ inputs.reshape(len(inputs), -1), "fc.bias": error.sum(axis=0)}
 
 
-def versions() -> dict[str, str]:
-    return {"framework": np.__version__, "numpy": np.__version__}
-
-
-def init(device: str, threads: int | None = None, sets: Sequence[Ranks] = ()) -> Topology:
-    if device == "gpu":
-        raise RequestError("device: expected cpu or auto, as the local adapter knows no GPU; got gpu")
-    return Topology()
-
-
-def shutdown() -> None:
-    pass
-
-
-def seed(value: int) -> None:
-    pass  # nothing here draws random numbers
-
-
-def synchronize() -> None:
-    pass
-
-
-def from_numpy(array: np.ndarray) -> np.ndarray:
-    return np.array(array)
-
-
-def to_numpy(tensor: np.ndarray) -> np.ndarray:
-    return np.array(tensor)
-
-
-def dtype(tensor: np.ndarray) -> str:
-    return tensor.dtype.name
-
-
-def cast(tensor: np.ndarray, dtype: str) -> np.ndarray:
-    return tensor.astype(dtype)
-
-
-def allreduce(
-    tensors: list[np.ndarray], group: Group, op: Op = "average", name: str = "allreduce", overwrite: bool = False
-) -> list[np.ndarray]:
-    return [tensor.copy() for tensor in tensors]
-
-
-def allgather(tensor: np.ndarray, group: Group, name: str = "allgather") -> np.ndarray:
-    return tensor.copy()
-
-
-def broadcast(tensor: np.ndarray, group: Group, root_rank: int, name: str = "broadcast") -> np.ndarray:
-    return tensor.copy()
-
-
-def alltoall(tensor: np.ndarray, group: Group, name: str = "alltoall", splits: list[int] | None = None) -> np.ndarray:
-    return tensor.copy()
-
-
-def process_set(ranks: Ranks) -> Any:
-    return ranks
-
-
-def reducescatter(tensor: np.ndarray, group: Group, op: Op = "average", name: str = "reducescatter") -> np.ndarray:
-    return tensor.copy()
-
-
-def allgather_object(value: Any, group: Group, name: str = "allgather_object") -> list[Any]:
-    return [value]
-
-
-def cross_entropy(loss: Loss) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    raise RequestError(
-        "loss: expected no ignored_label or class_weights, as the local adapter differentiates no functions"
-    )
-
-
-def synchronize_batch_norms(model: Linear, statistics: StatisticsOf, every: bool) -> list[str]:
-    return []
-
-
-def bind(model: Linear, loss: AnyLoss, precision: str) -> TrainableModel:
-    return TrainableModel(model, loss)
-
-
-class TrainableModel(EagerModel):
+class TrainableModel(Trainable):
     """A `Linear` model in training."""
 
     def __init__(self, model: Linear, loss: AnyLoss) -> None:
@@ -136,14 +44,12 @@ class TrainableModel(EagerModel):
             raise RequestError("loss: expected a recipe's loss, as the local adapter differentiates no functions")
         self.model, self._smoothing = model, loss.label_smoothing
         self.parameters = model.parameters
-        self.buffers: dict[str, np.ndarray] = {}
-        self.stamp = _stamp
 
     def inputs(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         return batch.inputs, batch.targets
 
     def backward(
-        self, inputs: np.ndarray, targets: np.ndarray, scale: float | None
+        self, inputs: np.ndarray, targets: np.ndarray, scale: Scalar | None
     ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         logits, count = self.model(inputs), len(targets)
         classes = logits.shape[1]
@@ -165,11 +71,30 @@ class TrainableModel(EagerModel):
         return cross_entropies(self.model(batch.inputs), batch.targets)
 
 
-def _stamp(names: tuple[str, ...], tensors: list[np.ndarray]) -> list[np.ndarray]:
-    for name in names:
-        trace_events.mark(name)
-    return tensors
+class LocalAdapter(Adapter):
+    """NumPy's arrays."""
+
+    NAME = "local"
+    CAPABILITIES = capabilities.CAPABILITIES[NAME]
+    CHOSEN = capabilities.CHOSEN[NAME]
+
+    def from_numpy(self, array: np.ndarray) -> np.ndarray:
+        return np.array(array)
+
+    def sqrt(self, tensor: np.ndarray) -> np.ndarray:
+        return np.asarray(np.sqrt(tensor))
+
+    def norm(self, tensor: np.ndarray) -> np.ndarray:
+        return np.asarray(np.linalg.norm(tensor))
+
+    def where(self, condition: np.ndarray, if_true: np.ndarray, if_false: np.ndarray) -> np.ndarray:
+        return np.where(condition, if_true, if_false)
+
+    def concat(self, tensors: Sequence[np.ndarray], axis: int = 0) -> np.ndarray:
+        return np.concatenate(tensors, axis)
+
+    def bind(self, model: Linear, loss: AnyLoss, precision: str) -> Trainable:
+        return TrainableModel(model, loss)
 
 
-def observer(session: Session) -> Observer:
-    return Observer()
+adapter = LocalAdapter()

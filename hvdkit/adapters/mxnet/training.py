@@ -1,4 +1,4 @@
-"""A Gluon block in training (`hvdkit.core.seam.Trainable`)."""
+"""A Gluon block in training (`hvdkit/core/trainable.py`)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 
 from hvdkit.adapters.mxnet import timing
 from hvdkit.adapters.mxnet.batch_norm import Statistics, statistics_of
-from hvdkit.adapters.trainable import TrainableModel as EagerModel
-from hvdkit.adapters.trainable import one_tensor
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import AnyLoss, UpdateKernel, class_weights
+from hvdkit.core.seam import AnyLoss, class_weights
 from hvdkit.core.state import canonical_name, cast_lines, check_kinds, is_statistic
+from hvdkit.core.tensors import Scalar, Shape
+from hvdkit.core.trainable import Trainable, UpdateKernel, one_tensor
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.errors import RequestError
@@ -27,7 +27,7 @@ from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Sgd
 _KERNEL_TENSORS = 50  # the most that one call of MXNet's multi-tensor kernels takes
 
 
-class TrainableModel(EagerModel):
+class TrainableModel(Trainable):
     """A hybridized block with static memory and shapes: one engine call for a step instead of one per operation."""
 
     def __init__(self, model: mx.gluon.Block, loss: AnyLoss, precision: str, context: mx.Context) -> None:
@@ -51,10 +51,14 @@ class TrainableModel(EagerModel):
             name: each for name, each in named.items() if each.grad_req != "null" and first[id(each)] == name
         }
         self.parameters = {name: each.data() for name, each in self._trained.items()}
-        self.buffers = {name: each.data() for name, each in named.items() if name not in self._trained}
+        self._buffers = {name: each.data() for name, each in named.items() if name not in self._trained}
         self._loss = _CrossEntropy(loss.label_smoothing) if isinstance(loss, Loss) else loss
         self.stamp = timing.stamp
         self._pools: dict[int, mx.nd.NDArray] = {}  # of inputs that stay on the device
+
+    @property
+    def buffers(self) -> dict[str, mx.nd.NDArray]:
+        return self._buffers
 
     def inputs(self, batch: Batch) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
         def pick(pool: mx.nd.NDArray, indices: np.ndarray) -> mx.nd.NDArray:
@@ -63,7 +67,7 @@ class TrainableModel(EagerModel):
         return on_device(batch, self._pools, self._put, pick), self._as_dtype(batch.targets)
 
     def backward(
-        self, inputs: mx.nd.NDArray, targets: mx.nd.NDArray, scale: float | None
+        self, inputs: mx.nd.NDArray, targets: mx.nd.NDArray, scale: Scalar | None
     ) -> tuple[mx.nd.NDArray, mx.nd.NDArray, dict[str, mx.nd.NDArray]]:
         shapes = tuple(each.shape for each in arguments(inputs))
         if shapes not in self._statistics:
@@ -92,7 +96,7 @@ class TrainableModel(EagerModel):
 
     def constrain(self) -> None:
         """Have averages read the statistics that backward has written: the engine knows of this write to them alone."""
-        if self.session.averages:
+        if self.averages:
             for name, tensor in self.buffers.items():
                 if is_statistic(name):
                     tensor *= 1
@@ -107,7 +111,7 @@ class TrainableModel(EagerModel):
         return np.asarray(each.asnumpy())
 
     def update_kernel(
-        self, settings: Optimizer, shapes: Sequence[tuple[int, ...]], like: Sequence[mx.nd.NDArray]
+        self, settings: Optimizer, shapes: Sequence[Shape], like: Sequence[mx.nd.NDArray]
     ) -> UpdateKernel | None:
         """SGD and AdamW by multi-tensor kernels; with single operations, a small GPT's update takes half of its step.
 

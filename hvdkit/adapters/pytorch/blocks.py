@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from hvdkit.adapters.pytorch.pages import Pages
-from hvdkit.core.seam import ROOT_BLOCK, Phase, Uses
+from hvdkit.core.pieces import ROOT_BLOCK
+from hvdkit.core.trainable import Phase, Uses
 from hvdkit.errors import RequestError
 
 

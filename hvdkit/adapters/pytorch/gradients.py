@@ -13,8 +13,8 @@ from hvdkit.adapters.pytorch.pages import Pages
 
 
 class JoinedGradients:
-    """`core.seam.Joined` in main memory: a hook copies each gradient into its part as soon as it is computed, from the
-    processor's cache, and frees the original.
+    """`core.trainable.Joined` in main memory: a hook copies each gradient into its part as soon as it is computed, from
+    the processor's cache, and frees the original.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], groups: Sequence[tuple[Sequence[str], int]]) -> None:

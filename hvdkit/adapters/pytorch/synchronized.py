@@ -1,4 +1,4 @@
-"""Synchronized batch norm for PyTorch (`hvdkit/core/synchronized.py`)."""
+"""Synchronized batch norm for PyTorch (`hvdkit/core/batch_statistics.py`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from hvdkit.adapters.pytorch.batch_norm import BatchNorm2d, is_channels_last, moments
-from hvdkit.core.synchronized import BatchStatistics, StatisticsOf, claims, refusal
+from hvdkit.core.batch_statistics import BatchStatistics, StatisticsOf
+from hvdkit.core.synchronized import claims, refusal
 
 _SELF_MADE = (BatchNorm2d, hvd.SyncBatchNorm)  # their `forward` does not call `batch_norm`; that of their base does
 _REMEDY = "give it a torch.nn.BatchNorm in its place"

@@ -2,111 +2,72 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from hvdkit.core.tensors import PlainNumber
+from hvdkit.core.tensors import Scalar, Tensors
 
 
-def variable(like: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(like)
+class TorchTensors(Tensors):
+    """The operations on `device`."""
 
+    device = torch.device("cpu")
 
-def assign(variable: torch.Tensor, value: torch.Tensor) -> None:
-    with torch.no_grad():
-        variable.copy_(value)
+    def from_numpy(self, array: np.ndarray) -> torch.Tensor:
+        return torch.tensor(array, device=self.device)
 
+    def to_numpy(self, tensor: torch.Tensor) -> np.ndarray:
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+        return np.array((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
 
-def number(value: float) -> PlainNumber:
-    return PlainNumber(value)
+    def dtype(self, tensor: torch.Tensor) -> str:
+        return str(tensor.dtype).removeprefix("torch.")
 
+    def cast(self, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+        return tensor.to(getattr(torch, dtype))
 
-def when(condition: torch.Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> None:
-    (then if condition else otherwise)()
+    def variable(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(like)
 
+    def assign(self, variable: torch.Tensor, value: torch.Tensor) -> None:
+        with torch.no_grad():
+            variable.copy_(value)
 
-def transpose(tensor: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
-    return tensor.permute(tuple(axes))
+    def norm(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.vector_norm(tensor)
 
+    def where(self, condition: torch.Tensor, if_true: torch.Tensor, if_false: torch.Tensor) -> torch.Tensor:
+        return torch.where(condition, if_true, if_false)
 
-def sqrt(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.sqrt(tensor)
+    def scaled(self, tensor: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        return tensor.mul_(factor.reshape(()))
 
+    def blend(self, averages: Sequence[torch.Tensor], values: Sequence[torch.Tensor], kept: Scalar) -> None:
+        with torch.no_grad():
+            torch._foreach_mul_(list(averages), kept)
+            torch._foreach_add_(list(averages), list(values), alpha=1 - kept)
 
-def norm(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(tensor)
+    def transpose(self, tensor: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
+        return tensor.permute(tuple(axes))
 
+    def concat(self, tensors: Sequence[torch.Tensor], axis: int = 0) -> torch.Tensor:
+        return torch.cat(list(tensors), dim=axis)
 
-def where(condition: torch.Tensor, if_true: torch.Tensor, if_false: torch.Tensor) -> torch.Tensor:
-    return torch.where(condition, if_true, if_false)
+    def largest(self, matrix: torch.Tensor) -> torch.Tensor:
+        return torch.amax(matrix, dim=1, keepdim=True)
 
+    def top_k(self, matrix: torch.Tensor, count: int) -> torch.Tensor:
+        return torch.topk(matrix, count, dim=1, sorted=False).indices.to(torch.int32)
 
-def scaled(tensor: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    return tensor.mul_(factor.reshape(()))
+    def scatter_add(self, vector: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return vector.index_add_(0, indices, values)
 
+    def uniform(self, like: torch.Tensor, seed: int) -> torch.Tensor:
+        generator = torch.Generator(like.device).manual_seed(seed)
+        return torch.rand(like.shape, dtype=like.dtype, device=like.device, generator=generator)
 
-def blend(averages: Sequence[torch.Tensor], values: Sequence[torch.Tensor], kept: float) -> None:
-    with torch.no_grad():
-        torch._foreach_mul_(list(averages), kept)
-        torch._foreach_add_(list(averages), list(values), alpha=1 - kept)
-
-
-def reshape(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    return tensor.reshape(tuple(shape))
-
-
-def concat(tensors: Sequence[torch.Tensor], axis: int = 0) -> torch.Tensor:
-    return torch.cat(list(tensors), dim=axis)
-
-
-def join(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
-
-
-def part(vector: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    pieces = torch.split(vector, [math.prod(shape) for shape in shapes])
-    return [piece.reshape(tuple(shape)) for piece, shape in zip(pieces, shapes, strict=True)]
-
-
-def floor(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.floor(tensor)
-
-
-def largest(matrix: torch.Tensor) -> torch.Tensor:
-    return torch.amax(matrix, dim=1, keepdim=True)
-
-
-def top_k(matrix: torch.Tensor, count: int) -> torch.Tensor:
-    return torch.topk(matrix, count, dim=1, sorted=False).indices.to(torch.int32)
-
-
-def gather(vector: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    return vector[indices]
-
-
-def scatter_add(vector: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    return vector.index_add_(0, indices, values)
-
-
-def matmul(
-    left: torch.Tensor, right: torch.Tensor, transpose_left: bool = False, transpose_right: bool = False
-) -> torch.Tensor:
-    return (left.T if transpose_left else left) @ (right.T if transpose_right else right)
-
-
-def uniform(like: torch.Tensor, seed: int) -> torch.Tensor:
-    generator = torch.Generator(like.device).manual_seed(seed)
-    return torch.rand(like.shape, dtype=like.dtype, device=like.device, generator=generator)
-
-
-def to_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8)
-
-
-def from_bytes(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
-    return tensor.clone(memory_format=torch.contiguous_format).view(
-        getattr(torch, dtype)
-    )  # the copy is aligned, as `view` requires
+    def view(self, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+        copy = tensor.clone(memory_format=torch.contiguous_format)  # aligned, as a view needs
+        return copy.view(getattr(torch, dtype))

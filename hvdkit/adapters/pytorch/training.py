@@ -1,4 +1,4 @@
-"""A PyTorch module in training (`hvdkit.core.seam.Trainable`)."""
+"""A PyTorch module in training (`hvdkit/core/trainable.py`)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from hvdkit.adapters.pytorch import timing
-from hvdkit.adapters.pytorch.collectives import Started, dense, start_allgather, start_average, start_reducescatter
-from hvdkit.adapters.trainable import TrainableModel as EagerModel
-from hvdkit.adapters.trainable import one_tensor
+from hvdkit.adapters.pytorch.collectives import dense
 from hvdkit.core import trace_events
-from hvdkit.core.group import Group
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import AnyLoss, Block, UpdateKernel, Uses, class_weights
+from hvdkit.core.seam import AnyLoss, class_weights
 from hvdkit.core.state import COUNT, cast_lines, check_kinds
+from hvdkit.core.tensors import Scalar, Shape
+from hvdkit.core.trainable import Block, Trainable, UpdateKernel, Uses, one_tensor
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.errors import RequestError
@@ -38,7 +37,7 @@ _TWICE = "sharding: expected none, optimizer or gradients for a model that has a
 _MANY = 1e12  # updates: the powers of Adam's betas are 0
 
 
-class TrainableModel(EagerModel):
+class TrainableModel(Trainable):
     """A module in training. Images are channels-last: a step then took 0.83 of the CPU time in one process with AVX2
     (docs/benchmarking.md), and tensor cores prefer it. The weights stay contiguous, as Horovod requires.
 
@@ -63,7 +62,7 @@ class TrainableModel(EagerModel):
         # Layers that the user has put into evaluation mode, such as a frozen batch norm, stay in it. A model that is in
         # it as one, as libraries of trained models return theirs, is trained as one.
         self._frozen = [each for each in model.modules() if model.training and not each.training]
-        self._device, self._layout = device, layout
+        self.device, self._layout = device, layout
         self._criterion: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
             partial(cross_entropy, label_smoothing=loss.label_smoothing) if isinstance(loss, Loss) else loss
         )
@@ -101,13 +100,13 @@ class TrainableModel(EagerModel):
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         def pick(pool: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
-            return pool[torch.from_numpy(indices).to(self._device)].contiguous(memory_format=self._layout)
+            return pool[torch.from_numpy(indices).to(self.device)].contiguous(memory_format=self._layout)
 
         inputs = on_device(batch, self._pools, self._put, pick)
-        return inputs, self._as_dtype(torch.from_numpy(batch.targets).to(self._device))
+        return inputs, self._as_dtype(torch.from_numpy(batch.targets).to(self.device))
 
     def backward(
-        self, inputs: torch.Tensor, targets: torch.Tensor, scale: float | None
+        self, inputs: torch.Tensor, targets: torch.Tensor, scale: Scalar | None
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         for parameter in self.trained.values():
             parameter.grad = None
@@ -178,9 +177,9 @@ class TrainableModel(EagerModel):
         ]
         tensors = {value for _, values in kept for value in values.values() if isinstance(value, torch.Tensor)}
         copies = [(tensor, tensor.detach().clone()) for tensor in tensors]
-        devices = [] if self._device.type == "cpu" else [self._device]
+        devices = [] if self.device.type == "cpu" else [self.device]
         try:
-            with torch.random.fork_rng(devices, device_type=self._device.type if devices else "cuda"):
+            with torch.random.fork_rng(devices, device_type=self.device.type if devices else "cuda"):
                 yield
         finally:
             with torch.no_grad():
@@ -192,14 +191,14 @@ class TrainableModel(EagerModel):
                 parameter.grad = None
 
     def update_kernel(
-        self, settings: Optimizer, shapes: Sequence[tuple[int, ...]], like: Sequence[torch.Tensor]
+        self, settings: Optimizer, shapes: Sequence[Shape], like: Sequence[torch.Tensor]
     ) -> UpdateKernel | None:
         decays = [decay_of(settings, shape) for shape in shapes]
         if isinstance(settings, Sgd) and settings.momentum and not settings.decoupled:
             return partial(_sgd, settings, decays)
         if not isinstance(settings, AdamW) or not all(each.is_contiguous() for each in like):
             return None
-        return partial(_adamw, settings, decays, torch.tensor(_MANY, device=self._device))
+        return partial(_adamw, settings, decays, torch.tensor(_MANY, device=self.device))
 
     def on_ready(self, ready: Callable[[str, torch.Tensor], bool]) -> None:
         def take(parameter: torch.Tensor, name: str) -> None:
@@ -217,21 +216,12 @@ class TrainableModel(EagerModel):
         self._joined = JoinedGradients(self.trained, groups)
         return self._joined
 
-    def start_average(self, tensor: torch.Tensor, group: Group, name: str) -> Started:
-        return start_average(tensor, group, name)
-
-    def start_reducescatter(self, tensor: torch.Tensor, group: Group, name: str) -> Started:
-        return start_reducescatter(tensor, group, name)
-
-    def start_allgather(self, tensor: torch.Tensor, group: Group, out: torch.Tensor, name: str) -> Started:
-        return start_allgather(tensor, group, out, name)
-
     def blocks(self) -> dict[str, list[str]]:
         from hvdkit.adapters.pytorch.blocks import blocks_of  # only this stage of sharding needs it
 
         return blocks_of(self.model, self.trained)
 
-    def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses | None = None) -> dict[str, Block]:
+    def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses | None = None) -> Mapping[str, Block]:
         from hvdkit.adapters.pytorch.blocks import BlockMemory, tied_names, watch
 
         named = {block: {name: self.trained[name] for name in names} for block, (names, _) in blocks.items()}
@@ -240,22 +230,22 @@ class TrainableModel(EagerModel):
                 raise RequestError(_TWICE.format(*next(iter(tied.items()))))
             watch(self.model, named, uses)
             self._whole = False
-        found = {block: BlockMemory(named[block], size) for block, (_, size) in blocks.items()}
-        views = {name: view for memory in found.values() for name, view in memory.views.items()}
+        memories = {block: BlockMemory(named[block], size) for block, (_, size) in blocks.items()}
+        views = {name: view for memory in memories.values() for name, view in memory.views.items()}
         self.parameters = {name: views[name] for name in self.trained}
-        return dict(found)
+        return memories
 
     def _autocast(self) -> torch.autocast:
         mixed = self._precision.compute != self._precision.parameters
         dtype = getattr(torch, self._precision.compute)
-        return torch.autocast(self._device.type, dtype, enabled=mixed, cache_enabled=self._whole)
+        return torch.autocast(self.device.type, dtype, enabled=mixed, cache_enabled=self._whole)
 
     def _put(self, inputs: np.ndarray) -> torch.Tensor:
         """Inputs on the device; images (n, height, width, channels) as (n, channels, height, width)."""
         tensor = torch.from_numpy(np.ascontiguousarray(inputs))
         if inputs.ndim == 4:
             tensor = tensor.permute(0, 3, 1, 2).contiguous(memory_format=self._layout)
-        return self._as_dtype(tensor.to(self._device))
+        return self._as_dtype(tensor.to(self.device))
 
     def _as_dtype(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor

@@ -1,4 +1,4 @@
-"""Synchronized batch norm for TensorFlow (`hvdkit/core/synchronized.py`).
+"""Synchronized batch norm for TensorFlow (`hvdkit/core/batch_statistics.py`).
 
 Horovod's operations are not stateful: TensorFlow merges equal ones with equal inputs, and leaves out those whose result
 nobody uses, on all ranks alike.
@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from hvdkit.adapters.tensorflow.batch_norm import BatchNorm, OverRanks
 from hvdkit.adapters.tensorflow.batch_norm import moments as local_moments
+from hvdkit.core.batch_statistics import BatchStatistics, StatisticsOf
 from hvdkit.core.state import canonical_name, is_statistic, layer_of
-from hvdkit.core.synchronized import BatchStatistics, StatisticsOf, claims, refusal
+from hvdkit.core.synchronized import claims, refusal
 
 _REMEDY = "make it a hvdkit.adapters.tensorflow.batch_norm.BatchNorm"
 

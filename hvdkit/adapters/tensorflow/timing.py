@@ -28,9 +28,9 @@ _THROUGH = {"ReadVariableOp", "Identity", "Cast"}  # operations that pass a weig
 class Observer(seam.Observer):
     """Compiles a second version of the session's step, with trace events."""
 
-    def __init__(self, hvd: Any, session: Any) -> None:
+    def __init__(self, hvd: Any, trainable: Any) -> None:
         super().__init__(hvd)
-        self._trainable, self._plain_stamp = session.trainable, session.trainable.stamp
+        self._trainable, self._plain_stamp = trainable, trainable.stamp
         self._recording_stamp = self._stamp  # one object, as the session looks up its compiled functions by it
         self._forward: set[str] = set()  # names of the operations of the forward pass
         self._ends: dict[str, list[str]] = {}  # by operation's name, the trace events at its end

@@ -1,30 +1,29 @@
-"""TensorFlow models in training (`hvdkit.core.seam.Trainable`): functions over variables, traced into graphs."""
+"""TensorFlow models in training (`hvdkit/core/trainable.py`): functions over variables, traced into graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
 
-from hvdkit.adapters.trainable import TrainableModel as EagerModel
-from hvdkit.adapters.trainable import one_tensor
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import AnyLoss, Tensor, UpdateKernel, class_weights
+from hvdkit.core.seam import AnyLoss, class_weights
 from hvdkit.core.state import canonical_name, check_distinct, check_kinds
+from hvdkit.core.tensors import Shape
+from hvdkit.core.trainable import Function, Trainable, UpdateKernel, one_tensor
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Sgd
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 Variables = list[tuple[str, tf.Variable]]
 
 
-class TrainableModel(EagerModel):
+class TrainableModel(Trainable):
     """A model's variables in training. `variables` have canonical names; `trained` are the names of the trainable
     ones, in the order of their gradients. A subclass defines `logits`, and may replace `loss`.
 
@@ -40,7 +39,7 @@ class TrainableModel(EagerModel):
         check_kinds({name: variable.dtype.name for name, variable in variables}, trained)
         _check_shapes(named)
         self.parameters = {name: named[name] for name in trained}
-        self.buffers = {name: variable for name, variable in named.items() if name not in self.parameters}
+        self._buffers = {name: variable for name, variable in named.items() if name not in self.parameters}
         self.dtype = PRECISIONS[precision].parameters
         _check_dtypes(self.parameters, self.dtype, precision)
         self._loss = partial(cross_entropy, label_smoothing=loss.label_smoothing) if isinstance(loss, Loss) else loss
@@ -49,6 +48,10 @@ class TrainableModel(EagerModel):
         self._predict: Any = None
         self._losses: Any = None
         self._observe: Any = None
+
+    @property
+    def buffers(self) -> dict[str, tf.Variable]:
+        return self._buffers
 
     def logits(self, inputs: tf.Tensor, training: bool) -> tf.Tensor:
         """Logits (n, classes) in the parameters' dtype. Traced into a graph."""
@@ -105,13 +108,13 @@ class TrainableModel(EagerModel):
         # AutoGraph would convert all functions, including Horovod's, which is half of a run's start-up time.
         return cast(Function, tf.function(function, autograph=False))
 
-    def outside(self, function: Callable[[Tensor], Tensor], vector: tf.Tensor) -> tf.Tensor:
+    def outside(self, function: Callable[[tf.Tensor], tf.Tensor], vector: tf.Tensor) -> tf.Tensor:
         if tf.executing_eagerly():
             return function(vector)
         return tf.ensure_shape(tf.py_function(function, [vector], vector.dtype, name="outside"), vector.shape)
 
     def update_kernel(
-        self, settings: Optimizer, shapes: Sequence[tuple[int, ...]], like: Sequence[tf.Variable]
+        self, settings: Optimizer, shapes: Sequence[Shape], like: Sequence[tf.Variable]
     ) -> UpdateKernel | None:
         update: Callable[..., None]
         if isinstance(settings, AdamW):

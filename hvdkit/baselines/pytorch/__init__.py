@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from hvdkit.baselines.base import Baseline
 from hvdkit.baselines.pytorch.ddp import Ddp, ZeroRedundancy
 from hvdkit.baselines.pytorch.plain import Independent, Plain
 
 
-def _fsdp(own: Any) -> Any:
+def _fsdp() -> Baseline:
     from hvdkit.baselines.pytorch.fsdp import Fsdp
 
-    return Fsdp(own)
+    return Fsdp()
 
 
-def _deepspeed(own: Any) -> Any:
+def _deepspeed() -> Baseline:
     from hvdkit.baselines.pytorch.deepspeed import DeepSpeed
 
-    return DeepSpeed(own)
+    return DeepSpeed()
 
 
-def _deepspeed_offload(own: Any) -> Any:
+def _deepspeed_offload() -> Baseline:
     from hvdkit.baselines.pytorch.deepspeed import DeepSpeedOffload
 
-    return DeepSpeedOffload(own)
+    return DeepSpeedOffload()
 
 
 RIVALS = {

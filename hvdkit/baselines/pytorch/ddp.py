@@ -16,7 +16,7 @@ from hvdkit.baselines.pytorch.sessions import ByHandSession, OverAll, TorchOptim
 from hvdkit.core import seam
 from hvdkit.core.group import Group, Mesh
 from hvdkit.core.pieces import Partition, Pieces, whole_tensors
-from hvdkit.core.seam import Adapter, rival_of
+from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.data.dataset import Batch
@@ -39,7 +39,7 @@ class _DdpSession(ByHandSession):
             if "finished reduction in the prior iteration" not in str(error):
                 raise
             raise RunError(
-                f"--rival {rival_of(self.adapter)}: a batch does not use all parameters, which DistributedDataParallel "
+                f"--rival {self.adapter.rival}: a batch does not use all parameters, which DistributedDataParallel "
                 "refuses in its default setting, find_unused_parameters=False; hvdkit itself trains such a model"
             ) from None
 

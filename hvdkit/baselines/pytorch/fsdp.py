@@ -12,19 +12,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from hvdkit.adapters import pytorch as own
 from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines.pytorch.process_group import ProcessGroup
 from hvdkit.baselines.pytorch.sessions import TorchOptimSession, torch_optimizer
 from hvdkit.baselines.pytorch.shares import Share, SharesSession, Slots
 from hvdkit.core import seam
 from hvdkit.core.group import Mesh
-from hvdkit.core.pieces import Partition
-from hvdkit.core.seam import ROOT_BLOCK, Adapter
+from hvdkit.core.pieces import ROOT_BLOCK, Partition
+from hvdkit.core.seam import Adapter, AnyLoss
 from hvdkit.core.strategy import Strategy
 from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
-from hvdkit.recipe.schema import Loss, Optimizer, Recipe
+from hvdkit.recipe.schema import Optimizer, Recipe
 
 
 class _Sharded(Share):
@@ -45,7 +44,7 @@ class _Sharded(Share):
 class _Model(TrainableModel):
     """A module that `shard` divides among the ranks."""
 
-    def shard(self, frees: bool) -> None:
+    def shard(self, frees: bool, device: str) -> None:
         """Divide the parameters of the blocks, which are those of hvdkit's own sharding, then the others.
 
         With `frees` gathered ones are freed after forward. Raises RequestError for what FSDP cannot divide.
@@ -53,7 +52,7 @@ class _Model(TrainableModel):
         scalars = [name for name, parameter in self.model.named_parameters() if not parameter.dim()]
         if scalars:
             raise RequestError(f"--rival fsdp: expected parameters of one axis or more, got the scalar {scalars[0]}")
-        mesh = init_device_mesh(own.device().type, (dist.get_world_size(),))
+        mesh = init_device_mesh(device, (dist.get_world_size(),))
         frozen = {parameter for parameter in self.model.parameters() if not parameter.requires_grad}
         blocks = [self.model.get_submodule(name) for name in self.blocks() if name != ROOT_BLOCK]
         for module in (*blocks, self.model):
@@ -101,7 +100,7 @@ class _FullyShard(Strategy):
 
     def bind(self, session: seam.Session, parameters: int) -> None:
         assert isinstance(session.trainable, _Model)
-        session.trainable.shard(self._frees)
+        session.trainable.shard(self._frees, session.trainable.device.type)
 
     def partition(self, session: seam.Session, settings: Optimizer) -> Partition:
         return _Slots(session.adapter, session.trainable.parameters)
@@ -149,8 +148,8 @@ class Fsdp(ProcessGroup):
 
     session_class = _FsdpSession
 
-    def bind(self, model: torch.nn.Module, loss: Loss, precision: str) -> TrainableModel:
-        return _Model(model, loss, precision, own.device(), torch.contiguous_format)
+    def bind(self, model: torch.nn.Module, loss: AnyLoss, precision: str) -> TrainableModel:
+        return _Model(model, loss, precision, self.device, torch.contiguous_format)
 
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
         return _FullyShard(frees=recipe.sharding != "gradients")

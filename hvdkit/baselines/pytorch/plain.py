@@ -56,7 +56,7 @@ class _Half(OverAll):
         self.half = half
 
 
-class Plain(ByHand, base.Baseline):
+class Plain(base.Baseline, ByHand):
     """hvd.DistributedOptimizer around torch.optim: each gradient is sent as soon as it is ready."""
 
     session_class = _PlainSession
@@ -65,5 +65,5 @@ class Plain(ByHand, base.Baseline):
         return _Half(mesh.data, recipe.compression.method == "fp16")
 
 
-class Independent(ByHand, base.Independent):
+class Independent(base.Independent, ByHand):
     """Gradients are not averaged."""

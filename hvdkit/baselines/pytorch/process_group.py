@@ -14,7 +14,7 @@ from hvdkit.core.group import Ranks, Topology
 _TIMEOUT = timedelta(days=1)  # the launcher detects ranks that hang
 
 
-class ProcessGroup(ByHand, base.WithoutHorovod):
+class ProcessGroup(base.WithoutHorovod, ByHand):
     """Starts PyTorch's default process group of all ranks. A subclass averages gradients over it."""
 
     def init(self, device: str, threads: int | None = None, sets: Sequence[Ranks] = ()) -> Topology:

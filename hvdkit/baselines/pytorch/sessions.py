@@ -9,24 +9,25 @@ from typing import Any
 
 import torch
 
-from hvdkit.adapters import pytorch as own
+from hvdkit.adapters.pytorch import PyTorch
 from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.core import seam
 from hvdkit.core.group import Group
 from hvdkit.core.pieces import squares
+from hvdkit.core.seam import AnyLoss
 from hvdkit.core.session import Gradients, Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.update_rules import clip, decay_of
 from hvdkit.data.dataset import Batch
-from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Sgd
+from hvdkit.recipe.schema import AdamW, Optimizer, Sgd
 from hvdkit.strategies.dense import GRADIENTS, mean_count
 
 
-class ByHand:
+class ByHand(PyTorch):
     """Shared by the baselines: PyTorch's default layout of images, as in usual scripts."""
 
-    def bind(self, model: torch.nn.Module, loss: Loss, precision: str) -> TrainableModel:
-        return TrainableModel(model, loss, precision, own.device(), torch.contiguous_format)
+    def bind(self, model: torch.nn.Module, loss: AnyLoss, precision: str) -> TrainableModel:
+        return TrainableModel(model, loss, precision, self.device, torch.contiguous_format)
 
 
 class OverAll(Strategy):
@@ -75,7 +76,7 @@ class ByHandSession(Session):
         self._divide()
         averaged = self._arrays(self.update.unscaled(self.trainable.gradients()))
         loss = loss if self.counting is None else self.counting.mean(loss)
-        return Gradients(own.to_numpy(logits), float(loss), mine, averaged)
+        return Gradients(self.adapter.to_numpy(logits), float(loss), mine, averaged)
 
     def _divide(self, batches: float | None = None) -> bool:
         """Divide the gradients of sums by the mean count over the data axis; whether there is an update."""

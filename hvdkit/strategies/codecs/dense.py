@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvdkit.strategies.codecs.base import Call, State, Tensor
+from hvdkit.core.tensors import Tensor
+from hvdkit.strategies.codecs.base import Call, State
 from hvdkit.strategies.dense import from_wire, on_wire
 
 

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from hvdkit.core.tensors import Tensors
+from hvdkit.core.tensors import Tensor, Tensors
 from hvdkit.recipe.communication import PowerSgd
-from hvdkit.strategies.codecs.base import QUERY, RESIDUAL, Call, State, Tensor, corrected
+from hvdkit.strategies.codecs.base import QUERY, RESIDUAL, Call, State, corrected
 
 
 class LowRank:
@@ -43,19 +43,19 @@ class LowRank:
         starts = {name: self._start(call, name, matrix, ranks[name]) for name, matrix in matrices.items()}
         queries = {name: state.get(f"{QUERY}.{name}", starts[name]) for name in matrices}
 
-        left = {name: ops.matmul(queries[name], matrix, transpose_right=True) for name, matrix in matrices.items()}
+        left = {name: ops.matmul(queries[name], _turned(ops, matrix)) for name, matrix in matrices.items()}
         means = _mean_of(call, left | whole)
         left = {name: orthonormal(ops, means[name], call.dtype(vector)) for name in matrices}
         own = {name: ops.matmul(left[name], matrix) for name, matrix in matrices.items()}
         right = _mean_of(call, own)
 
         state = dict(state)
-        found = {name: ops.matmul(left[name], right[name], transpose_left=True) for name in matrices}
+        found = {name: ops.matmul(_turned(ops, left[name]), right[name]) for name in matrices}
         for name in matrices:
             state[f"{QUERY}.{name}"] = _restart_zero_rows(ops, right[name], starts[name])
         if self._settings.error_feedback:
             kept = {
-                name: matrices[name] - ops.matmul(left[name], own[name], transpose_left=True)
+                name: matrices[name] - ops.matmul(_turned(ops, left[name]), own[name])
                 if name in matrices
                 else piece * 0.0
                 for name, piece in pieces.items()
@@ -84,12 +84,16 @@ def orthonormal(ops: Tensors, matrix: Tensor, dtype: str) -> Tensor:
         length = ops.norm(row)
         for _ in range(2):
             for other in rows:
-                row = row - ops.matmul(row, other, transpose_right=True) * other
+                row = row - ops.matmul(row, _turned(ops, other)) * other
         rest = ops.norm(row)
         keeps = rest > negligible * length
         row = row * ops.where(keeps, 1.0 / ops.where(rest > 0, rest, rest * 0 + 1), rest * 0)
         rows.append(row)
     return ops.concat(rows)
+
+
+def _turned(ops: Tensors, matrix: Tensor) -> Tensor:
+    return ops.transpose(matrix, (1, 0))
 
 
 def _restart_zero_rows(ops: Tensors, query: Tensor, start: Tensor) -> Tensor:

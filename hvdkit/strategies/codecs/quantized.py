@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from hvdkit.strategies.codecs.base import RESIDUAL, Call, State, Tensor, corrected, rows_of
+from hvdkit.core.tensors import Tensor
+from hvdkit.strategies.codecs.base import RESIDUAL, Call, State, corrected, rows_of
 
 _LEVELS = 127.0
 _TINY = 1e-30  # added to the scale, so that it is not zero for a bucket of zeros
@@ -38,12 +39,12 @@ class Bits8:
         scale = call.cast(ops.largest(abs(rows)) + _TINY, "float32")
         noise = ops.uniform(rows, call.random_seed(part))
         levels = ops.floor(rows / call.cast(scale, dtype) * _LEVELS + noise) + _LEVELS
-        return ops.concat([call.cast(levels, "uint8"), ops.to_bytes(scale)], axis=1)
+        return ops.concat([call.cast(levels, "uint8"), ops.view(scale, "uint8")], axis=1)
 
     def decode(self, call: Call, sent: Tensor, dtype: str) -> Tensor:
         """(rows, columns + 4) -> (rows, columns) in `dtype`."""
         columns = int(sent.shape[1]) - 4
-        scale = call.cast(call.ops.from_bytes(sent[:, columns:], "float32"), dtype)
+        scale = call.cast(call.ops.view(sent[:, columns:], "float32"), dtype)
         return (call.cast(sent[:, :columns], dtype) - _LEVELS) * (scale / _LEVELS)
 
 
@@ -59,7 +60,7 @@ class Bits16:
         rows = call.cast(rows, "float32")
         magnified = rows * 65537.0
         upper = magnified - (magnified - rows)
-        whole = ops.reshape(ops.to_bytes(upper), (count, columns, 4))
+        whole = ops.reshape(ops.view(upper, "uint8"), (count, columns, 4))
         return ops.reshape(whole[:, :, 2:], (count, 2 * columns))
 
     def decode(self, call: Call, sent: Tensor, dtype: str) -> Tensor:
@@ -67,7 +68,7 @@ class Bits16:
         ops, count, columns = call.ops, int(sent.shape[0]), int(sent.shape[1]) // 2
         upper = ops.reshape(sent, (count, columns, 2))
         whole = ops.concat([call.zeros((count, columns, 2), "uint8"), upper], axis=2)
-        return call.cast(ops.from_bytes(ops.reshape(whole, (count, 4 * columns)), "float32"), dtype)
+        return call.cast(ops.view(ops.reshape(whole, (count, 4 * columns)), "float32"), dtype)
 
 
 @dataclass(frozen=True)

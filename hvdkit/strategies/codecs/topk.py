@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
+from hvdkit.core.tensors import Tensor
 from hvdkit.recipe.communication import TopK
-from hvdkit.strategies.codecs.base import MOMENTUM, RESIDUAL, SENT, Call, State, Tensor, corrected, rows_of
+from hvdkit.strategies.codecs.base import MOMENTUM, RESIDUAL, SENT, Call, State, corrected, rows_of
 
 
 class Sparse:
@@ -65,7 +66,7 @@ class Sparse:
         places = ops.reshape(ops.top_k(abs(rows), chosen) + starts, (-1,))
         vector = ops.reshape(rows, (-1,))
         values = ops.gather(vector, places)
-        sent = ops.concat([ops.to_bytes(values), ops.to_bytes(places)])
+        sent = ops.concat([ops.view(values, "uint8"), ops.view(places, "uint8")])
         if self._settings.error_feedback:
             state[RESIDUAL] = self._without(call, vector, places, values)[:length]
         if self._momentum is not None:
@@ -76,7 +77,7 @@ class Sparse:
         total = call.zeros((count * columns,), dtype)
         for rank in range(call.ranks):  # in rank order: the same sum, bit by bit, on every rank
             part = got[rank * size : (rank + 1) * size]
-            values, places = ops.from_bytes(part[:border], dtype), ops.from_bytes(part[border:], "int32")
+            values, places = ops.view(part[:border], dtype), ops.view(part[border:], "int32")
             total = ops.scatter_add(total, places, values)
         return total[:length] / call.ranks
 
