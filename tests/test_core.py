@@ -22,7 +22,7 @@ from hvdkit.core.loop import Loop
 from hvdkit.core.schedule import learning_rate
 from hvdkit.core.session import Session
 from hvdkit.core.state import canonical_name, digest, from_canonical, to_canonical
-from hvdkit.core.update_rules import decay_of, update
+from hvdkit.core.update_rules import decay_of, rule_of
 from hvdkit.data import batches, small_images
 from hvdkit.data.augment import augment
 from hvdkit.data.dataset import ArraySplit, PoolSplit, on_device
@@ -215,10 +215,11 @@ def test_steps_divide_the_rate_at_their_milestones() -> None:
 
 def test_sgd_follows_the_formula() -> None:
     settings = Sgd(learning_rate=0.1, momentum=0.5, weight_decay=0.1, nesterov=True)
-    adapter: Any = adapters.load("local")
-    weight, (velocity,) = update(
-        settings, adapter, np.array([[2.0]]), np.array([[1.0]]), (np.array([[4.0]]),), rate=0.1
-    )
+    rule = rule_of(settings)(settings, adapters.load("local").tensors)
+    weight, gradient, velocity = (np.array([[value]]) for value in (2.0, 1.0, 4.0))
+    corrections = rule.bias_corrections(1.0)
+    (found,) = rule.updates([(1, 1)], [weight], [gradient], [(velocity,)], 0.1, corrections, lambda *kinds: [])
+    weight, (velocity,) = found
     assert velocity == pytest.approx(0.5 * 4 + 1.2)
     assert weight == pytest.approx(2 - 0.1 * (1.2 + 0.5 * 3.2))
     assert decay_of(settings.model_copy(update={"decay": "weights"}), (7,)) == 0

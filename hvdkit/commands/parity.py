@@ -35,7 +35,7 @@ from hvdkit.commands.fields import (
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.plan import Plan, launch, make_plan
 from hvdkit.commands.request import Option, Request
-from hvdkit.core.update_rules import slot_names
+from hvdkit.core.update_rules import rule_of
 from hvdkit.defaults import LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
 from hvdkit.errors import Faults, RequestError, RunError
 from hvdkit.files import write_atomic
@@ -346,7 +346,7 @@ def _worst(errors: Mapping[str, float]) -> tuple[str, float]:
 
 
 def _check_room(plan: ParityPlan, folder: Path) -> None:
-    slots = len(slot_names(plan.recipe.optimizer))
+    slots = len(rule_of(plan.recipe.optimizer).slots)
     states, probes = (1 + slots) * (plan.steps + 1), 2 * min(plan.steps, SINGLE_BATCHES)
     needed = 8 * parameter_count(tasks.choose(plan.recipe).architecture()) * (states + probes)
     if needed > (free := shutil.disk_usage(folder).free):

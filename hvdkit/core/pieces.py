@@ -82,11 +82,6 @@ class Piece:
         """The shape of the first part's whole tensor."""
         return self.parts[0].shape
 
-    @property
-    def size(self) -> int:
-        """The number of elements, with the padding."""
-        return sum(part.size for part in self.parts) + self.padding
-
     def of(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """This piece of whole arrays by name."""
         import numpy as np  # the command line computes with sizes of buckets alone
@@ -252,6 +247,7 @@ class Partition:
             found = self._gathered(first, tensors)
             for name in run:
                 yield name, found[name]
+            del found  # before the next is gathered
 
     def _order(self) -> Iterable[str]:
         return self.shapes

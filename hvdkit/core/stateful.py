@@ -65,9 +65,15 @@ class Stateful:
 
     def state_layout(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """The dtype and shape of each array of `state`, by name."""
-        layouts = {name: each for entry in self._entries() for name, each in entry.layout.items()}
-        found = {name: held_layout(dtype, self._turned_shape(shape)) for name, (dtype, shape) in layouts.items()}
-        return found | {name: (dtype, ()) for name, (_, dtype) in self.update.numbers().items()}
+        numbers = {name: (dtype, ()) for name, (_, dtype) in self.update.numbers().items()}
+        return self._layouts(self._entries()) | numbers
+
+    def _layouts(self, entries: Iterable[Pieces]) -> dict[str, tuple[str, tuple[int, ...]]]:
+        return {
+            name: held_layout(dtype, self._turned_shape(shape))
+            for entry in entries
+            for name, (dtype, shape) in entry.layout.items()
+        }
 
     def model_state(self, keep: bool = True) -> dict[str, np.ndarray]:
         """Parameters and buffers by torchvision's names and layouts; collective, and with `keep`, as `state`."""
@@ -114,9 +120,7 @@ class Stateful:
                 number.set(float(state[name]))
 
     def _load_all(self, entries: Sequence[Pieces], state: Mapping[str, np.ndarray]) -> None:
-        layouts = {name: each for entry in entries for name, each in entry.layout.items()}
-        wanted = {name: held_layout(dtype, self._turned_shape(shape))[1] for name, (dtype, shape) in layouts.items()}
-        check_fits(wanted, state)
+        check_fits({name: shape for name, (_, shape) in self._layouts(entries).items()}, state)
         self._load(entries, state)
 
     def _load_model(self, state: Mapping[str, np.ndarray]) -> None:

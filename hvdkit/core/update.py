@@ -9,7 +9,7 @@ from hvdkit.core.pieces import Partition, Pieces
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS
 from hvdkit.core.state import slot_name
 from hvdkit.core.tensors import Scalar, Tensor, scalar
-from hvdkit.core.update_rules import all_finite, bias_corrections, clip, counts_steps, slot_names, update_all
+from hvdkit.core.update_rules import all_finite, clip, rule_of
 
 if TYPE_CHECKING:
     from hvdkit.core.averaging import Average
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Update:
     """An optimizer of this rank's pieces of a model's parameters, by a `partition`, with its slots and counters.
 
-    `slots` maps the pieces to tensors in the order of `update_rules.slot_names`, initially zero. `rate` is the learning
+    `slots` maps the pieces to tensors in the order of `update_rules.Rule.slots`, initially zero. `rate` is the learning
     rate of the next update, `scale` the loss scale (None if the precision needs none). `average` is that of the
     weights, if there is one.
     """
@@ -32,7 +32,8 @@ class Update:
     ) -> None:
         self._adapter, self._settings, self.partition = adapter, settings, partition
         ops = self._ops = adapter.tensors
-        by_slot = [partition.variables() for _ in slot_names(settings)]
+        self._rule = rule_of(settings)(settings, ops)
+        by_slot = [partition.variables() for _ in self._rule.slots]
         self.slots = {name: tuple(slot[name] for slot in by_slot) for name in partition.pieces}
         self._shapes = [piece.shape for piece in partition.pieces.values()]
         self.rate, self.steps = ops.number(settings.learning_rate), ops.number(0.0)
@@ -89,16 +90,16 @@ class Update:
         if settings.clip_norm is not None:
             gradients = clip(gradients, settings.clip_norm, ops, self.partition.total)
         corrections: tuple[Scalar, Scalar] = (1.0, 1.0)
-        if counts_steps(settings):
+        if self._rule.counts_steps:
             self.steps.set(self.steps.get() + 1)
-            corrections = bias_corrections(settings, self.steps.get())
+            corrections = self._rule.bias_corrections(self.steps.get())
         rate, weights, slots = self.rate.get(), self.partition.weights(), list(self.slots.values())
         if self._kernel is not None:
             self.partition.distribute(self._kernel(weights, gradients, slots, rate, corrections))
             return
         first, second = (scalar(self._adapter, each, gradients[0]) for each in corrections)
         rate, norms = scalar(self._adapter, rate, gradients[0]), self.partition.norms
-        pieces = update_all(settings, ops, self._shapes, weights, gradients, slots, rate, (first, second), norms)
+        pieces = self._rule.updates(self._shapes, weights, gradients, slots, rate, (first, second), norms)
         self.partition.store(self._with_slots_set(pieces))
 
     def _with_slots_set(self, pieces: Iterable[tuple[Tensor, tuple[Tensor, ...]]]) -> Iterator[Tensor]:
@@ -112,7 +113,7 @@ class Update:
         """The slots, each as an entry of a state."""
         return [
             Pieces(self.partition, {piece: slots[number] for piece, slots in self.slots.items()}, slot_name(slot, ""))
-            for number, slot in enumerate(slot_names(self._settings))
+            for number, slot in enumerate(self._rule.slots)
         ]
 
     def entries(self) -> list[Pieces]:
@@ -122,7 +123,7 @@ class Update:
     def numbers(self) -> dict[str, tuple[Number, str]]:
         """The optimizer's scalars in a state, with their dtypes there."""
         found: dict[str, tuple[Number, str]] = {}
-        if counts_steps(self._settings):
+        if self._rule.counts_steps:
             found["optimizer.step"] = self.steps, "int64"
         if self.average is not None:
             found["optimizer.averaged"] = self.average.count, "int64"

@@ -1,7 +1,7 @@
 """The optimizers' update rules, written once for all frameworks over tensors that support +, -, * and /.
 
-An adapter uses its framework's own kernel if that computes the same, otherwise `update`. The learning rate is passed at
-each step and, except in LARS, is not part of any slot, so a change of the rate takes effect at once.
+An adapter uses its framework's own kernel if that computes the same, otherwise `Rule.updates`. The learning rate is
+passed at each step and, except in LARS, is not part of any slot, so a change of the rate takes effect at once.
 """
 
 from __future__ import annotations
@@ -14,19 +14,177 @@ from hvdkit.recipe.schema import AdamW, Lamb, Lars, Optimizer, Sgd
 if TYPE_CHECKING:  # the command line counts slots and starts without NumPy
     from hvdkit.core.tensors import Scalar, Tensor, Tensors
 
-
-def slot_names(optimizer: Optimizer) -> tuple[str, ...]:
-    """Names of the optimizer's slots for each parameter, in the order that `update` takes; slots start at zero."""
-    if isinstance(optimizer, AdamW | Lamb):
-        return "exp_avg", "exp_avg_sq"
-    if isinstance(optimizer, Sgd | Lars):
-        return ("momentum",)
-    raise TypeError(f"{type(optimizer).__name__} has no rule here")
+    Slots = tuple[Tensor, ...]
+    Norms = Callable[..., list[list[Tensor]]]
+    Total = Callable[[list[Tensor]], Tensor]
 
 
-def counts_steps(optimizer: Optimizer) -> bool:
-    """Whether the optimizer's rule depends on the number of updates made."""
-    return isinstance(optimizer, AdamW | Lamb)
+class Rule:
+    """The update of a parameter by an optimizer's `settings`: a direction, the parameter's own rate, and a move.
+
+    A new optimizer is a subclass, and an entry of `_RULES`. `slots` names what is kept for each parameter, zero at
+    first. `counts_steps` says whether the rule depends on the number of updates, and `is_layerwise` whether on the
+    norms of whole parameters, not on each element alone.
+    """
+
+    settings: Optimizer
+    slots: tuple[str, ...] = ("momentum",)
+    counts_steps = is_layerwise = False
+
+    def __init__(self, settings: Optimizer, ops: Tensors) -> None:
+        self.settings, self._ops = settings, ops
+
+    def updates(
+        self,
+        shapes: list[tuple[int, ...]],
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        slots: list[Slots],
+        rate: Scalar,
+        corrections: tuple[Scalar, Scalar],
+        norms: Norms,
+    ) -> Iterator[tuple[Tensor, Slots]]:
+        """The new weight and slots of each parameter, or part of one, one after the other; nothing changes in place.
+
+        `shapes` are those of the whole parameters. A weight, its gradient and its slots have one shape and dtype;
+        `rate` and `corrections` are numbers, or tensors of one element and that dtype. `norms` takes lists with a
+        tensor for each weight, and returns as many lists of Euclidean norms, each over the whole parameter.
+        """
+        decays = [decay_of(self.settings, shape) for shape in shapes]
+        parts = zip(weights, gradients, slots, decays, strict=True)
+        directed: Iterable[tuple[Tensor, Slots]] = (self._direction(*part, corrections) for part in parts)
+        trusts: list[Scalar] = [1.0] * len(weights)
+        if self.is_layerwise:
+            directed = list(directed)
+            sizes, slopes = norms(weights, [direction for direction, _ in directed])
+            trusts = [
+                1.0 if _spared(self.settings, shape) else self._trust(size, slope, decay)
+                for shape, size, slope, decay in zip(shapes, sizes, slopes, decays, strict=True)
+            ]
+        for weight, (direction, moments), decay, trust in zip(weights, directed, decays, trusts, strict=True):
+            yield self._moved(weight, direction, moments, rate, decay, trust)
+
+    def bias_corrections(self, step: Scalar) -> tuple[Scalar, Scalar]:
+        """1 - beta1^t and 1 - beta2^t for update t = `step`, counted from 1, in the type of `step`: float64 or wider.
+
+        Kingma and Ba 2015, algorithm 1. (1, 1) if the optimizer has no such terms.
+        """
+        return 1.0, 1.0
+
+    def _direction(
+        self, weight: Tensor, gradient: Tensor, slots: Slots, decay: float, corrections: tuple[Scalar, Scalar]
+    ) -> tuple[Tensor, Slots]:
+        return gradient, slots
+
+    def _trust(self, size: Tensor, slope: Tensor, decay: float) -> Tensor:
+        """A parameter's own learning rate from its norm `size` and the `slope`, the norm of its direction.
+
+        It is 1 if a norm is 0, which the papers leave open, and for parameters exempt from decay.
+        """
+        above, below = self._compared(size, slope, decay)
+        where, one = self._ops.where, _one(below)
+        return where(below > 0, where(above > 0, above / where(below > 0, below, one), _one(above)), _one(above))
+
+    def _compared(self, size: Tensor, slope: Tensor, decay: float) -> tuple[Tensor, Tensor]:
+        """The two norms whose quotient is a parameter's own learning rate."""
+        return size, slope
+
+    def _moved(
+        self, weight: Tensor, direction: Tensor, slots: Slots, rate: Scalar, decay: float, trust: Scalar
+    ) -> tuple[Tensor, Slots]:
+        raise NotImplementedError
+
+
+class _SgdRule(Rule):
+    """Sutskever et al. 2013, section 2, in PyTorch's form: the learning rate is not part of the velocity.
+
+    Decoupled decay is SGDW's (Loshchilov and Hutter 2019, algorithm 1), times the rate as in PyTorch's AdamW.
+    """
+
+    settings: Sgd
+
+    def _moved(
+        self, weight: Tensor, direction: Tensor, slots: Slots, rate: Scalar, decay: float, trust: Scalar
+    ) -> tuple[Tensor, Slots]:
+        start, gradient, (velocity,) = weight, direction, slots
+        if decay and self.settings.decoupled:
+            start = weight - rate * (decay * weight)
+        elif decay:
+            gradient = gradient + decay * weight
+        velocity = self.settings.momentum * velocity + gradient
+        direction = gradient + self.settings.momentum * velocity if self.settings.nesterov else velocity
+        return start - rate * direction, (velocity,)
+
+
+class _LarsRule(Rule):
+    """You et al. 2017, algorithm 1: the local and the global learning rate are part of the velocity."""
+
+    settings: Lars
+    is_layerwise = True
+
+    def _compared(self, size: Tensor, slope: Tensor, decay: float) -> tuple[Tensor, Tensor]:
+        return self.settings.trust_coefficient * size, slope + decay * size
+
+    def _moved(
+        self, weight: Tensor, direction: Tensor, slots: Slots, rate: Scalar, decay: float, trust: Scalar
+    ) -> tuple[Tensor, Slots]:
+        (velocity,) = slots
+        gradient = direction + decay * weight if decay else direction
+        velocity = self.settings.momentum * velocity + rate * trust * gradient
+        return weight - velocity, (velocity,)
+
+
+class _AdamWRule(Rule):
+    """Kingma and Ba 2015, algorithm 1, with the decay of Loshchilov and Hutter 2019 (algorithm 2, line 12, where the
+    rate multiplies both terms, as in PyTorch)."""
+
+    settings: AdamW | Lamb
+    slots = "exp_avg", "exp_avg_sq"
+    counts_steps = True
+
+    def bias_corrections(self, step: Scalar) -> tuple[Scalar, Scalar]:
+        return 1.0 - self.settings.beta1**step, 1.0 - self.settings.beta2**step
+
+    def _direction(
+        self, weight: Tensor, gradient: Tensor, slots: Slots, decay: float, corrections: tuple[Scalar, Scalar]
+    ) -> tuple[Tensor, Slots]:
+        settings, (mean, square) = self.settings, slots
+        mean = settings.beta1 * mean + (1.0 - settings.beta1) * gradient
+        square = settings.beta2 * square + (1.0 - settings.beta2) * (gradient * gradient)
+        direction = (mean / corrections[0]) / (self._ops.sqrt(square / corrections[1]) + settings.epsilon)
+        return direction, (mean, square)
+
+    def _moved(
+        self, weight: Tensor, direction: Tensor, slots: Slots, rate: Scalar, decay: float, trust: Scalar
+    ) -> tuple[Tensor, Slots]:
+        return weight - rate * (direction + decay * weight), slots
+
+
+class _LambRule(_AdamWRule):
+    """You et al. 2020, algorithm 2, with the identity as phi: decay is part of the direction."""
+
+    is_layerwise = True
+
+    def _direction(
+        self, weight: Tensor, gradient: Tensor, slots: Slots, decay: float, corrections: tuple[Scalar, Scalar]
+    ) -> tuple[Tensor, Slots]:
+        direction, slots = super()._direction(weight, gradient, slots, decay, corrections)
+        return (direction + decay * weight if decay else direction), slots
+
+    def _moved(
+        self, weight: Tensor, direction: Tensor, slots: Slots, rate: Scalar, decay: float, trust: Scalar
+    ) -> tuple[Tensor, Slots]:
+        return weight - rate * trust * direction, slots
+
+
+_RULES: dict[type[Optimizer], type[Rule]] = {Sgd: _SgdRule, Lars: _LarsRule, AdamW: _AdamWRule, Lamb: _LambRule}
+
+
+def rule_of(optimizer: Optimizer) -> type[Rule]:
+    """The rule of an optimizer of these settings. Raises TypeError if it has none."""
+    if type(optimizer) not in _RULES:
+        raise TypeError(f"{type(optimizer).__name__} has no rule here")
+    return _RULES[type(optimizer)]
 
 
 def decay_of(optimizer: Optimizer, shape: tuple[int, ...]) -> float:
@@ -34,116 +192,8 @@ def decay_of(optimizer: Optimizer, shape: tuple[int, ...]) -> float:
     return 0.0 if _spared(optimizer, shape) else optimizer.weight_decay
 
 
-def bias_corrections(optimizer: Optimizer, step: Scalar) -> tuple[Scalar, Scalar]:
-    """1 - beta1^t and 1 - beta2^t for update t = `step`, counted from 1, in the type of `step`: float64 or wider.
-
-    Kingma and Ba 2015, algorithm 1. (1, 1) if the optimizer has no such terms.
-    """
-    if not isinstance(optimizer, AdamW | Lamb):
-        return 1.0, 1.0
-    return 1.0 - optimizer.beta1**step, 1.0 - optimizer.beta2**step
-
-
-def is_layerwise(optimizer: Optimizer) -> bool:
-    """Whether the rule depends on the norms of whole parameters, not on each element alone."""
-    return isinstance(optimizer, Lars | Lamb)
-
-
-def update(
-    optimizer: Optimizer,
-    ops: Tensors,
-    weight: Tensor,
-    gradient: Tensor,
-    slots: tuple[Tensor, ...],
-    rate: Scalar,
-    corrections: tuple[Scalar, Scalar] = (1.0, 1.0),
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One parameter's update: returns (new weight, new slots) and changes nothing in place.
-
-    `weight`, `gradient` and each of `slots` have one shape and dtype; `rate` and `corrections` are numbers, or tensors
-    of one element and that dtype.
-    """
-
-    def norms(*kinds: list[Tensor]) -> list[list[Tensor]]:
-        return [[ops.norm(tensor) for tensor in tensors] for tensors in kinds]
-
-    shapes = [tuple(weight.shape)]
-    (renewed,) = update_all(optimizer, ops, shapes, [weight], [gradient], [slots], rate, corrections, norms)
-    return renewed
-
-
-Norms = Callable[..., "list[list[Tensor]]"]
-
-
-def update_all(
-    optimizer: Optimizer,
-    ops: Tensors,
-    shapes: list[tuple[int, ...]],
-    weights: list[Tensor],
-    gradients: list[Tensor],
-    slots: list[tuple[Tensor, ...]],
-    rate: Scalar,
-    corrections: tuple[Scalar, Scalar],
-    norms: Norms,
-) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
-    """The updates of parameters, or of parts of them, as `update` makes one; computed one after the other.
-
-    `shapes` are those of the whole parameters. `norms` takes lists with a tensor for each of them, and returns as many
-    lists of Euclidean norms, each over the whole parameter; only rules that are `is_layerwise` call it.
-    """
-    decays = [decay_of(optimizer, shape) for shape in shapes]
-    directed: Iterable[tuple[Tensor, tuple[Tensor, ...]]] = (
-        _directed(optimizer, ops, *each, corrections) for each in zip(weights, gradients, slots, decays, strict=True)
-    )
-    trusts: list[Scalar] = [1.0] * len(weights)
-    if is_layerwise(optimizer):
-        directed = list(directed)
-        sizes, slopes = norms(weights, [direction for direction, _ in directed])
-        trusts = [
-            1.0 if _spared(optimizer, shape) else _trust(optimizer, ops, size, slope, decay)
-            for shape, size, slope, decay in zip(shapes, sizes, slopes, decays, strict=True)
-        ]
-    for weight, (direction, moments), decay, trust in zip(weights, directed, decays, trusts, strict=True):
-        yield _moved(optimizer, weight, direction, moments, rate, decay, trust)
-
-
-def _directed(
-    optimizer: Optimizer,
-    ops: Tensors,
-    weight: Tensor,
-    gradient: Tensor,
-    slots: tuple[Tensor, ...],
-    decay: float,
-    corrections: tuple[Scalar, Scalar],
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The direction of a step: the gradient, or Adam's with the new slots; LAMB's includes decay."""
-    if not isinstance(optimizer, AdamW | Lamb):
-        return gradient, slots
-    direction, slots = _adam(optimizer, ops, gradient, slots, corrections)
-    return (direction + decay * weight if decay and isinstance(optimizer, Lamb) else direction), slots
-
-
-def _moved(
-    optimizer: Optimizer,
-    weight: Tensor,
-    direction: Tensor,
-    slots: tuple[Tensor, ...],
-    rate: Scalar,
-    decay: float,
-    trust: Scalar,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    if isinstance(optimizer, Sgd):
-        return _sgd(optimizer, weight, direction, slots, rate, decay)
-    if isinstance(optimizer, Lars):
-        return _lars(optimizer, weight, direction, slots, rate, decay, trust)
-    if isinstance(optimizer, AdamW):
-        return weight - rate * (direction + decay * weight), slots
-    if isinstance(optimizer, Lamb):
-        return weight - rate * trust * direction, slots
-    raise TypeError(f"{type(optimizer).__name__} has no rule here")
-
-
-Total = Callable[["list[Tensor]"], "Tensor"]
+def _spared(optimizer: Optimizer, shape: tuple[int, ...]) -> bool:
+    return optimizer.decay == "weights" and len(shape) < 2
 
 
 def clip(gradients: list[Tensor], max_norm: float, ops: Tensors, total: Total) -> list[Tensor]:
@@ -160,79 +210,6 @@ def clip(gradients: list[Tensor], max_norm: float, ops: Tensors, total: Total) -
 def all_finite(tensors: list[Tensor], ops: Tensors, total: Total) -> Tensor:
     """Whether no element of any tensor is infinite or NaN: a condition for `Tensors.when`. `total` as in `clip`."""
     return total([ops.norm(tensor * 0) for tensor in tensors]) == 0  # 0 × inf is NaN
-
-
-def _spared(optimizer: Optimizer, shape: tuple[int, ...]) -> bool:
-    return optimizer.decay == "weights" and len(shape) < 2
-
-
-def _sgd(
-    optimizer: Sgd, weight: Tensor, gradient: Tensor, slots: tuple[Tensor, ...], rate: Scalar, decay: float
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Sutskever et al. 2013, section 2, in PyTorch's form: the learning rate is not part of the velocity.
-
-    Decoupled decay is SGDW's (Loshchilov and Hutter 2019, algorithm 1), times the rate as in PyTorch's AdamW.
-    """
-    (velocity,) = slots
-    start = weight
-    if decay and optimizer.decoupled:
-        start = weight - rate * (decay * weight)
-    elif decay:
-        gradient = gradient + decay * weight
-    velocity = optimizer.momentum * velocity + gradient
-    direction = gradient + optimizer.momentum * velocity if optimizer.nesterov else velocity
-    return start - rate * direction, (velocity,)
-
-
-def _lars(
-    optimizer: Lars,
-    weight: Tensor,
-    gradient: Tensor,
-    slots: tuple[Tensor, ...],
-    rate: Scalar,
-    decay: float,
-    local: Scalar,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """You et al. 2017, algorithm 1: the local and the global learning rate are part of the velocity."""
-    (velocity,) = slots
-    if decay:
-        gradient = gradient + decay * weight
-    velocity = optimizer.momentum * velocity + rate * local * gradient
-    return weight - velocity, (velocity,)
-
-
-def _adam(
-    optimizer: AdamW | Lamb,
-    ops: Tensors,
-    gradient: Tensor,
-    slots: tuple[Tensor, ...],
-    corrections: tuple[Scalar, Scalar],
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Kingma and Ba 2015, algorithm 1: the direction, bias-corrected. AdamW adds its decay to it (Loshchilov and Hutter
-    2019, algorithm 2, line 12, where the rate multiplies both terms, as in PyTorch)."""
-    mean, square = slots
-    mean = optimizer.beta1 * mean + (1.0 - optimizer.beta1) * gradient
-    square = optimizer.beta2 * square + (1.0 - optimizer.beta2) * (gradient * gradient)
-    direction = (mean / corrections[0]) / (ops.sqrt(square / corrections[1]) + optimizer.epsilon)
-    return direction, (mean, square)
-
-
-def _trust(optimizer: Optimizer, ops: Tensors, size: Tensor, slope: Tensor, decay: float) -> Tensor:
-    """A parameter's own learning rate from its norm `size` and the `slope`, the norm of its direction.
-
-    LARS: You et al. 2017, algorithm 1. LAMB: You et al. 2020, algorithm 2, with the identity as phi, where decay is
-    part of the direction. The rate is 1 if a norm is 0, which the papers leave open, and for parameters exempt from
-    decay.
-    """
-    if isinstance(optimizer, Lars):
-        return _ratio(ops, optimizer.trust_coefficient * size, slope + decay * size)
-    return _ratio(ops, size, slope)
-
-
-def _ratio(ops: Tensors, above: Tensor, below: Tensor) -> Tensor:
-    """The quotient above / below of two norms, or 1 if either is 0."""
-    ratio = ops.where(above > 0, above / ops.where(below > 0, below, _one(below)), _one(above))
-    return ops.where(below > 0, ratio, _one(above))
 
 
 def _one(like: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from hvdkit import tasks
 from hvdkit.adapters import capabilities
 from hvdkit.core.pieces import BUCKET_BYTES, BUCKETS_AT_ONCE, ROOT_BLOCK
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.update_rules import slot_names
+from hvdkit.core.update_rules import rule_of
 from hvdkit.data.counts import KNOWN
 from hvdkit.recipe.schema import GPT, ImageFolder, Recipe, Synthetic
 from hvdkit.results.memory import Parts, Stage
@@ -39,7 +39,7 @@ def parts(recipe: Recipe, shape: tuple[int, ...] | None, framework: str, gpu: bo
     """What the rank with the most keeps, for samples of `shape`. A model that only its script knows has no bytes."""
     architecture, precision = tasks.choose(recipe).architecture(shape), PRECISIONS[recipe.precision]
     count, full, low = parameter_count(architecture), ITEM_BYTES[precision.parameters], ITEM_BYTES[precision.compute]
-    slots, averages = len(slot_names(recipe.optimizer)), int(recipe.average_weights is not None)
+    slots, averages = len(rule_of(recipe.optimizer).slots), int(recipe.average_weights is not None)
     state_bytes = States(full, full * (2 if recipe.accumulate > 1 else 1), full * (slots + averages))
     kept = sharding.held(state_bytes, count, ranks, stage)
     average = int(kept.optimizer) * averages // (slots + averages) if averages else 0  # divided as slots are

@@ -30,7 +30,7 @@ from hvdkit.core.seam import Adapter, Pending
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import Tensor
 from hvdkit.core.trainable import Joined, Trainable
-from hvdkit.core.update_rules import is_layerwise
+from hvdkit.core.update_rules import rule_of
 from hvdkit.recipe.schema import Optimizer
 from hvdkit.strategies.dense import GRADIENTS, from_wire, mean_count, on_wire, ring_bytes
 
@@ -201,7 +201,7 @@ class Sharded(Strategy):
 
     def partition(self, session: Session, settings: Optimizer) -> Shares:
         """This rank's share of the parameters."""
-        self._shares = self._divided(session, not is_layerwise(settings))
+        self._shares = self._divided(session, not rule_of(settings).is_layerwise)
         self._buckets = {name: number for number, each in enumerate(self._shares.buckets) for name in each.shapes}
         elements = [each.share * self._group.size for each in self._shares.buckets]
         if self._joins and not session.trainable.overlaps:

@@ -16,7 +16,7 @@ from typing import Any
 
 from hvdkit import tasks
 from hvdkit.core.pieces import BUCKET_BYTES
-from hvdkit.core.update_rules import slot_names
+from hvdkit.core.update_rules import rule_of
 from hvdkit.errors import LARGEST
 from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks.task import parameter_count
@@ -163,7 +163,7 @@ def _cache(recipe: Recipe) -> Choice:
     """The cache capacity: for how many tensors Horovod caches the negotiation."""
     parameters = len(tasks.choose(recipe).architecture().parameter_shapes())
     # At the start parameters, about as many running statistics, and slots are broadcast; each step reduces gradients.
-    needed = (3 + len(slot_names(recipe.optimizer))) * parameters
+    needed = (3 + len(rule_of(recipe.optimizer).slots)) * parameters
     if recipe.tune == "none":
         return Choice(None, f"Horovod's default, {_CACHED} tensors: tune is none")
     if not parameters:

@@ -23,7 +23,7 @@ from hvdkit.core.group import Mesh, Ranks, Topology
 from hvdkit.core.pieces import Partition
 from hvdkit.core.session import Gradients, Session
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.update_rules import slot_names
+from hvdkit.core.update_rules import rule_of
 from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import AdamW, Optimizer, Recipe
@@ -77,7 +77,7 @@ class _Slot(Share):
 
 
 class _Slots(Slots):
-    """The slots of one optimizer, in the order of `update_rules.slot_names`."""
+    """The slots of one optimizer, in the order of `update_rules.Rule.slots`."""
 
     def __init__(self, session: Session, trained: dict[str, torch.nn.Parameter], keys: Iterable[str]) -> None:
         super().__init__(session.adapter, session.trainable.parameters)
@@ -115,7 +115,7 @@ class _Zero(Strategy):
         )
         trainable.forward = self.engine
         trainable.parameters = {name: _Weight(parameter) for name, parameter in trainable.trained.items()}
-        keys = slot_names(settings) if isinstance(settings, AdamW) else ("momentum_buffer",)
+        keys = rule_of(settings).slots if isinstance(settings, AdamW) else ("momentum_buffer",)
         self._make_slots(keys)
         return _Slots(session, trainable.trained, keys)
 
