@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class Spread(Own):
 class Stub:
     """The parts of a session that the sanity check uses, with the model x -> 2x."""
 
-    adapter, strategy = None, Strategy()
+    adapter, strategy = SimpleNamespace(rival=None), Strategy()
 
     def __init__(self, loss: Any) -> None:
         self.own_loss = loss

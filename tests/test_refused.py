@@ -76,7 +76,7 @@ REQUESTS: list[tuple[str, Words, Words, str, Words]] = [
     ("compare", DIGITS, ("--parity", "no.json"), "no.json: cannot be read", ("--no-parity",)),
     ("compare", DIGITS, ("--baseline", "compare.json"), "--baseline compare.json: expected this machine", ()),
     ("parity", DIGITS, ("-np", 2, "batch_size=1000"), "over 2 ranks, got 1000", ()),
-    ("parity", DIGITS, ("--steps", 0), "--steps 0: expected 1 or more", ("--steps", 2)),
+    ("parity", DIGITS, ("--steps", 0), "--steps 0: expected 1 to 100000", ("--steps", 2)),
     ("parity", DIGITS, ("data={name: native, module: no.py}",), "data native: parity needs the same bytes", ()),
     ("profile", DIGITS, ("batch_size=1000",), "over 2 ranks, got 1000 × 2 = 2000", ("-np", 1, "batch_size=1000")),
     ("profile", DIGITS, ("--torch-profiler", "--framework", "mxnet"), "--torch-profiler: mxnet has none", ()),

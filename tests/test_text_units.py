@@ -68,7 +68,10 @@ def test_predictions_and_advice_count_tokens(inside: Hvdkit, tmp_path: Path) -> 
     [
         (("profile", "--from", "gpt2", "--images-per-second", 9, *FIGURE[4:]), "expected --tokens-per-second"),
         (("profile", "--from", "resnet50", *FIGURE[2:]), "expected --images-per-second, and only that, for resnet50"),
-        (("profile", "--from", "gpt2", *FIGURE[4:]), "--tokens-per-second: needed too"),
+        (
+            ("profile", "--from", "gpt2", *FIGURE[4:]),
+            "--images-per-second: expected --tokens-per-second, and only that, for gpt2",
+        ),
         (("profile", "--from", "gpt2", *FIGURE[2:], "--images-per-second", 9), "and only that"),
         (("advise", "profile.json", "--cluster", "a100-nvlink-ib", "--images", 9), "count tokens; expected --tokens"),
         (
@@ -94,7 +97,9 @@ def test_what_does_not_fit_a_text_is_refused(
 def test_costs_are_of_tokens() -> None:
     price = {"price": 3.6, "ranks_per_host": 1}
     windows, images = Money(**price, unit="tokens", units_per_sample=100), Money(**price)
-    assert windows.of(10.0, 8, 2).per_million == pytest.approx(images.of(10.0, 800, 2).per_million)
+    assert windows.of(10.0, 8, 2).cost_per_million_images == pytest.approx(
+        images.of(10.0, 800, 2).cost_per_million_images
+    )
 
 
 def test_a_profile_of_sequences_shows_blocks() -> None:

@@ -51,7 +51,9 @@ def profile(
     unit, other = ("tokens", "images") if model in gpt.NAMES else ("images", "tokens")
     speeds = {"images": images_per_second, "tokens": tokens_per_second}
     speed = speeds[unit] if speeds[other] is None else None
-    if model in names and speed is None:
+    if model in names and speeds == {"images": None, "tokens": None}:
+        faults.append(f"--{unit}-per-second: needed too, beside --from {model}")
+    elif model in names and speed is None:
         faults.append(f"--{other}-per-second: expected --{unit}-per-second, and only that, for {model}")
     speed = next((known for known in speeds.values() if known is not None), 1.0) if speed is None else speed
     if not 0.1 <= speed <= 1e9:

@@ -156,6 +156,8 @@ def as_overrides(words: Sequence[str], options: Collection[str], root: type[Base
         else:
             lacking = [word for word in override[0].split() if word.startswith("-") and word not in options]
             instead = f"this command has no {lacking[0]}" if lacking else f"expected the option {override[0]}"
+            if lacking == ["-np"]:  # a recipe's script
+                instead = "horovodrun -np N starts more ranks"
             lines.append(f"{name}: no such option; {instead}")
     if keys:
         how = "keys of the recipe are given as key=value, without dashes"
