@@ -23,7 +23,7 @@ from hvdkit.checkpoint.snapshots import Checkpoint, Record
 from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core.group import Group, Mesh, sets
 from hvdkit.core.pieces import Partition, sliced
-from hvdkit.core.seam import Session as AnySession
+from hvdkit.core.seam import SessionView
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest
 from hvdkit.core.step_plan import Progress
@@ -80,11 +80,11 @@ class TensorParallel(Dense):
         super().__init__(adapter, mesh.data)
         self._tensor = mesh.tensor
 
-    def partition(self, session: AnySession, settings: Optimizer) -> Partition:
+    def partition(self, session: SessionView, settings: Optimizer) -> Partition:
         pieces = {name: sliced(name, SHAPES[name], axis, self._tensor) for name, axis in AXES.items()}
         return Partition(adapter, session.trainable.parameters, pieces)
 
-    def average(self, session: AnySession, gradients: dict[str, Any]) -> dict[str, Any]:
+    def average(self, session: SessionView, gradients: dict[str, Any]) -> dict[str, Any]:
         return super().average(session, gradients) if self._group.size > 1 else gradients
 
 

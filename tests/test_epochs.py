@@ -250,7 +250,7 @@ def test_the_best_checkpoint_is_that_of_the_average_and_an_update_that_overflows
     gradients = {name: tensor * 0 for name, tensor in session.trainable.parameters.items()}
     with np.errstate(invalid="ignore"):
         session.update({name: gradient + np.inf for name, gradient in gradients.items()})
-    assert not session.update.average.started
+    assert not session.update.weight_average.started
     session.update(gradients)
     assert session.state()["optimizer.averaged"] == 1
 

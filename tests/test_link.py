@@ -17,7 +17,7 @@ from launching import wait_until
 
 from hvdkit.launch.agent.interfaces import address_of
 from hvdkit.launch.agent.link_monitor import DOWN_S, LOST_S, LauncherWatch, LinkMonitor
-from hvdkit.launch.diagnosis.exits import RankEnd, Record
+from hvdkit.launch.diagnosis.exits import FailureRecord, RankEnd
 from hvdkit.launch.diagnosis.partition import unreachable
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
@@ -91,7 +91,7 @@ def test_a_host_whose_packets_vanish_is_named(recipe: Path, tmp_path: Path, monk
 
 
 def ended(rank: int, *unanswered: str) -> RankEnd:
-    lost = Record("communication", "Timed out waiting 30000ms for recv operation to complete", 7)
+    lost = FailureRecord("communication", "Timed out waiting 30000ms for recv operation to complete", 7)
     return RankEnd(rank, f"h{rank}", exit_code=1, record=lost, address=f"10.0.0.{rank}", unanswered=unanswered)
 
 

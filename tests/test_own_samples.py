@@ -34,7 +34,7 @@ class Stub:
     adapter, strategy = SimpleNamespace(rival=None), Strategy()
 
     def __init__(self, loss: Any) -> None:
-        self.own_loss = loss
+        self.custom_loss = loss
 
     def rehearse(self, batch: Batch) -> None:
         self.rehearsed = batch
@@ -43,10 +43,10 @@ class Stub:
         return 2 * inputs
 
     def mean_loss(self, outputs: np.ndarray, targets: np.ndarray) -> float:
-        return float(self.own_loss(outputs, targets))
+        return float(self.custom_loss(outputs, targets))
 
     def loss_of(self, outputs: np.ndarray, targets: np.ndarray) -> tuple[float, float | None]:
-        found = self.own_loss(outputs, targets)
+        found = self.custom_loss(outputs, targets)
         return found if isinstance(found, tuple) else (float(found), None)
 
 

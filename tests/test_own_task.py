@@ -474,14 +474,17 @@ def test_an_error_in_a_later_step_names_the_line_of_the_script(hvdkit: Hvdkit, t
 
 @pytest.mark.usefixtures("warm")
 def test_a_frozen_layer_stays_as_it_is(hvdkit: Hvdkit, tmp_path: Path) -> None:
-    frozen = "from torch import nn\ndef model(task):\n    layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))\n"
+    frozen = "from torch import nn\ndef model(task):\n"
+    frozen += "    layers = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval(), nn.Linear(3, 1))\n"
     frozen += "    nn.init.ones_(layers[0].weight)\n    layers[0].weight.requires_grad_(False)\n    return layers\n\n"
     frozen += "Task.model = model\nTask.loss = lambda task, y, t: ((y - t) ** 2).mean()\nrun_task(pytorch, Task)"
     (tmp_path / "own.py").write_text(SCRIPT.format(framework="pytorch", end=frozen))
-    (tmp_path / "own.yaml").write_text(json.dumps({**DOCUMENT, "batch_size": 16}))
+    (tmp_path / "own.yaml").write_text(json.dumps({**DOCUMENT, "batch_size": 16, "average_weights": {"from_epoch": 1}}))
     done = hvdkit("train", "own.yaml", "--out", "run", "optimizer.weight_decay=0.5")
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["parameters"] == 3 + 4
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["parameters"] == 3 + 6 + 4
     kept = snapshots.read(tmp_path / "run" / "checkpoints" / "last").state
     assert (kept["0.weight"] == 1).all() and "optimizer.mean.0.weight" not in kept
-    assert not (kept["1.weight"] == 0).all() and any(name.endswith(".1.weight") for name in kept)
+    assert not (kept["2.weight"] == 0).all() and any(name.endswith(".2.weight") for name in kept)
+    means = [name for name in kept if name.endswith("1.running_mean")]
+    assert len(means) == 2 and not any(kept[name].any() for name in means), "the average's statistics are renewed"

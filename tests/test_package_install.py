@@ -48,7 +48,8 @@ def test_the_wheel_holds_the_package_and_its_recipes(packages: tuple[Path, Path]
         folder = next(name.split("/")[0] for name in names if ".dist-info/" in name)
         metadata = message_from_string(wheel.read(f"{folder}/METADATA").decode())
     code = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit").rglob("*.py")}
-    templates = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "report" / "templates").iterdir()}
+    folders = [ROOT / "hvdkit" / room / "templates" for room in ("report", "launch/submission")]
+    templates = {str(path.relative_to(ROOT)) for folder in folders for path in folder.iterdir()}
     clusters = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "simulator").rglob("*.yaml")}
     clusters.add("hvdkit/simulator/clusters/cluster.schema.json")
     constraints = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "runtimes" / "constraints").iterdir()}
@@ -57,7 +58,7 @@ def test_the_wheel_holds_the_package_and_its_recipes(packages: tuple[Path, Path]
     assert len(recipes) >= 5
     assert len(constraints) == 4
     assert len(patches) >= 13
-    assert len(templates) == 7
+    assert len(templates) == 7 + 4
     others = {"hvdkit/__init__.pyi", "hvdkit/py.typed"}
     assert {name for name in names if ".dist-info/" not in name} == (
         code | templates | clusters | constraints | patches | recipes | others

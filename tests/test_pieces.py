@@ -22,7 +22,7 @@ def test_slices_of_all_ranks_are_the_whole(axis: int) -> None:
     pieces = [sliced("a", array.shape, axis, Group((3, 5), index)) for index in range(2)]
     found = [piece.of({"a": array}) for piece in pieces]
     assert np.array_equal(np.concatenate(found, axis), array)
-    assert [piece.local for piece in pieces] == [part.shape for part in found]
+    assert [piece.local_shape for piece in pieces] == [part.shape for part in found]
     assert all(piece.parts[0].size == array.size / 2 and piece.shape == array.shape for piece in pieces)
 
 
@@ -30,7 +30,11 @@ def test_slices_of_all_ranks_are_the_whole(axis: int) -> None:
 def test_a_whole_tensor_is_one_piece(shape: tuple[int, ...]) -> None:
     array = np.ones(shape)
     piece = whole("a", shape)
-    assert np.array_equal(piece.of({"a": array}), array) and piece.parts[0].size == array.size and piece.local == shape
+    assert (
+        np.array_equal(piece.of({"a": array}), array)
+        and piece.parts[0].size == array.size
+        and piece.local_shape == shape
+    )
 
 
 def test_what_cannot_be_divided_equally_is_refused() -> None:

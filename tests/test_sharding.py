@@ -49,7 +49,9 @@ def test_each_element_has_one_owner(ranks: int, most_bytes: int, may_span: bool)
     for bucket in found:
         for rank in range(ranks):
             pieces = bucket.pieces(rank, may_span)
-            assert sum(piece.local[0] for piece in pieces) == bucket.share and all(piece.local[0] for piece in pieces)
+            assert sum(piece.local_shape[0] for piece in pieces) == bucket.share and all(
+                piece.local_shape[0] for piece in pieces
+            )
             for piece in pieces:
                 kinds = {len(each.shape) < 2 for each in piece.parts}
                 assert len(kinds) <= 1 and (may_span or len(piece.parts) <= 1)

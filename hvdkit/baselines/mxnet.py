@@ -20,7 +20,7 @@ from hvdkit.baselines import base
 from hvdkit.baselines.base import Baseline, WithoutHorovod
 from hvdkit.baselines.rendezvous import free_port
 from hvdkit.core.group import Mesh, Topology
-from hvdkit.core.seam import Session
+from hvdkit.core.seam import SessionView
 from hvdkit.core.strategy import Strategy
 from hvdkit.recipe.schema import Recipe
 
@@ -37,7 +37,7 @@ class OneByOne(Strategy):
     def __init__(self, half: bool) -> None:
         self._half = half
 
-    def average(self, session: Session, gradients: Gradients) -> Gradients:
+    def average(self, session: SessionView, gradients: Gradients) -> Gradients:
         means = {}
         for index, (name, gradient) in enumerate(gradients.items()):
             sent = gradient.astype("float16") if self._half else gradient
@@ -45,7 +45,7 @@ class OneByOne(Strategy):
             means[name] = sent.astype(gradient.dtype) if self._half else sent
         return means
 
-    def mean_count(self, session: Session, count: mx.nd.NDArray) -> mx.nd.NDArray:
+    def mean_count(self, session: SessionView, count: mx.nd.NDArray) -> mx.nd.NDArray:
         return hvd.allreduce(count, average=True, name="gradients.count")
 
 
@@ -68,7 +68,7 @@ class KeyValue(Strategy):
         self._prefix = f"model.{next(_models)}"
         self._keys: list[str] = []
 
-    def average(self, session: Session, gradients: Gradients) -> Gradients:
+    def average(self, session: SessionView, gradients: Gradients) -> Gradients:
         tensors = list(gradients.values())
         if session.dtype == "float32":
             self._average(tensors)
@@ -86,7 +86,7 @@ class KeyValue(Strategy):
         for gradient in gradients:
             gradient /= self._size
 
-    def _average_exactly(self, session: Session, gradients: list[mx.nd.NDArray]) -> None:
+    def _average_exactly(self, session: SessionView, gradients: list[mx.nd.NDArray]) -> None:
         """Average float64 gradients exactly. The server would sum them in float32, so each rank sends its bits in
         pieces of 16 bits, in a slice where the other ranks have zeros, and the mean is computed here."""
         mine = np.concatenate([gradient.asnumpy().ravel() for gradient in gradients])

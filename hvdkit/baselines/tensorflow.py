@@ -17,7 +17,7 @@ from hvdkit.adapters.tensorflow import (
 from hvdkit.baselines import base
 from hvdkit.baselines.rendezvous import free_port
 from hvdkit.core.group import Mesh, Ranks, Topology, threads_per_rank
-from hvdkit.core.seam import AnyLoss, Model, Session
+from hvdkit.core.seam import AnyLoss, Model, SessionView
 from hvdkit.core.strategy import Strategy
 from hvdkit.recipe.schema import Recipe
 
@@ -33,7 +33,7 @@ class OneByOne(Strategy):
     def __init__(self, half: bool) -> None:
         self._compression = hvd.Compression.fp16 if half else hvd.Compression.none
 
-    def average(self, session: Session, gradients: Gradients) -> Gradients:
+    def average(self, session: SessionView, gradients: Gradients) -> Gradients:
         return {
             name: hvd.allreduce(
                 gradient,
@@ -45,7 +45,7 @@ class OneByOne(Strategy):
             for index, (name, gradient) in enumerate(gradients.items())
         }
 
-    def mean_count(self, session: Session, count: tf.Tensor) -> tf.Tensor:
+    def mean_count(self, session: SessionView, count: tf.Tensor) -> tf.Tensor:
         return hvd.allreduce(count, op=hvd.Average, name="count", ignore_name_scope=True)
 
 
@@ -59,7 +59,7 @@ class Plain(base.Baseline, TensorFlow):
 class AllReduceInReplica(Strategy):
     """Averages gradients in the replica context, inside `tf.distribute.Strategy.run`."""
 
-    def average(self, session: Session, gradients: Gradients) -> Gradients:
+    def average(self, session: SessionView, gradients: Gradients) -> Gradients:
         context = tf.distribute.get_replica_context()
         means = context.all_reduce(tf.distribute.ReduceOp.MEAN, list(gradients.values()))
         return dict(zip(gradients, means, strict=True))

@@ -20,7 +20,7 @@ from hvdkit.core.tensors import Scalar, Tensor, scalar
 from hvdkit.errors import RequestError
 
 if TYPE_CHECKING:
-    from hvdkit.core.seam import Session
+    from hvdkit.core.seam import SessionView
 
 _DTYPE = "float64"  # of counts: exact up to 2^53 targets, whatever the dtype of the loss
 
@@ -40,7 +40,7 @@ class Counting:
         self.unit = 2.0 ** -math.ceil(math.log2(max(1, targets)))
         self.counts: bool | None = None
         zero = adapter.from_numpy(np.zeros(1, _DTYPE))
-        self.batch: Tensor = None  # of the last batch that was differentiated
+        self.batch_count: Tensor = None  # of the last batch that was differentiated
         self._sum, self._last = adapter.tensors.variable(zero), adapter.tensors.variable(zero)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class Counting:
             raise RequestError(
                 f"--rival {self._adapter.rival}: expected a loss that returns one value, got (sum, count)"
             )
-        self.batch = count * self.unit
+        self.batch_count = count * self.unit
         return value * self.unit
 
     def of(self, outputs: Tensor, targets: Tensor) -> tuple[float, float | None]:
@@ -67,49 +67,54 @@ class Counting:
     def add(self) -> None:
         """Add the count of the last batch to those of its update."""
         if self.counts:
-            self._adapter.tensors.assign(self._sum, self._sum + self.batch)
+            self._adapter.tensors.assign(self._sum, self._sum + self.batch_count)
 
-    def update(
+    def average_and_update(
         self,
-        session: Session,
+        session: SessionView,
         strategy: Strategy,
         update: Callable[[Mapping[str, Tensor]], None],
         gradients: Mapping[str, Tensor],
         average: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
-        batches: Scalar | None = None,
+        batch_count: Scalar | None = None,
     ) -> None:
-        """Call `update` with the mean of the ranks' gradients of the last batch, or of so many that were added.
+        """Average over ranks and call `update`: with the last batch's gradients, or the mean of `batch_count` added.
 
         An update whose batches count nothing on any rank changes nothing.
         """
         ops = self._adapter.tensors
-        mean = self.taken(partial(strategy.mean_count, session), batches)
+        mean = self.taken(partial(strategy.mean_count, session), batch_count)
         if strategy.linear:
             means = average(gradients)
-            ops.when(mean > 0, lambda: update(self.divided(means, mean)), _nothing)
+            ops.when(mean > 0, lambda: update(self.over_count(means, mean)), partial(self._wait, session))
         else:  # what such a strategy keeps for later updates is in the unit of their means
-            ops.when(mean > 0, lambda: update(average(self.divided(gradients, mean))), _nothing)
+            ops.when(mean > 0, lambda: update(average(self.over_count(gradients, mean))), _nothing)
 
-    def taken(self, mean_count: Callable[[Tensor], Tensor], batches: Scalar | None = None) -> Tensor:
+    def _wait(self, session: SessionView) -> None:
+        """Wait for means that no update takes: the next ones are sent under the same names."""
+        if not session.trainable.traced:
+            self._adapter.synchronize()
+
+    def taken(self, mean_count: Callable[[Tensor], Tensor], batch_count: Scalar | None = None) -> Tensor:
         """The mean count over ranks of the last batch, or of so many whose counts were added; collective."""
-        assign, count = self._adapter.tensors.assign, self.batch
-        if batches is not None:
-            count = self._sum / scalar(self._adapter, batches, self._sum)
-            assign(self._sum, self._sum * 0)
+        assign, count = self._adapter.tensors.assign, self.batch_count
+        if batch_count is not None:
+            count = self._sum / scalar(self._adapter, batch_count, self._sum)
+            assign(self._sum, self._adapter.tensors.zeros_like(self._sum))
         assign(self._last, count)
         return mean_count(self._last * 1)
 
     def probed(
-        self, session: Session, strategy: Strategy, own: dict[str, Tensor], gradients: dict[str, Tensor]
+        self, session: SessionView, strategy: Strategy, own: dict[str, Tensor], gradients: dict[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What a rank contributes to the mean gradients of one batch a rank, and these; collective."""
         mean, average = self.taken(partial(strategy.mean_count, session)), strategy.average
-        own = self.divided(own, mean)
+        own = self.over_count(own, mean)
         if strategy.linear:
-            return own, self.divided(average(session, gradients), mean)
-        return own, average(session, self.divided(gradients, mean))
+            return own, self.over_count(average(session, gradients), mean)
+        return own, average(session, self.over_count(gradients, mean))
 
-    def divided(self, gradients: Mapping[str, Tensor], count: Tensor) -> dict[str, Tensor]:
+    def over_count(self, gradients: Mapping[str, Tensor], count: Tensor) -> dict[str, Tensor]:
         """The gradients over a count; they may change in place. Nothing is divided by 0."""
         ops = self._adapter.tensors
         factor = 1 / ops.where(count > 0, count, count * 0 + 1)

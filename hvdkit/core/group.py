@@ -70,8 +70,9 @@ class Mesh:
     recipes use the data axis only. As in Megatron-LM (Narayanan et al. 2021, section 3), neighboring ranks are
     neighbors on the tensor axis, then on the data axis.
 
-    `process_set` gives the handles of the groups that `sets` lists. A rank's group of itself has none: nothing can be
-    sent in it. Raises RequestError if the world's size is not a multiple of `pipeline_size` × `tensor_size`.
+    `process_set` gives the handles of the groups that `sets` lists. A group of one rank has its
+    ranks in place of a process set, as None means all ranks. Raises RequestError if the world's size is not a multiple
+    of `pipeline_size` × `tensor_size`.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Mesh:
         process_set: Callable[[Ranks], ProcessSet] = lambda ranks: ranks,
     ) -> None:
         self.topology, self.world = topology, world_of(topology)
-        self._sizes, self._process_set = (pipeline_size, tensor_size), process_set
+        self._process_set = process_set
         axes = _axes(topology.size, pipeline_size, tensor_size)
         self.tensor, self.data, self.pipeline, self.model = (self._group(groups) for groups in axes)
 

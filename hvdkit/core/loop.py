@@ -80,7 +80,8 @@ class StepClock:
 class Loop:
     """A run of a recipe: its plan, its progress, and what happens next.
 
-    It starts with epoch `progress.epoch`. A group has `accumulate` batches; the last group of an epoch has the rest.
+    It starts with epoch `progress.epoch`. A group here is the batches of one update, `accumulate` of
+    them; the last group of an epoch has the rest.
     `plan` counts updates; `group_sizes` are the batches of each update left in the epoch. `handlers` are called in this
     order. `report(phase, step)` is called with the rank's current phase and its number of finished updates. Raises
     RequestError as `StepPlan` does.

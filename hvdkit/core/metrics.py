@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hvdkit.core.group import Group
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
-from hvdkit.data import batches as data_
-from hvdkit.data.batches import Batch, Split
+from hvdkit.data.batches import Batch, Split, evaluation_batches
 from hvdkit.tasks.task import Metrics, Sums
-
-if TYPE_CHECKING:
-    pass
 
 _MOST_STEPS = 2000  # the most step times that a result lists
 
@@ -81,10 +76,10 @@ def summed(
     They have the same bits on any number of ranks (`batches.evaluation_batches`, `add_rows`). A session with a
     loss of the user's own adds that as `loss`, unless a metric has the name.
     """
-    adds_loss = session.own_loss is not None and "loss" not in metrics_of.names
+    adds_loss = session.custom_loss is not None and "loss" not in metrics_of.names
     names = [*metrics_of.names, *(["loss"] if adds_loss else [])]
     rows: list[list[float]] = []  # of each batch: sums and counts in the order of the names, and samples
-    batches = data_.evaluation_batches(split, batch_size, group.index, group.size)
+    batches = evaluation_batches(split, batch_size, group.index, group.size)
     for batch, valid in session.strategy.evaluated(batches):
         on_batch()
         if metrics_of.sums is None:

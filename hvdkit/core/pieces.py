@@ -61,14 +61,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one tensor of shape `local` has of the model: `parts`, one after the other, then `padding` zeros.
+    """What one tensor of shape `local_shape` has of the model: `parts`, one after the other, then `padding` zeros.
 
     Ranks of each of `groups` have the other pieces of these tensors. All parts' tensors are alike in what decides on
     weight decay, which is the `shape` of the first.
     """
 
     parts: tuple[Part, ...]
-    local: Shape
+    local_shape: Shape
     padding: int = 0
     groups: tuple[Group, ...] = ()
 
@@ -89,7 +89,7 @@ class Piece:
         found = [part.of(arrays[part.name]) for part in self.parts]
         if len(found) > 1 or self.padding:
             found = [np.concatenate([*found, np.zeros(self.padding, found[0].dtype)])]
-        return found[0].reshape(self.local)
+        return found[0].reshape(self.local_shape)
 
 
 def whole(name: str, shape: Shape) -> Piece:
@@ -183,7 +183,7 @@ def shape_of(tensor: Tensor) -> Shape:
 
 
 class Partition:
-    """Tensors of a model, such as its `parameters`, as `pieces`, of which this rank updates some, each as one tensor.
+    """What this rank has of a model's tensors, such as its `parameters`: `pieces`, each of which is one tensor here.
 
     `pieces` are by their own names; without any given, each tensor is a piece of its name. Those of one tensor each,
     whole or `sliced`, are what this class puts together; a subclass divides otherwise. `shapes` and `dtypes` are of the
@@ -206,19 +206,19 @@ class Partition:
         self.dtypes = {name: adapter.dtype(tensor) for name, tensor in parameters.items()}
 
     @property
-    def divided(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[Group, ...]:
         """The groups whose ranks have different pieces of the same tensor; none if each rank has whole tensors."""
         groups = (group for piece in self.pieces.values() for group in piece.groups)
         return tuple({group.ranks: group for group in groups}.values())
 
     def divided_over(self, group: Group) -> bool:
         """Whether ranks of this group have different pieces."""
-        return any(len(set(group.ranks) & set(own.ranks)) > 1 for own in self.divided)
+        return any(len(set(group.ranks) & set(own.ranks)) > 1 for own in self.groups)
 
     @property
-    def stored(self) -> Pieces:
+    def stored(self) -> StateEntry:
         """The parameters as this rank keeps them between two steps."""
-        return Pieces(self, self.parameters)
+        return StateEntry(self, self.parameters)
 
     def variables(self) -> dict[str, Tensor]:
         """A variable of zeros for each piece."""
@@ -230,13 +230,13 @@ class Partition:
         return list(self.parameters.values())
 
     def store(self, weights: Iterable[Tensor]) -> None:
-        """Set the parameters to the new weights of all ranks' pieces; collective. Weights are taken one by one."""
+        """Set this rank's pieces to new weights, taken one by one; get the other ranks' where needed; collective."""
         for old, new in zip(self.weights(), weights, strict=True):
             self.adapter.tensors.assign(old, new)
         self.distribute([])
 
     def distribute(self, weights: list[Tensor]) -> None:
-        """Give all ranks the weights that a framework's kernel has set in place, or else returns; collective."""
+        """After a kernel: give other ranks these weights, set in place or returned, if they need them; collective."""
 
     def gather(self, tensors: Mapping[str, Tensor], names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor]]:
         """The whole tensors, by name, from tensors with the elements of all ranks' pieces; collective.
@@ -261,7 +261,7 @@ class Partition:
         piece, tensor, ops = self.pieces[key], tensors[key], self.adapter.tensors
         for group in piece.groups:
             vector = self.adapter.allgather(ops.reshape(tensor, (-1,)), group, f"{self._label}.gather.{key}")
-            tensor = ops.concat(ops.part(vector, [piece.local] * group.size), piece.parts[0].axis or 0)
+            tensor = ops.concat(ops.part(vector, [piece.local_shape] * group.size), piece.parts[0].axis or 0)
         return {key: tensor}
 
     def of(self, arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
@@ -270,14 +270,17 @@ class Partition:
             if all(part.name in arrays for part in piece.parts):
                 yield name, piece.of(arrays)
 
-    def total(self, norms: list[Tensor]) -> Tensor:
-        """The sum of squares over all elements of the whole tensors, from the norm of each piece; collective."""
+    def sum_of_squares(self, norms: list[Tensor]) -> Tensor:
+        """The sum of squares over all elements of the whole tensors, from the norm of each piece; collective.
+
+        All ranks of a group have their pieces in one order.
+        """
         found: dict[tuple[tuple[int, ...], ...], tuple[tuple[Group, ...], list[Tensor]]] = {}
         for piece, norm in zip(self.pieces.values(), norms, strict=True):
             found.setdefault(tuple(group.ranks for group in piece.groups), (piece.groups, []))[1].append(norm)
         totals = []
         for groups, own in found.values():
-            total = squares(self.adapter.tensors, own)
+            total = sum_of_squares(self.adapter.tensors, own)
             for group in groups:
                 total = self._summed(total, group)
             totals.append(total)
@@ -297,7 +300,7 @@ class Partition:
         ops = self.adapter.tensors
         owners = [piece.name for piece in self.pieces.values()]
         norms = [dict(zip(owners, map(ops.norm, tensors), strict=True)) for tensors in kinds]
-        for group in self.divided:
+        for group in self.groups:
             names = self._partial(group)
             own = [self._square(kind, name) for kind in norms for name in names]
             (totals,) = self.adapter.allreduce([ops.concat(own)], group, "sum", f"{self._label}.norms")
@@ -321,7 +324,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class StateEntry:
     """Tensors of a state that a `partition` divides, such as a slot of all parameters: this rank's `tensors`, by piece.
 
     Their names in the state begin with `prefix`.
@@ -350,9 +353,9 @@ class Pieces:
             set_from(self.partition.adapter, self.tensors[name], array)
 
 
-def whole_tensors(adapter: Adapter, tensors: Mapping[str, Tensor]) -> Pieces:
+def whole_tensors(adapter: Adapter, tensors: Mapping[str, Tensor]) -> StateEntry:
     """Tensors that each rank has whole."""
-    return Pieces(Partition(adapter, tensors), tensors)
+    return StateEntry(Partition(adapter, tensors), tensors)
 
 
 def set_from(adapter: Adapter, tensor: Tensor, array: np.ndarray) -> None:
@@ -361,7 +364,7 @@ def set_from(adapter: Adapter, tensor: Tensor, array: np.ndarray) -> None:
     adapter.tensors.assign(tensor, value if adapter.dtype(value) == dtype else adapter.cast(value, dtype))
 
 
-def squares(ops: Tensors, norms: list[Tensor]) -> Tensor:
+def sum_of_squares(ops: Tensors, norms: list[Tensor]) -> Tensor:
     """The sum of squares over tensors with these norms."""
     norm = ops.norm(ops.join(norms))
     return norm * norm

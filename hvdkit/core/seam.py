@@ -1,4 +1,4 @@
-"""The seam between core and the frameworks: what an adapter may say of its framework. No other code depends on one.
+"""The seam between core and the frameworks: what an adapter provides. No other code imports a framework.
 
 An adapter is a subclass of `Adapter`, whose models in training are subclasses of `Trainable` (`core/trainable.py`).
 What a framework does not say is a default: one process, eager execution, NumPy's operations (`core/tensors.py`), no
@@ -29,10 +29,9 @@ if TYPE_CHECKING:
 Op = Literal["sum", "average", "min", "max"]
 Starting = Literal["average", "reducescatter", "allgather"]
 Model = Any  # of a framework
-# The recipe's cross-entropy, or a function in the framework's operations: (outputs, targets) -> mean loss, one element,
-# or (sum, count) of the batch.
+# A function in the framework's operations: (outputs, targets) -> the batch's mean loss, one element, or (sum, count).
 LossFunction = Callable[[Tensor, Tensor], Tensor]
-AnyLoss = Loss | LossFunction
+AnyLoss = Loss | LossFunction  # the recipe's cross-entropy, or such a function
 # (outputs, targets) -> sum and count
 CountedLoss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -252,7 +251,7 @@ class Adapter(Tensors):
         return Observer()
 
 
-class Session(Protocol):
+class SessionView(Protocol):
     """What strategies, adapters and helpers of core may use of `core.session.Session`, where each is described."""
 
     adapter: Adapter
@@ -263,8 +262,6 @@ class Session(Protocol):
     def trainable(self) -> Trainable: ...
     @property
     def loss_scale(self) -> Number | None: ...
-    @property
-    def averages(self) -> bool: ...
 
     def buffers(self) -> dict[str, np.ndarray]: ...
     def load_buffers(self, state: Mapping[str, np.ndarray]) -> None: ...

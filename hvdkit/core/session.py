@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Gradients:
     """The results of one batch in training mode: the `outputs`, the rank's mean `loss`, and gradients by
-    parameter: the rank's `own`, and those `averaged` over all ranks that the optimizer takes, before clipping.
+    parameter: the rank's `own`, and those `averaged` over the strategy's group, before clipping.
 
     With a loss that returns (sum, count), `own` is what the rank contributes to that average: ∇sum × ranks / Σ count.
 
@@ -48,7 +48,7 @@ class Gradients:
 
 
 class Session(Stateful):
-    """`trainable` is the framework's part (`seam.Trainable`), `update` the optimizer with its slots.
+    """`trainable` is the framework's part (`core.trainable.Trainable`), `update` the optimizer with its slots.
 
     `loss` returns the mean over a batch, or (sum, count): then an update minimizes Σ sum / Σ count over its batches and
     all ranks (`core/counting.py`), and `targets`, about how many a batch has, keeps sums in float16's range.
@@ -75,7 +75,7 @@ class Session(Stateful):
             from hvdkit.core.counting import Counting  # a loss that is a mean does not need it
 
             self.counting = Counting(adapter, adapter.cross_entropy(loss) if isinstance(loss, Loss) else loss, targets)
-        self.own_loss = None if isinstance(loss, Loss) else self.counting
+        self.custom_loss = None if isinstance(loss, Loss) else self.counting
         self.trainable = adapter.bind(model, self.counting or loss, precision)
         self.trainable.used_by(self)
         if not self.trainable.parameters:
@@ -163,38 +163,40 @@ class Session(Stateful):
         return self.trainable.predict(inputs)
 
     def mean_loss(self, outputs: np.ndarray, targets: np.ndarray) -> float:
-        """The `own_loss` of outputs that `predict` has returned, and of their targets. No gradient is computed."""
+        """The `custom_loss` of outputs that `predict` has returned, and of their targets. No gradient is computed."""
         value, count = self.loss_of(outputs, targets)
         return value if count is None else value / (count or 1)
 
     def loss_of(self, outputs: np.ndarray, targets: np.ndarray) -> tuple[float, float | None]:
         """As `mean_loss`: the mean and None, or the sum and its count, as the loss has returned them."""
-        assert self.own_loss
+        assert self.custom_loss
         if np.issubdtype(targets.dtype, np.floating):
             targets = targets.astype(outputs.dtype)  # as in training
         from_numpy = self.adapter.from_numpy
-        return self.own_loss.of(from_numpy(outputs), from_numpy(np.ascontiguousarray(targets)))
+        return self.custom_loss.of(from_numpy(outputs), from_numpy(np.ascontiguousarray(targets)))
 
     def keep_average(self, settings: AverageWeights) -> None:
         """Average the weights from now on: with `decay` after each update, with `from_epoch` by `add_to_average`.
 
         Called before the first step, and before a state with an average is loaded.
         """
-        from hvdkit.core.averaging import Average  # most runs do not need it
+        from hvdkit.core.averaged_weights import WeightAverage  # most runs do not need it
 
-        self.trainable.averages = True
-        self.update.average = Average(self.adapter, self.update.partition, self.trainable.buffers, settings)
+        self.trainable.averages_weights = True
+        self.update.weight_average = WeightAverage(
+            self.adapter, self.update.partition, self.trainable.buffers, settings
+        )
 
     def add_to_average(self) -> None:
         """Add the weights as they are to the average."""
-        assert self.update.average
-        self.compiled(self.update.average.add)()
+        assert self.update.weight_average
+        self.compiled(self.update.weight_average.add)()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """A context in which the model has the averaged weights and statistics; collective at both ends."""
-        assert self.update.average
-        swap = self.compiled(self.update.average.swap)
+        """A context with the averaged weights and statistics; collective at both ends. They stay if its body raises."""
+        assert self.update.weight_average
+        swap = self.compiled(self.update.weight_average.swap)
         swap()
         yield
         swap()
@@ -220,14 +222,9 @@ class Session(Stateful):
 
     @property
     def loss_scale(self) -> Number | None:
-        """The factor by which the loss is multiplied; None if it is not."""
+        """The loss scale, as a `Number` that changes; None if the loss is not scaled."""
         return self.update.scale
 
-    @property
-    def averages(self) -> bool:
-        """Whether weights are averaged."""
-        return self.update.average is not None
-
     def compiled(self, function: Function) -> Function:
-        """A method, compiled by the framework once for each way in which it records trace events."""
+        """A bound method of the one object of its class, compiled once for each way of recording trace events."""
         return self.step.compiled(function)

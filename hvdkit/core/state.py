@@ -29,7 +29,7 @@ _KNOWN = _FLOATING | _WHOLE | {"bool", "complex64", "complex128"}
 # What NumPy or its safetensors cannot hold, and what a state has in its place, without loss: complex128 as pairs of
 # real and imaginary parts, in a last axis.
 _HELD_AS = {"bfloat16": "float32", "complex128": "float64"}
-COUNT = "num_batches_tracked"  # batch norm's count of batches, which the checkpoints of earlier versions have not
+COUNT = "num_batches_tracked"  # batch norm's count of batches, which checkpoints of earlier versions lack
 
 
 def canonical_name(name: str) -> str:
@@ -53,7 +53,7 @@ def check_distinct(names: list[str]) -> None:
         )
 
 
-AVERAGE = "average"  # the slot of the averaged weights (`core.averaging`)
+AVERAGE = "average"  # the slot of the averaged weights (`core.averaged_weights`)
 
 
 def slot_name(slot: str, name: str) -> str:
@@ -156,22 +156,22 @@ def has_average(state: Iterable[str]) -> bool:
     return any(map(is_averaged, state))
 
 
+TURNED = {4: (3, 2, 0, 1), 2: (1, 0)}  # by dimensions: HWIO kernels to OIHW, (in, out) matrices to (out, in)
+TURNED_BACK = {4: (2, 3, 1, 0), 2: (1, 0)}
+
+
 def to_canonical(array: np.ndarray) -> np.ndarray:
     """HWIO kernels to OIHW, (in, out) matrices to (out, in); other arrays stay as they are."""
-    if array.ndim == 4:
-        array = array.transpose(3, 2, 0, 1)
-    elif array.ndim == 2:
-        array = array.T
-    return np.asarray(array, order="C")
+    return _turned(array, TURNED)
 
 
 def from_canonical(array: np.ndarray) -> np.ndarray:
     """The inverse of `to_canonical`."""
-    if array.ndim == 4:
-        array = array.transpose(2, 3, 1, 0)
-    elif array.ndim == 2:
-        array = array.T
-    return np.asarray(array, order="C")
+    return _turned(array, TURNED_BACK)
+
+
+def _turned(array: np.ndarray, axes: Mapping[int, tuple[int, ...]]) -> np.ndarray:
+    return np.asarray(array.transpose(axes.get(array.ndim, tuple(range(array.ndim)))), order="C")
 
 
 def check_fits(wanted: Mapping[str, tuple[int, ...]], state: Mapping[str, np.ndarray]) -> None:

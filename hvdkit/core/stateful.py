@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from hvdkit.core.group import Group
-from hvdkit.core.pieces import Pieces, buckets, bytes_of, set_from, shape_of, whole_tensors
+from hvdkit.core.pieces import StateEntry, buckets, bytes_of, set_from, shape_of, whole_tensors
 from hvdkit.core.seam import Adapter
 from hvdkit.core.state import (
+    TURNED,
+    TURNED_BACK,
     check_fits,
     from_canonical,
     has_average,
@@ -25,12 +27,11 @@ from hvdkit.core.tensors import Tensor
 from hvdkit.core.trainable import Trainable
 from hvdkit.core.update import Update
 
-_TURNED = {4: (3, 2, 0, 1), 2: (1, 0)}  # HWIO kernels to OIHW, (in, out) matrices to (out, in)
-_TURNED_BACK = {4: (2, 3, 1, 0), 2: (1, 0)}
-
 
 class Stateful:
-    """What a `Session` is made of. `shapes` has the parameters' shapes by sorted names, in the layouts of `state`.
+    """The part of `Session` that reads, loads and broadcasts its state.
+
+    `shapes` has the parameters' shapes by sorted names, in the layouts of `state`.
 
     `step` keeps sums of gradients (`core.step.Step`).
     """
@@ -68,7 +69,7 @@ class Stateful:
         numbers = {name: (dtype, ()) for name, (_, dtype) in self.update.numbers().items()}
         return self._layouts(self._entries()) | numbers
 
-    def _layouts(self, entries: Iterable[Pieces]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def _layouts(self, entries: Iterable[StateEntry]) -> dict[str, tuple[str, tuple[int, ...]]]:
         return {
             name: held_layout(dtype, self._turned_shape(shape))
             for entry in entries
@@ -89,10 +90,10 @@ class Stateful:
             if keep:
                 yield name, self.array(tensor)
 
-    def _model_entries(self) -> list[Pieces]:
+    def _model_entries(self) -> list[StateEntry]:
         return [self.update.partition.stored, whole_tensors(self.adapter, self.trainable.buffers)]
 
-    def _entries(self) -> list[Pieces]:
+    def _entries(self) -> list[StateEntry]:
         return [*self._model_entries(), *self.update.entries()]
 
     def buffers(self) -> dict[str, np.ndarray]:
@@ -103,7 +104,7 @@ class Stateful:
         """Set the buffers that the state has. Raises RequestError for values that a buffer's dtype cannot hold."""
         self._load([whole_tensors(self.adapter, {**self.trainable.buffers, **self.trainable.transient})], state)
 
-    def _load(self, entries: Iterable[Pieces], state: Mapping[str, np.ndarray]) -> None:
+    def _load(self, entries: Iterable[StateEntry], state: Mapping[str, np.ndarray]) -> None:
         for entry in entries:
             dtypes = {name: dtype for name, (dtype, _) in entry.layout.items() if name in state}
             entry.load({name: self._native(unheld(name, state[name], dtype)) for name, dtype in dtypes.items()})
@@ -119,7 +120,7 @@ class Stateful:
             if name in state:
                 number.set(float(state[name]))
 
-    def _load_all(self, entries: Sequence[Pieces], state: Mapping[str, np.ndarray]) -> None:
+    def _load_all(self, entries: Sequence[StateEntry], state: Mapping[str, np.ndarray]) -> None:
         check_fits({name: shape for name, (_, shape) in self._layouts(entries).items()}, state)
         self._load(entries, state)
 
@@ -163,7 +164,9 @@ class Stateful:
         """The root's tensors of the parameters' dtype, a bucket at a time."""
         shapes = {name: shape_of(tensor) for name, tensor in tensors.items()}
         for number, bucket in enumerate(buckets(shapes, 1, np.dtype(self.dtype).itemsize)):
-            got = self.adapter.broadcast(self._joined(tensors, bucket.shapes), group, root, f"state.{number}")
+            got = self.adapter.broadcast(
+                self.adapter.tensors.joined([tensors[name] for name in bucket.shapes]), group, root, f"state.{number}"
+            )
             yield from zip(bucket.shapes, self.adapter.tensors.part(got, list(bucket.shapes.values())), strict=True)
             del got
 
@@ -183,18 +186,13 @@ class Stateful:
             for name, part in zip(bucket.shapes, np.split(self.adapter.to_numpy(got), ends[:-1]), strict=True):
                 yield name, np.frombuffer(part.tobytes(), arrays[name].dtype).reshape(arrays[name].shape)
 
-    def _joined(self, tensors: Mapping[str, Tensor], names: Collection[str]) -> Tensor:
-        """The tensors of these names as one vector: a single one without a copy."""
-        found, ops = [tensors[name] for name in names], self.adapter.tensors
-        return ops.join(found) if len(found) > 1 else ops.reshape(found[0], (-1,))
-
     def state_bytes(self) -> dict[str, int]:
         """The sizes of this rank's tensors: `parameters`, `gradients` when an update begins, `optimizer` (slots), and
         `average` if there is one.
 
         Gradients include the sums over an update's batches.
         """
-        slots, average = self.update.slot_entries(), self.update.average
+        slots, average = self.update.slot_entries(), self.update.weight_average
         return {
             "parameters": self._bytes_of(self.update.partition.stored.tensors),
             "gradients": self.step.gradient_bytes + self._bytes_of(self.step.sums),
@@ -206,12 +204,12 @@ class Stateful:
 
     def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Tensors of the parameters, such as gradients, as one vector: by sorted names, in the layouts of `state`."""
-        return self.adapter.tensors.join([self._turned(tensors[name], _TURNED) for name in self.shapes])
+        return self.adapter.tensors.join([self._turned(tensors[name], TURNED) for name in self.shapes])
 
     def unpack(self, vector: Tensor) -> dict[str, Tensor]:
         """The inverse of `pack`, in the order of the parameters."""
         parts = self.adapter.tensors.part(vector, list(self.shapes.values()))
-        named = {name: self._turned(part, _TURNED_BACK) for name, part in zip(self.shapes, parts, strict=True)}
+        named = {name: self._turned(part, TURNED_BACK) for name, part in zip(self.shapes, parts, strict=True)}
         return {name: named[name] for name in self.trainable.parameters}
 
     def _native(self, array: np.ndarray) -> np.ndarray:
@@ -232,7 +230,7 @@ class Stateful:
         return self.adapter.tensors.transpose(tensor, axes[dimensions])
 
     def _turned_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        axes = _TURNED.get(len(shape)) if self.trainable.transposed else None
+        axes = TURNED.get(len(shape)) if self.trainable.transposed else None
         return tuple(shape[axis] for axis in axes) if axes else shape
 
 

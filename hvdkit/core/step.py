@@ -11,36 +11,39 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from hvdkit.core import trace_events
 from hvdkit.core.pieces import Partition, bytes_of
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import Scalar, Tensor, scalar
-from hvdkit.core.trainable import Function
+from hvdkit.core.trainable import Function, Stamp
 from hvdkit.core.update import Update
 from hvdkit.data.dataset import Batch
 
 if TYPE_CHECKING:
     from hvdkit.core.counting import Counting
-    from hvdkit.core.seam import Session
+    from hvdkit.core.seam import SessionView
+
+Reduction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 class Step:
     """One update by the mean gradient of its microbatches, which is communicated once, and what it keeps in between.
 
-    `sums` are those of the gradients of the update's earlier microbatches, empty until there are any. `gradient_bytes`
-    is the size of the gradients with which an update begins, on this rank.
+    `sums` has the summed gradients of the update's earlier microbatches: zeros between updates, empty before `prepare`.
+    `gradient_bytes` is the size of the gradients with which an update begins, on this rank.
     """
 
-    def __init__(self, session: Session, strategy: Strategy, update: Update, counting: Counting | None) -> None:
+    def __init__(self, session: SessionView, strategy: Strategy, update: Update, counting: Counting | None) -> None:
         self._session, self._strategy, self._update, self._counting = session, strategy, update, counting
         self._adapter, self._trainable = session.adapter, session.trainable
         self.sums: dict[str, Tensor] = {}
         self.gradient_bytes = 0
         self._count = 1  # microbatches of the current update
         self._sends = False  # whether gradients that backward reports are sent after this microbatch
-        self._compiled: dict[Any, dict[str, Any]] = defaultdict(dict)
+        self._compiled: dict[Stamp, dict[str, Callable[..., object]]] = defaultdict(dict)
+        # Sending during backward saves time where it overlaps, and memory where each rank keeps shares only.
         during = self._trainable.overlaps or (self._trainable.reports and strategy.keeps_shares)
         if during and strategy.overlaps:
             self._trainable.on_ready(self._ready)
@@ -56,9 +59,9 @@ class Step:
             self._sends = last or self._strategy.keeps_shares
             if last:
                 count = float(number) if number > 1 else None
-                losses.append(self.compiled(self._last)(*self.inputs(batch), count))
+                losses.append(self.compiled(self._run_last)(*self.inputs(batch), count))
             else:
-                losses.append(self.compiled(self._earlier)(*self.inputs(batch)))
+                losses.append(self.compiled(self._run_earlier)(*self.inputs(batch)))
         self._sends = False
         self._mark(trace_events.UPDATED, self._trainable.parameters)
         loss = sum(losses[1:], losses[0]) / len(losses) if len(losses) > 1 else losses[0]
@@ -78,12 +81,12 @@ class Step:
         self._mark(trace_events.INPUTS)
         return inputs
 
-    def _earlier(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _run_earlier(self, inputs: Tensor, targets: Tensor) -> Tensor:
         _, loss, gradients = self._trainable.backward(inputs, targets, self.scale)
         self.add(gradients)
         return loss
 
-    def _last(self, inputs: Tensor, targets: Tensor, count: Scalar | None) -> Tensor:
+    def _run_last(self, inputs: Tensor, targets: Tensor, count: Scalar | None) -> Tensor:
         _, loss, gradients = self._trainable.backward(inputs, targets, self.scale)
         self.finish(gradients, count)
         return loss
@@ -95,17 +98,23 @@ class Step:
             self._adapter.tensors.assign(total, total + gradients[name])
 
     def finish(self, gradients: Mapping[str, Tensor] | None, count: Scalar | None = None) -> None:
-        """Update by a microbatch's gradients; with a `count`, by (the sums + these, if there are any) / count."""
+        """Average and update by one microbatch's gradients; with `count`, by the mean of so many.
+
+        That is (`sums` + `gradients`) / count; `gradients` is None if all were added, as `end` has it.
+        """
         if count is None:
             assert gradients is not None
-            self._average_and_update(self._stamped((trace_events.BACKWARD,), gradients), self._averaged)
+            self._average_and_update(self._stamped((trace_events.BACKWARD,), gradients), self._average_over_ranks)
             return
         more = None if gradients is None else self._to_sum(gradients)
         totals = {name: total if more is None else total + more[name] for name, total in self.sums.items()}
         means = {name: total / scalar(self._adapter, count, total) for name, total in totals.items()}
-        self._average_and_update(means, _already_averaged if self._strategy.keeps_shares else self._averaged, count)
+        average: Reduction = (
+            dict if self._strategy.keeps_shares else self._average_over_ranks
+        )  # shares are averaged already
+        self._average_and_update(means, average, count)
         for total in self.sums.values():
-            self._adapter.tensors.assign(total, total * 0)
+            self._adapter.tensors.assign(total, self._adapter.tensors.zeros_like(total))
 
     def end(self, count: int) -> None:
         """Update by the mean of `count` microbatches whose gradients were added, by a framework's own loop."""
@@ -116,9 +125,9 @@ class Step:
         gradients = self._stamped((trace_events.BACKWARD,), gradients)
         if self._counting is not None:
             self._counting.add()
-        return self._averaged(gradients) if self._strategy.keeps_shares else gradients
+        return self._average_over_ranks(gradients) if self._strategy.keeps_shares else gradients
 
-    def _averaged(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _average_over_ranks(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The means over the ranks that hold the same parameters, and read other data; collective."""
         means = self._strategy.average(self._session, dict(gradients))
         if not self.gradient_bytes:  # the same in each update, and slow to count
@@ -127,14 +136,11 @@ class Step:
         return self._stamped((trace_events.REDUCED,), means)
 
     def _average_and_update(
-        self,
-        gradients: Mapping[str, Tensor],
-        average: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
-        count: Scalar | None = None,
+        self, gradients: Mapping[str, Tensor], average: Reduction, count: Scalar | None = None
     ) -> None:
         """Average gradients of the scaled loss over ranks; unscale, clip, and apply the optimizer's rule."""
         if self._counting is not None and self._counting.counts:
-            self._counting.update(self._session, self._strategy, self._update, gradients, average, count)
+            self._counting.average_and_update(self._session, self._strategy, self._update, gradients, average, count)
         else:
             self._update(average(gradients))
 
@@ -142,10 +148,10 @@ class Step:
         """Send a gradient that backward has computed, if this microbatch's are to be sent; whether it is taken."""
         if not self._sends:
             return False
-        whole = self._count == 1 or self._strategy.keeps_shares
-        return self._strategy.begin(
-            self._session, name, gradient if whole else (self.sums[name] + gradient) / self._count
-        )
+        if self._count > 1 and not self._strategy.keeps_shares:
+            # As in `finish`, whose value for this name the strategy then ignores.
+            gradient = (self.sums[name] + gradient) / self._count
+        return self._strategy.begin(self._session, name, gradient)
 
     @property
     def scale(self) -> Scalar | None:
@@ -153,12 +159,11 @@ class Step:
         return self._update.scale.get() if self._update.scale is not None else None
 
     def compiled(self, function: Function) -> Function:
-        """A method, compiled by the framework once for each way in which it records trace events."""
+        """A bound method of the one object of its class, compiled once for each way of recording trace events."""
         made, name = self._compiled[self._trainable.stamp], function.__qualname__
         if name not in made:
             made[name] = self._trainable.compile(function)
-        found: Function = made[name]
-        return found
+        return cast(Function, made[name])
 
     def _stamped(self, names: tuple[str, ...], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(zip(tensors, self._trainable.stamp(names, list(tensors.values())), strict=True))
@@ -169,7 +174,3 @@ class Step:
             trace_events.mark(name)
         else:
             self._trainable.stamp((name,), list((tensors or {}).values()))
-
-
-def _already_averaged(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return dict(gradients)

@@ -15,7 +15,7 @@ from hvdkit.core.tensors import Tensor
 if TYPE_CHECKING:
     import numpy as np
 
-    from hvdkit.core.seam import Session
+    from hvdkit.core.seam import SessionView
     from hvdkit.recipe.schema import Optimizer
 
 T = TypeVar("T")
@@ -32,18 +32,18 @@ class Strategy:
     linear = True  # whether means of multiples of the gradients are multiples of the means
     keeps_shares = False  # whether gradients are sent after each batch, and each rank keeps only its share of the means
 
-    def bind(self, session: Session, parameters: int) -> None:
+    def bind(self, session: SessionView, parameters: int) -> None:
         """Attach to a session (`core.session.Session`) whose model has `parameters` elements."""
 
     def optimizer(self, settings: Optimizer) -> Optimizer:
         """The optimizer's settings without the parts that the strategy does itself."""
         return settings
 
-    def partition(self, session: Session, settings: Optimizer) -> Partition:
+    def partition(self, session: SessionView, settings: Optimizer) -> Partition:
         """The pieces of the parameters that this rank updates, by the optimizer of these settings."""
         return Partition(session.adapter, session.trainable.parameters)
 
-    def average(self, session: Session, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def average(self, session: SessionView, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over the strategy's group, `Mesh.data` in a recipe, of what this rank updates; collective.
 
         The result has the keys of `partition(…).pieces`.
@@ -55,14 +55,14 @@ class Strategy:
         """
         return gradients
 
-    def mean_count(self, session: Session, count: Tensor) -> Tensor:
+    def mean_count(self, session: SessionView, count: Tensor) -> Tensor:
         """The mean of a number (1,), float64, over the ranks whose gradients `average` takes the mean of; collective.
 
         Part of the compiled step, as `average` is.
         """
         return count
 
-    def begin(self, session: Session, name: str, gradient: Tensor) -> bool:
+    def begin(self, session: SessionView, name: str, gradient: Tensor) -> bool:
         """Start sending one gradient that backward has just computed; `average` waits for it.
 
         Returns whether it is taken: backward then lets go of it, and leaves it out of its result. True only where the
@@ -99,7 +99,7 @@ class Strategy:
     def settle(self) -> None:
         """As `synchronize`, and also average the optimizers' slots."""
 
-    def settle_average(self) -> None:
+    def settle_weight_average(self) -> None:
         """Average the averaged weights of ranks that update alone; collective."""
 
     @property

@@ -1,7 +1,7 @@
 """The tensor operations with which the training step, optimizers and compression are written once for all frameworks.
 
 They are the first part of an adapter (`core/seam.py`). The defaults suit arrays that have NumPy's operators, slices and
-methods. Core also uses what all tensors support: +, -, *, /, ==, abs, `.shape`, and slices.
+methods. Core also uses what all tensors support: +, -, *, /, ==, <, >, abs, `.shape`, and slices.
 """
 
 from __future__ import annotations
@@ -103,6 +103,11 @@ class Tensors(ABC):
         toward_zero = self.cast(self.cast(tensor, "int32"), self.dtype(tensor))
         return toward_zero - self.cast(toward_zero > tensor, self.dtype(tensor))
 
+    @final
+    def zeros_like(self, like: Tensor) -> Tensor:
+        """Zeros with the shape and dtype of `like`, whatever its values, also in a compiled step."""
+        return self.cast(abs(like) < 0, self.dtype(like))
+
     def matmul(self, left: Tensor, right: Tensor) -> Tensor:
         """The product of two matrices."""
         return left @ right
@@ -125,6 +130,11 @@ class Tensors(ABC):
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
         """Flatten tensors of one dtype and concatenate them into one vector."""
         return self.concat([self.reshape(tensor, (-1,)) for tensor in tensors])
+
+    @final
+    def joined(self, tensors: Sequence[Tensor]) -> Tensor:
+        """As `join`, but a single tensor is not copied."""
+        return self.join(tensors) if len(tensors) > 1 else self.reshape(tensors[0], (-1,))
 
     @final
     def part(self, vector: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:

@@ -12,7 +12,7 @@ The events of a step come in this order; those of a batch are repeated for each 
 | BACKWARD  | all gradients of the batch are computed                                         |
 | SENT      | all gradients, also those sent during backward, are compressed and in Horovod   |
 | RECEIVED  | Horovod has returned them all                                                   |
-| REDUCED   | they are decompressed and averaged over all ranks                               |
+| REDUCED   | they are decompressed and averaged over the strategy's group                               |
 | UPDATED   | the weights are updated                                                         |
 | END       | the device has finished its work                                                |
 

@@ -36,7 +36,7 @@ class Joined(Protocol):
 
 
 class Block(Protocol):
-    """Parameters as parts of one vector whose memory can be freed. A new one has none."""
+    """Parameters as parts of one vector whose memory can be freed. A new block has no memory."""
 
     vector: Tensor
 
@@ -48,7 +48,7 @@ class Block(Protocol):
 
 
 class Uses(Protocol):
-    """Is called before and after each use of a block's parameters."""
+    """Callbacks before and after each use of a block's parameters."""
 
     def begin(self, block: str, phase: Phase) -> None:
         """Before the block's forward pass, or its backward pass, which may be repeated."""
@@ -80,7 +80,7 @@ class Trainable(ABC):
     reports = False
     overlaps = False
     warnings: Sequence[str] = ()  # lines about what training does otherwise than the model says, such as casts
-    averages = False  # whether weights are averaged; set by the session
+    averages_weights = False  # whether weights are averaged; set by the session
     stamp: Stamp = staticmethod(marked)
 
     @property

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from hvdkit.core.pieces import Partition, Pieces
+from hvdkit.core.pieces import Partition, StateEntry
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS
 from hvdkit.core.state import slot_name
 from hvdkit.core.tensors import Scalar, Tensor, scalar
 from hvdkit.core.update_rules import all_finite, clip, rule_of
 
 if TYPE_CHECKING:
-    from hvdkit.core.averaging import Average
+    from hvdkit.core.averaged_weights import WeightAverage
     from hvdkit.core.seam import Adapter
     from hvdkit.core.tensors import Number
     from hvdkit.core.trainable import Trainable
@@ -23,8 +23,8 @@ class Update:
     """An optimizer of this rank's pieces of a model's parameters, by a `partition`, with its slots and counters.
 
     `slots` maps the pieces to tensors in the order of `update_rules.Rule.slots`, initially zero. `rate` is the learning
-    rate of the next update, `scale` the loss scale (None if the precision needs none). `average` is that of the
-    weights, if there is one.
+    rate of the next update, `scale` the loss scale (None if the precision needs none). `weight_average` is their
+    EMA or SWA, if there is one.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Update:
         scales = PRECISIONS[precision].scales_loss
         self.scale: Number | None = ops.number(LOSS_SCALING.initial) if scales else None
         self.good_steps = ops.number(0.0)
-        self.average: Average | None = None
+        self.weight_average: WeightAverage | None = None
         self._constrain = trainable.constrain
         self._kernel = None
         if partition.by_kernel:
@@ -48,13 +48,13 @@ class Update:
             self._kernel = trainable.update_kernel(settings, self._shapes, like)
 
     def __call__(self, gradients: Mapping[str, Tensor]) -> None:
-        """Update by averaged gradients of the scaled loss, for each piece: all ranks skip a step or none does."""
+        """Update by each piece's averaged gradient of the scaled loss. On an overflow all ranks skip the update."""
         unscaled = self.unscaled(gradients)
         own = [unscaled[name] for name in self.partition.pieces]
         if self.scale is None:
             self._apply(own)
             return
-        finite = all_finite(own, self._ops, self.partition.total)
+        finite = all_finite(own, self._ops, self.partition.sum_of_squares)
         self._ops.when(finite, lambda: self._apply_and_grow(own), self._back_off)
 
     def unscaled(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -80,15 +80,15 @@ class Update:
         self.good_steps.set(0.0)
 
     def _apply(self, gradients: list[Tensor]) -> None:
-        self._change(gradients)
+        self._clip_and_step(gradients)
         self._constrain()
-        if self.average is not None and self.average.settings.decay is not None:
-            self.average.add()
+        if self.weight_average is not None and self.weight_average.settings.decay is not None:
+            self.weight_average.add()
 
-    def _change(self, gradients: list[Tensor]) -> None:
+    def _clip_and_step(self, gradients: list[Tensor]) -> None:
         ops, settings = self._ops, self._settings
         if settings.clip_norm is not None:
-            gradients = clip(gradients, settings.clip_norm, ops, self.partition.total)
+            gradients = clip(gradients, settings.clip_norm, ops, self.partition.sum_of_squares)
         corrections: tuple[Scalar, Scalar] = (1.0, 1.0)
         if self._rule.counts_steps:
             self.steps.set(self.steps.get() + 1)
@@ -99,34 +99,36 @@ class Update:
             return
         first, second = (scalar(self._adapter, each, gradients[0]) for each in corrections)
         rate, norms = scalar(self._adapter, rate, gradients[0]), self.partition.norms
-        pieces = self._rule.updates(self._shapes, weights, gradients, slots, rate, (first, second), norms)
-        self.partition.store(self._with_slots_set(pieces))
+        updated = self._rule.updates(self._shapes, weights, gradients, slots, rate, (first, second), norms)
+        self.partition.store(self._with_slots_set(updated))
 
-    def _with_slots_set(self, pieces: Iterable[tuple[Tensor, tuple[Tensor, ...]]]) -> Iterator[Tensor]:
+    def _with_slots_set(self, updated: Iterable[tuple[Tensor, tuple[Tensor, ...]]]) -> Iterator[Tensor]:
         """The new weights of each piece, whose new slots are set."""
-        for old, (weight, values) in zip(self.slots.values(), pieces, strict=True):
+        for old, (weight, values) in zip(self.slots.values(), updated, strict=True):
             for slot, value in zip(old, values, strict=True):
                 self._ops.assign(slot, value)
             yield weight
 
-    def slot_entries(self) -> list[Pieces]:
+    def slot_entries(self) -> list[StateEntry]:
         """The slots, each as an entry of a state."""
         return [
-            Pieces(self.partition, {piece: slots[number] for piece, slots in self.slots.items()}, slot_name(slot, ""))
+            StateEntry(
+                self.partition, {piece: slots[number] for piece, slots in self.slots.items()}, slot_name(slot, "")
+            )
             for number, slot in enumerate(self._rule.slots)
         ]
 
-    def entries(self) -> list[Pieces]:
+    def entries(self) -> list[StateEntry]:
         """The slots and the average, as entries of a state."""
-        return [*self.slot_entries(), *(self.average.entries() if self.average is not None else ())]
+        return [*self.slot_entries(), *(self.weight_average.entries() if self.weight_average is not None else ())]
 
     def numbers(self) -> dict[str, tuple[Number, str]]:
         """The optimizer's scalars in a state, with their dtypes there."""
         found: dict[str, tuple[Number, str]] = {}
         if self._rule.counts_steps:
             found["optimizer.step"] = self.steps, "int64"
-        if self.average is not None:
-            found["optimizer.averaged"] = self.average.count, "int64"
+        if self.weight_average is not None:
+            found["optimizer.averaged"] = self.weight_average.count, "int64"
         if self.scale is not None:
             found |= {
                 "optimizer.loss_scale": (self.scale, "float64"),

@@ -1,4 +1,4 @@
-"""The optimizers' update rules, written once for all frameworks over tensors that support +, -, * and /.
+"""The optimizers' rules, clipping and the check for overflow, written once over `core.tensors.Tensors`.
 
 An adapter uses its framework's own kernel if that computes the same, otherwise `Rule.updates`. The learning rate is
 passed at each step and, except in LARS, is not part of any slot, so a change of the rate takes effect at once.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the command line counts slots and starts without NumPy
 
     Slots = tuple[Tensor, ...]
     Norms = Callable[..., list[list[Tensor]]]
-    Total = Callable[[list[Tensor]], Tensor]
+    SumOfSquares = Callable[[list[Tensor]], Tensor]
 
 
 class Rule:
@@ -28,7 +28,7 @@ class Rule:
     """
 
     settings: Optimizer
-    slots: tuple[str, ...] = ("momentum",)
+    slots: tuple[str, ...]
     counts_steps = is_layerwise = False
 
     def __init__(self, settings: Optimizer, ops: Tensors) -> None:
@@ -74,12 +74,13 @@ class Rule:
     def _direction(
         self, weight: Tensor, gradient: Tensor, slots: Slots, decay: float, corrections: tuple[Scalar, Scalar]
     ) -> tuple[Tensor, Slots]:
+        """The direction before decoupled decay and the trust ratio, and the slots, already new if they need neither."""
         return gradient, slots
 
     def _trust(self, size: Tensor, slope: Tensor, decay: float) -> Tensor:
         """A parameter's own learning rate from its norm `size` and the `slope`, the norm of its direction.
 
-        It is 1 if a norm is 0, which the papers leave open, and for parameters exempt from decay.
+        It is 1 if a norm is 0, which the papers leave open. `updates` does not ask for parameters exempt from decay.
         """
         above, below = self._compared(size, slope, decay)
         where, one = self._ops.where, _one(below)
@@ -92,6 +93,7 @@ class Rule:
     def _moved(
         self, weight: Tensor, direction: Tensor, slots: Slots, rate: Scalar, decay: float, trust: Scalar
     ) -> tuple[Tensor, Slots]:
+        """The new weight and slots, from what `_direction` returned, the rate, the decay and the trust ratio."""
         raise NotImplementedError
 
 
@@ -102,6 +104,7 @@ class _SgdRule(Rule):
     """
 
     settings: Sgd
+    slots = ("momentum",)
 
     def _moved(
         self, weight: Tensor, direction: Tensor, slots: Slots, rate: Scalar, decay: float, trust: Scalar
@@ -120,6 +123,7 @@ class _LarsRule(Rule):
     """You et al. 2017, algorithm 1: the local and the global learning rate are part of the velocity."""
 
     settings: Lars
+    slots = ("momentum",)
     is_layerwise = True
 
     def _compared(self, size: Tensor, slope: Tensor, decay: float) -> tuple[Tensor, Tensor]:
@@ -196,20 +200,20 @@ def _spared(optimizer: Optimizer, shape: tuple[int, ...]) -> bool:
     return optimizer.decay == "weights" and len(shape) < 2
 
 
-def clip(gradients: list[Tensor], max_norm: float, ops: Tensors, total: Total) -> list[Tensor]:
+def clip(gradients: list[Tensor], max_norm: float, ops: Tensors, sum_of_squares: SumOfSquares) -> list[Tensor]:
     """Scale all gradients by one factor so that their joint Euclidean norm is at most `max_norm`.
 
-    Pascanu et al. 2013, algorithm 1. The gradients have one dtype, and may change in place. `total` gives the sum of
-    squares over the whole gradients from the norm of each of these (`Partition.total`).
+    Pascanu et al. 2013, algorithm 1. The gradients have one dtype, and may change in place. `sum_of_squares` gives that
+    over the whole gradients from the norm of each of these (`Partition.sum_of_squares`).
     """
-    norm = ops.sqrt(total([ops.norm(gradient) for gradient in gradients]))
+    norm = ops.sqrt(sum_of_squares([ops.norm(gradient) for gradient in gradients]))
     factor = ops.where(norm > max_norm, max_norm / norm, _one(norm))
     return [ops.scaled(gradient, factor) for gradient in gradients]
 
 
-def all_finite(tensors: list[Tensor], ops: Tensors, total: Total) -> Tensor:
-    """Whether no element of any tensor is infinite or NaN: a condition for `Tensors.when`. `total` as in `clip`."""
-    return total([ops.norm(tensor * 0) for tensor in tensors]) == 0  # 0 × inf is NaN
+def all_finite(tensors: list[Tensor], ops: Tensors, sum_of_squares: SumOfSquares) -> Tensor:
+    """Whether no element is infinite or NaN: a condition for `Tensors.when`. `sum_of_squares` is as in `clip`."""
+    return sum_of_squares([ops.norm(tensor * 0) for tensor in tensors]) == 0  # 0 × inf is NaN
 
 
 def _one(like: Tensor) -> Tensor:

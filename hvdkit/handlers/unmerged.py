@@ -46,7 +46,7 @@ def unmerged(
             differing(session, mesh.data, others)[0] if others else []
         )
         own |= {f"{_BUFFER}{name}": session.array(buffers[name]) for name in names}
-        if average := session.update.average:
+        if average := session.update.weight_average:
             own |= {f"{_AVERAGE}{name}": session.array(tensor) for name, tensor in average.statistics.items()}
     everyone = adapter.allgather_object(own, mesh.world, name="unmerged")
     return {f"{_OWN}{rank}.{name}": array for rank, each in enumerate(everyone) for name, array in each.items()}
@@ -65,7 +65,7 @@ def restore(
     prefix = f"{_OWN}{mesh.topology.rank}."
     own = {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
     session.load_buffers(_named(own, _BUFFER))
-    if average := session.update.average:
+    if average := session.update.weight_average:
         for name, array in _named(own, _AVERAGE).items():
             tensor = average.statistics[name]
             value = adapter.from_numpy(unheld(name, array, adapter.dtype(tensor)))

@@ -23,8 +23,8 @@ class EpochAverage(Handler):
     """Adds the weights at the end of an epoch to the average, and evaluates it by `measure`."""
 
     def __init__(self, run: Loop, measure: Callable[[Loop], dict[str, float]]) -> None:
-        assert run.session.update.average
-        self._session, self._mesh, self._average = run.session, run.mesh, run.session.update.average
+        assert run.session.update.weight_average
+        self._session, self._mesh, self._average = run.session, run.mesh, run.session.update.weight_average
         self._measure, self._first = measure, self._average.settings.from_epoch
 
     def on_epoch_end(self, run: Loop) -> None:
@@ -36,7 +36,7 @@ class EpochAverage(Handler):
             session.add_to_average()
         if not average.started:
             return
-        session.strategy.settle_average()
+        session.strategy.settle_weight_average()
         self.settle()
         with session.averaged():
             if adds:

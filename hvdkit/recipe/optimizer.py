@@ -89,7 +89,7 @@ class AverageWeights(Strict):
     """An average of the weights, evaluated and saved beside them: exponential with `decay`, or with `from_epoch` equal
     over the ends of epochs from that one on (SWA).
 
-    Formulas: `hvdkit/core/averaging.py`.
+    Formulas: `hvdkit/core/averaged_weights.py`.
     """
 
     decay: float | None = Field(None, gt=0, lt=1, description="share of the average that each update keeps")

@@ -15,20 +15,20 @@ from hvdkit.strategies.dense import mean_count
 from hvdkit.strategies.reducer import Reducer
 
 if TYPE_CHECKING:
-    from hvdkit.core.seam import Session
+    from hvdkit.core.seam import SessionView
 
 
 class Compressed(Strategy):
     """Averages gradients by a `Reducer` at each update."""
 
     linear = False
-    _session: Session
+    _session: SessionView
 
     def __init__(self, reducer: Reducer) -> None:
         self._gradients = reducer
         self._updates = 0
 
-    def bind(self, session: Session, parameters: int) -> None:
+    def bind(self, session: SessionView, parameters: int) -> None:
         """Remember the session."""
         self._session = session
 
@@ -37,7 +37,7 @@ class Compressed(Strategy):
         corrects = getattr(self._gradients.compression, "momentum_correction", False)
         return settings.model_copy(update={"clip_norm": None}) if corrects else settings
 
-    def average(self, session: Session, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def average(self, session: SessionView, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over all ranks; gradients are averaged as one vector."""
         means: dict[str, Tensor] = session.unpack(session.trainable.outside(self._mean, session.pack(gradients)))
         return means
@@ -46,7 +46,7 @@ class Compressed(Strategy):
         scale = self._session.loss_scale
         return self._gradients.packed(vector, self._session.shapes, None if scale is None else float(scale.get()))
 
-    def mean_count(self, session: Session, count: Tensor) -> Tensor:
+    def mean_count(self, session: SessionView, count: Tensor) -> Tensor:
         """The mean over all ranks."""
         return session.trainable.outside(self._mean_count, count)
 

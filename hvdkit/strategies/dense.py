@@ -15,7 +15,7 @@ from hvdkit.core.trainable import Joined
 from hvdkit.errors import RequestError
 
 if TYPE_CHECKING:
-    from hvdkit.core.seam import Session
+    from hvdkit.core.seam import SessionView
 
 GRADIENTS = "gradients"
 
@@ -62,7 +62,7 @@ class Dense(Strategy):
         self._under_way: dict[str, tuple[Pending, str | None]] = {}  # by gradient: wait, own dtype
         self._bytes = 0.0
 
-    def bind(self, session: Session, parameters: int) -> None:
+    def bind(self, session: SessionView, parameters: int) -> None:
         """Compute the bytes per step from the number of parameters; have gradients in one vector, where possible."""
         itemsize = 2 if self._half else np.dtype(session.dtype).itemsize
         self._bytes = ring_bytes(parameters * itemsize, self._group.size)
@@ -74,7 +74,7 @@ class Dense(Strategy):
         """Bytes per update in a ring (`ring_bytes`)."""
         return self._bytes
 
-    def average(self, session: Session, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def average(self, session: SessionView, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over the group by name; waits for gradients that `begin` has sent."""
         if session.trainable.overlaps:
             return self._awaited(session, gradients)
@@ -90,17 +90,17 @@ class Dense(Strategy):
         means = session.trainable.stamp((trace_events.RECEIVED,), means)
         return {name: from_wire(self._adapter, mean, sent[name][1]) for name, mean in zip(sent, means, strict=True)}
 
-    def mean_count(self, session: Session, count: Tensor) -> Tensor:
+    def mean_count(self, session: SessionView, count: Tensor) -> Tensor:
         """The mean over the group."""
         return mean_count(self._adapter, count, self._group, self._name)
 
-    def begin(self, session: Session, name: str, gradient: Tensor) -> bool:
-        """Start averaging one gradient."""
+    def begin(self, session: SessionView, name: str, gradient: Tensor) -> bool:
+        """Start averaging one gradient, in place."""
         tensor, dtype = on_wire(self._adapter, gradient, self._half)
         self._under_way[name] = self._adapter.start("average", tensor, self._group, f"{self._name}.{name}"), dtype
         return False
 
-    def _awaited(self, session: Session, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _awaited(self, session: SessionView, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, gradient in gradients.items():
             if name not in self._under_way:  # unused in this batch, but maybe used on other ranks
                 self.begin(session, name, gradient)

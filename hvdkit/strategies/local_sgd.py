@@ -90,7 +90,7 @@ class LocalSgd(Compressed):
         self.synchronize()
         self._average_slots("optimizer.")
 
-    def settle_average(self) -> None:
+    def settle_weight_average(self) -> None:
         """Average the ranks' averages: the mean of averages is the average of means; collective."""
         self._average_slots(slot_name(AVERAGE, ""))
 

@@ -21,7 +21,7 @@ from hvdkit.core.pieces import (
     Bucket,
     Partition,
     Piece,
-    Pieces,
+    StateEntry,
     buckets,
     shape_of,
     whole_tensors,
@@ -35,7 +35,7 @@ from hvdkit.recipe.schema import Optimizer
 from hvdkit.strategies.dense import GRADIENTS, from_wire, mean_count, on_wire, ring_bytes
 
 if TYPE_CHECKING:
-    from hvdkit.core.seam import Session
+    from hvdkit.core.seam import SessionView
 
 
 class Shares(Partition):
@@ -67,11 +67,11 @@ class Shares(Partition):
     def packed(self, bucket: Bucket, tensors: Mapping[str, Tensor]) -> Tensor:
         """A bucket's tensors as one vector, with its padding."""
         padding = [self.zeros(bucket.padding)] if bucket.padding else []
-        return self._joined([*(tensors[name] for name in bucket.shapes), *padding])
+        return self.adapter.tensors.joined([*(tensors[name] for name in bucket.shapes), *padding])
 
     def split(self, number: int, share: Tensor) -> dict[str, Tensor]:
         """A share of a bucket, as pieces by name."""
-        parts = self.adapter.tensors.part(share, [piece.local for piece in self._of_bucket[number]])
+        parts = self.adapter.tensors.part(share, [piece.local_shape for piece in self._of_bucket[number]])
         return {f"{number}.{place}": part for place, part in enumerate(parts)}
 
     def _order(self) -> Iterable[str]:
@@ -82,7 +82,7 @@ class Shares(Partition):
 
     def _gathered(self, key: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         own = [tensors[f"{key}.{place}"] for place in range(len(self._of_bucket[int(key)]))]
-        return self._of_shares(int(key), self._joined(own))
+        return self._of_shares(int(key), self.adapter.tensors.joined(own))
 
     def _partial(self, group: Group) -> Collection[str]:
         return self.shapes
@@ -95,17 +95,12 @@ class Shares(Partition):
         parts = self.adapter.tensors.part(vector, [*bucket.shapes.values(), *padding])
         return dict(zip(bucket.shapes, parts, strict=False))
 
-    def _joined(self, tensors: list[Tensor]) -> Tensor:
-        """Tensors as one vector."""
-        ops = self.adapter.tensors
-        return ops.join(tensors) if len(tensors) > 1 else ops.reshape(tensors[0], (-1,))
-
 
 class CopiedShares(Shares):
     """Shares of buckets whose parameters are tensors of their own: pieces are copied from them, and back."""
 
     @property
-    def stored(self) -> Pieces:
+    def stored(self) -> StateEntry:
         return whole_tensors(self.adapter, self.parameters)
 
     def weights(self) -> list[Tensor]:
@@ -114,12 +109,12 @@ class CopiedShares(Shares):
     def _copied(self, piece: Piece) -> Tensor:
         ops = self.adapter.tensors
         parts = [ops.reshape(self.parameters[part.name], (-1,))[part.start : part.stop] for part in piece.parts]
-        return self._joined([*parts, self.zeros(piece.padding)] if piece.padding else parts)
+        return self.adapter.tensors.joined([*parts, self.zeros(piece.padding)] if piece.padding else parts)
 
     def store(self, weights: Iterable[Tensor]) -> None:
         shares = iter(weights)
         for number, pieces in enumerate(self._of_bucket):
-            share = self._joined(list(itertools.islice(shares, len(pieces))))
+            share = self.adapter.tensors.joined(list(itertools.islice(shares, len(pieces))))
             for name, value in self._of_shares(number, share).items():
                 self.adapter.tensors.assign(self.parameters[name], value)
 
@@ -153,7 +148,7 @@ class FlatShares(Shares):
         self.parameters, self._trainable = trainable.parameters, trainable
 
     @property
-    def stored(self) -> Pieces:
+    def stored(self) -> StateEntry:
         return whole_tensors(self.adapter, self.parameters)
 
     def weights(self) -> list[Tensor]:
@@ -199,7 +194,7 @@ class Sharded(Strategy):
         self._next = 0  # the bucket that is sent next: all ranks send them in one order
         self._bytes = 0.0
 
-    def partition(self, session: Session, settings: Optimizer) -> Shares:
+    def partition(self, session: SessionView, settings: Optimizer) -> Shares:
         """This rank's share of the parameters."""
         self._shares = self._divided(session, not rule_of(settings).is_layerwise)
         self._buckets = {name: number for number, each in enumerate(self._shares.buckets) for name in each.shapes}
@@ -213,7 +208,7 @@ class Sharded(Strategy):
         self._bytes = ring_bytes(sent / 2, self._group.size)
         return self._shares
 
-    def _divided(self, session: Session, may_span: bool) -> Shares:
+    def _divided(self, session: SessionView, may_span: bool) -> Shares:
         parameters = session.trainable.parameters
         shapes = {name: shape_of(tensor) for name, tensor in parameters.items()}
         divided = buckets(shapes, self._group.size, np.dtype(session.dtype).itemsize, self._most_bytes)
@@ -230,8 +225,8 @@ class Sharded(Strategy):
         """Bytes per update that a rank sends in rings: gradients reduce-scattered, weights gathered."""
         return self._bytes
 
-    def average(self, session: Session, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The means over all ranks of each piece of this rank's share; waits for buckets that `begin` has sent."""
+    def average(self, session: SessionView, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The means over the group of each piece of this rank's share; waits for buckets that `begin` has sent."""
         left = range(self._next, len(self._shares.buckets))
         if not left:
             session.trainable.stamp((trace_events.SENT,), [])
@@ -247,11 +242,11 @@ class Sharded(Strategy):
             found |= self._shares.split(number, self._received.pop(number))
         return dict(zip(found, session.trainable.stamp((trace_events.RECEIVED,), list(found.values())), strict=True))
 
-    def mean_count(self, session: Session, count: Tensor) -> Tensor:
-        """The mean over all ranks."""
+    def mean_count(self, session: SessionView, count: Tensor) -> Tensor:
+        """The mean over the group."""
         return mean_count(self._adapter, count, self._group, self._name)
 
-    def begin(self, session: Session, name: str, gradient: Tensor) -> bool:
+    def begin(self, session: SessionView, name: str, gradient: Tensor) -> bool:
         """Take a gradient, and send its bucket when it is complete."""
         self._waiting.setdefault(self._buckets[name], {})[name] = gradient
         while self._is_complete(self._next):
@@ -265,7 +260,7 @@ class Sharded(Strategy):
         return number in self._waiting and len(self._waiting[number]) == len(self._shares.buckets[number].shapes)
 
     def _send(
-        self, session: Session, number: int, gradients: Mapping[str, Tensor], events: tuple[str, ...] = ()
+        self, session: SessionView, number: int, gradients: Mapping[str, Tensor], events: tuple[str, ...] = ()
     ) -> None:
         packed, dtype = on_wire(self._adapter, self._packed(number, gradients), self._half)
         (packed,) = session.trainable.stamp(events, [packed])
@@ -273,7 +268,7 @@ class Sharded(Strategy):
         self._under_way[number] = self._adapter.start("reducescatter", packed, self._group, name), dtype
 
     def _receive_first(self, at_most: int) -> None:
-        """Wait until so many buckets are under way, as packed gradients are freed behind theirs."""
+        """Receive what has come; wait until at most `at_most` buckets are under way, so that memory is freed."""
         for sent in list(self._under_way):
             if self._under_way[sent][0].ready() or len(self._under_way) > at_most:
                 self._receive(sent)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from hvdkit.core.group import Group
-from hvdkit.core.pieces import BUCKETS_AT_ONCE, ROOT_BLOCK, Bucket, Pieces, bucket, shape_of
+from hvdkit.core.pieces import BUCKETS_AT_ONCE, ROOT_BLOCK, Bucket, StateEntry, bucket, shape_of
 from hvdkit.core.seam import Adapter, Pending
 from hvdkit.core.tensors import Tensor
 from hvdkit.core.trainable import Block, Phase, Trainable
@@ -22,7 +22,7 @@ from hvdkit.strategies.dense import GRADIENTS
 from hvdkit.strategies.sharded import Sharded, Shares
 
 if TYPE_CHECKING:
-    from hvdkit.core.seam import Session
+    from hvdkit.core.seam import SessionView
 
 T = TypeVar("T")
 
@@ -51,8 +51,8 @@ class HeldShares(Shares):
         return vector
 
     @property
-    def stored(self) -> Pieces:
-        return Pieces(self, dict(zip(self.pieces, self.weights(), strict=True)))
+    def stored(self) -> StateEntry:
+        return StateEntry(self, dict(zip(self.pieces, self.weights(), strict=True)))
 
     def weights(self) -> list[Tensor]:
         """The pieces are views of the shares, which are gathered when they are used."""
@@ -149,7 +149,7 @@ class ShardedParameters(Sharded):
         super().__init__(adapter, group, frees=True, half=half, accumulate=accumulate, name=name)
         self.at_once = BUCKETS_AT_ONCE["parameters"]
 
-    def average(self, session: Session, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def average(self, session: SessionView, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """As `Sharded` does, once backward no longer needs parameters."""
         self._blocks.free()
         return super().average(session, gradients)
@@ -167,7 +167,7 @@ class ShardedParameters(Sharded):
             else:
                 yield batch
 
-    def _divided(self, session: Session, may_span: bool) -> HeldShares:
+    def _divided(self, session: SessionView, may_span: bool) -> HeldShares:
         trainable: Trainable = session.trainable
         names, ranks = trainable.blocks(), self._group.size
         shapes = {name: shape_of(tensor) for name, tensor in trainable.parameters.items()}

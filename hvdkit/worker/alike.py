@@ -112,7 +112,7 @@ def _of_model(setup: Setup, session: Session, everyone: Sequence[Mapping[str, An
 
 def _first_tensor(setup: Setup, session: Session) -> str | None:
     """Names the first of the initial tensors that differ by more than rounding; None if none does. Collective."""
-    if session.update.partition.stored.partition.divided:
+    if session.update.partition.stored.partition.groups:
         return ""  # they are shared out, and all of them are rank 0's now
     mine = {name: _sketch(name, array) for name, array in session.model_arrays()}
     found = _first_other(setup.adapter.allgather_object(mine, setup.mesh.world, name="alike.tensors"))

@@ -43,7 +43,7 @@ class Keeper:
     def keep(self, progress: Progress, own: Mapping[str, np.ndarray]) -> None:
         """Start writing a checkpoint, with further tensors that all ranks have; collective."""
         if self.checkpoints or not isinstance(self.session.strategy, Dense):  # other strategies' states are collective
-            if not self.session.update.partition.divided:
+            if not self.session.update.partition.groups:
                 taken = self._snapshot(progress, keep=self.checkpoints is not None)
                 if self.checkpoints:
                     self.checkpoints.write(replace(taken, state={**dict(self._begun(taken.state.items())), **own}))
@@ -67,7 +67,7 @@ class Keeper:
 
     def _begun(self, named: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
         """What a checkpoint has of a state: no average before the first weights are in it."""
-        average = self.session.update.average
+        average = self.session.update.weight_average
         return (each for each in named if average is None or average.started or not is_averaged(each[0]))
 
     def end(self, progress: Progress, heartbeat: Heartbeat) -> None:

@@ -31,7 +31,7 @@ def doubts(session: Session, precision: str, batch: Batch, outputs: np.ndarray) 
 
 def _probabilities(session: Session, outputs: np.ndarray) -> list[str]:
     """Outputs that are a softmax already, where the recipe's cross-entropy computes one."""
-    if session.own_loss is not None or outputs.ndim < 2 or outputs.shape[-1] < 2 or not outputs.size:
+    if session.custom_loss is not None or outputs.ndim < 2 or outputs.shape[-1] < 2 or not outputs.size:
         return []
     if outputs.min() < 0 or abs(outputs.sum(axis=-1, dtype=np.float64) - 1).max() > _ONE:
         return []

@@ -54,14 +54,14 @@ def sanity_check(
         )
     if seen is not None:
         seen.append(outputs)
-    if session.own_loss is None:
+    if session.custom_loss is None:
         arrays = [each.targets for each in (dataset.train, dataset.val) if isinstance(each, ArraySplit)]
         _check_labels(outputs, arrays or [targets], task.metrics.sums is METRICS.sums, task.metrics.ignored)
     shapes = f"outputs of shape {outputs.shape} and targets of shape {targets.shape}"
     _called("metrics", shapes, lambda: task.metrics.of_batch(outputs, targets))
     warnings = [*_not_finite("training", dataset.train), *_not_finite("validation", dataset.val)]
     broadcast: list[str] = []
-    if session.own_loss is not None:
+    if session.custom_loss is not None:
         _, count = _called("loss", shapes, lambda: session.loss_of(outputs, targets))
         if count is not None and not (np.isfinite(count) and count >= 0):
             raise RequestError(f"loss: expected a count of 0 or more in (sum, count), got {count:.6g}")

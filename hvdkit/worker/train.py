@@ -311,7 +311,7 @@ def _result(
 
 def _counts_states(session: Session) -> bool:
     """Of hvdkit itself, and of baselines that shard."""
-    return session.adapter.rival is None or bool(session.update.partition.divided)
+    return session.adapter.rival is None or bool(session.update.partition.groups)
 
 
 def _largest(adapter: Adapter, mesh: Mesh, session: Session) -> dict[str, int]:

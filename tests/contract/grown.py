@@ -219,6 +219,10 @@ def an_overflow_on_one_rank_skips_the_step_on_all(adapter: Adapter, topology: To
         assert int(after["optimizer.good_steps"]) == 0
         session.train_step([features(topology.rank)])
         assert "fc.weight" in changed(after, session.state())
+        session.train_step([huge, features(topology.rank)])
+        before = session.state()
+        session.train_step([features(topology.rank), features(topology.rank)])
+        assert "fc.weight" in changed(before, session.state()), "an overflow of an earlier microbatch stays in the sums"
 
 
 @case

@@ -69,7 +69,7 @@ class TrainableModel(TensorFlowModel, Driver):
         if counting is None or not counting.counts or not self.model.losses:
             return value
         # Where the sum will be divided by a count, so will the model's own losses, which are no sums.
-        more = tf.reshape(tf.cast(counting.batch - 1, value.dtype), ())
+        more = tf.reshape(tf.cast(counting.batch_count - 1, value.dtype), ())
         return value + more * tf.cast(tf.add_n(self.model.losses), value.dtype)
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:

@@ -96,7 +96,7 @@ class TrainableModel(Trainable):
 
     def constrain(self) -> None:
         """Have averages read the statistics that backward has written: the engine knows of this write to them alone."""
-        if self.averages:
+        if self.averages_weights:
             for name, tensor in self.buffers.items():
                 if is_statistic(name):
                     tensor *= 1

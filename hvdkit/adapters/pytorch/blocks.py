@@ -1,7 +1,7 @@
-"""A module's parameters block by block: in memory that can be let go, and calls before and behind each use of a block.
+"""A module's parameters block by block: in memory that can be freed, and calls before and after each use of a block.
 
 A block is an element of an `nn.Sequential` or `nn.ModuleList`, such as a layer of a transformer; in a module without
-them, a child. What belongs to no block, or to several, is one block more, the root, with the name of the module itself.
+them, a child. What belongs to no block, or to several, forms one more block, the root, with the name of the module.
 """
 
 from __future__ import annotations

@@ -125,18 +125,22 @@ class TrainableModel(Trainable):
 
     def loss_of(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs and mean loss of a batch in training mode."""
-        self.model.train()
-        for module in self._frozen:
-            module.training = False
+        self._enter_training()
         with self._autocast():
             logits = self.forward(*arguments(inputs))
         logits = one_tensor(logits).to(self._dtype)
         return logits, self._criterion(logits, targets)
 
     def observe(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        self.model.train()
+        self._enter_training()
         with torch.no_grad(), self._autocast():
             self.forward(*arguments(inputs))
+
+    def _enter_training(self) -> None:
+        """Training mode, but for the layers that the user has put into evaluation mode."""
+        self.model.train()
+        for module in self._frozen:
+            module.training = False
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Every parameter's gradient that is not taken; zeros if it is unused on this rank, as others may use it."""

@@ -15,7 +15,7 @@ from hvdkit.baselines.pytorch.process_group import ProcessGroup
 from hvdkit.baselines.pytorch.sessions import ByHandSession, OverAll, TorchOptimSession, torch_optimizer
 from hvdkit.core import seam
 from hvdkit.core.group import Group, Mesh
-from hvdkit.core.pieces import Partition, Pieces, whole_tensors
+from hvdkit.core.pieces import Partition, StateEntry, whole_tensors
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
@@ -78,7 +78,7 @@ class _WholeTensors(Partition):
         return (self._group,)
 
     @property
-    def stored(self) -> Pieces:
+    def stored(self) -> StateEntry:
         return whole_tensors(self.adapter, self.parameters)
 
     def weights(self) -> list[torch.Tensor]:
@@ -95,7 +95,7 @@ class _ShardedOptimizer(OverAll):
 
     zero: ZeroRedundancyOptimizer
 
-    def partition(self, session: seam.Session, settings: Optimizer) -> Partition:
+    def partition(self, session: seam.SessionView, settings: Optimizer) -> Partition:
         from torch.distributed.optim import ZeroRedundancyOptimizer  # slow to import: not for the others
 
         assert isinstance(session.trainable, TrainableModel)

@@ -96,7 +96,7 @@ class _Zero(Strategy):
     def __init__(self, stage: int, offloads: bool) -> None:
         self._stage, self._offloads = stage, offloads
 
-    def partition(self, session: seam.Session, settings: Optimizer) -> Partition:
+    def partition(self, session: seam.SessionView, settings: Optimizer) -> Partition:
         import deepspeed
 
         trainable = session.trainable

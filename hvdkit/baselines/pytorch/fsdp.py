@@ -98,11 +98,11 @@ class _FullyShard(Strategy):
     def __init__(self, frees: bool) -> None:
         self._frees = frees
 
-    def bind(self, session: seam.Session, parameters: int) -> None:
+    def bind(self, session: seam.SessionView, parameters: int) -> None:
         assert isinstance(session.trainable, _Model)
         session.trainable.shard(self._frees, session.trainable.device.type)
 
-    def partition(self, session: seam.Session, settings: Optimizer) -> Partition:
+    def partition(self, session: seam.SessionView, settings: Optimizer) -> Partition:
         return _Slots(session.adapter, session.trainable.parameters)
 
 

@@ -13,7 +13,7 @@ from hvdkit.adapters.pytorch import PyTorch
 from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.core import seam
 from hvdkit.core.group import Group
-from hvdkit.core.pieces import squares
+from hvdkit.core.pieces import sum_of_squares
 from hvdkit.core.seam import AnyLoss
 from hvdkit.core.session import Gradients, Session
 from hvdkit.core.strategy import Strategy
@@ -36,7 +36,7 @@ class OverAll(Strategy):
     def __init__(self, group: Group) -> None:
         self._group = group
 
-    def mean_count(self, session: seam.Session, count: torch.Tensor) -> torch.Tensor:
+    def mean_count(self, session: seam.SessionView, count: torch.Tensor) -> torch.Tensor:
         return mean_count(session.adapter, count, self._group, GRADIENTS)
 
 
@@ -83,7 +83,7 @@ class ByHandSession(Session):
         if self.counting is None or not self.counting.counts:
             return True
         mean = self.counting.taken(partial(self.strategy.mean_count, self), batches)
-        self.counting.divided(self.trainable.gradients(), mean)  # in place
+        self.counting.over_count(self.trainable.gradients(), mean)  # in place
         return bool(mean > 0)
 
     def _begin(self, parts: int) -> None:
@@ -131,7 +131,7 @@ class TorchOptimSession(ByHandSession):
 
     def _total(self, norms: list[torch.Tensor]) -> torch.Tensor:
         """The sum of squares over the whole gradients, from the norms of `_held_gradients`."""
-        return squares(self.adapter.tensors, norms)
+        return sum_of_squares(self.adapter.tensors, norms)
 
     def _held_gradients(self) -> list[torch.Tensor]:
         """The gradients that this rank holds."""

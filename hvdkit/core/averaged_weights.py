@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvdkit.core.pieces import Partition, Pieces, whole_tensors
+from hvdkit.core.pieces import Partition, StateEntry, whole_tensors
 from hvdkit.core.state import AVERAGE, is_statistic, slot_name
 from hvdkit.recipe.schema import AverageWeights
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hvdkit.core.tensors import Scalar, Tensor
 
 
-class Average:
+class WeightAverage:
     """The average of this rank's pieces of the parameters, by a `partition`, and of its running statistics.
 
     `count` is the number of weights in it; without any, its tensors are zeros.
@@ -79,8 +79,8 @@ class Average:
             ops.assign(buffer, self.statistics[name] * 1)
             ops.assign(self.statistics[name], kept)
 
-    def entries(self) -> list[Pieces]:
+    def entries(self) -> list[StateEntry]:
         """The average as entries of a state."""
         prefix = slot_name(AVERAGE, "")
         statistics = replace(whole_tensors(self._adapter, self.statistics), prefix=prefix)
-        return [Pieces(self._partition, self.pieces, prefix), statistics]
+        return [StateEntry(self._partition, self.pieces, prefix), statistics]
