@@ -74,7 +74,7 @@ class _WholeTensors(Partition):
         self.pieces = {name: piece for name, piece in self.pieces.items() if owners[name] == dist.get_rank()}
 
     @property
-    def divided(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[Group, ...]:
         return (self._group,)
 
     @property

@@ -42,7 +42,7 @@ class Slots(Partition):
     by_kernel = False
 
     @property
-    def divided(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[Group, ...]:
         return (Group(tuple(range(dist.get_world_size())), dist.get_rank()),)
 
     def _gathered(self, key: str, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
