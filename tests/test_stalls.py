@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -206,14 +207,14 @@ def test_an_elastic_run_names_it_before_it_ends_the_rank(
     job = Job(
         Path("python"), [], 2, [Host("localhost", 2)], {}, tmp_path, stall_timeout_s=1e-9, elastic=ElasticBounds(1, 2)
     )
-    workers = elastic._Workers(job)
+    workers, began = elastic._Workers(job), time.monotonic() - 200.0
     for rank in range(2):
         report = {"rank": rank, "name": f"worker-localhost-{rank}", "host": "localhost", "clock": 1.0}
         facts = {"step": 3, "phase": "step", "seconds": 50.0, "frozen": False, "frames": WAITS[:1] if rank == 0 else []}
-        workers.note(report | {"event": "started", "pid": 1}, 1000.0)
-        workers.note(report | {"event": "hung"} | facts, 1100.0)
+        workers.note(report | {"event": "started", "pid": 1}, began)
+        workers.note(report | {"event": "hung"} | facts, began + 100.0)
     workers.note(
-        {"event": "stalled", "rank": 0, "name": "worker-localhost-0", "missing": {"1": ["allreduce.a"]}}, 1090.0
+        {"event": "stalled", "rank": 0, "name": "worker-localhost-0", "missing": {"1": ["allreduce.a"]}}, began + 90.0
     )
     workers.enforce()
     said = capsys.readouterr().err
