@@ -349,7 +349,8 @@ def start_ranks(
     from hvdkit.launch.placement import Placement
     from hvdkit.recipe import registry, schema
 
-    planned = make_plan(schema.load(registry.locate(Path(recipe)), keys), framework, Placement(ranks, hosts), rival)
+    placement = Placement(ranks, hosts, "auto")
+    planned = make_plan(schema.load(registry.locate(Path(recipe)), keys), framework, placement, rival)
     file = Path(out) / "config.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, schema.dump(planned.recipe))

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import hygiene
 
-from hvdkit.launch.agent_command import AgentCommand
 from hvdkit.launch.hosts import parse_hosts
-from hvdkit.launch.job import Job, prepare
+from hvdkit.launch.job import AgentCommand, Job, prepare
 from hvdkit.launch.supervise import supervise
 from hvdkit.runtimes.store import find
 

@@ -16,12 +16,12 @@ from hvdkit.heartbeat import lost_a_peer
 from hvdkit.launch import agents, supervise
 from hvdkit.launch.agent import process_tree, watchdog
 from hvdkit.launch.agent.reports import boot_id
-from hvdkit.launch.clocks import Clocks
 from hvdkit.launch.diagnosis import blame
 from hvdkit.launch.diagnosis.exits import Cause, FailureRecord, RankEnd, RankFailure
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import ElasticBounds, Job
 from hvdkit.launch.launchers import elastic
+from hvdkit.launch.streams import Clocks
 
 LOST_TAIL = (
     "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by an exception"
@@ -262,7 +262,7 @@ def test_a_rank_is_seen_to_stand_and_to_move_again(
 ) -> None:
     monkeypatch.setattr(watchdog, "time", clock)
     monkeypatch.setattr(watchdog.Watchdog, "_frames", lambda *_: [])  # they are asked for by a signal
-    watched = watchdog.Watchdog(tmp_path, "rank-0", os.getpid(), 5000.0)
+    watched = watchdog.Watchdog(tmp_path / "rank-0.beat", tmp_path / "rank-0.stack", os.getpid(), 5000.0)
     seen = []
     for beat, waited_s in (("1 0 a", 0), ("1 0 a", 4999), ("1 0 a", 2), ("1 0 a", 9999), ("2 1 b", 1), ("2 1 b", 1)):
         (tmp_path / "rank-0.beat").write_text(beat)

@@ -24,9 +24,8 @@ from launching import wait_until
 
 from hvdkit.checkpoint.elastic import Commits, Kept, close_peer_sockets, recording_peer_sockets
 from hvdkit.errors import RunError
-from hvdkit.launch.agent_command import AgentCommand
 from hvdkit.launch.hosts import parse_hosts
-from hvdkit.launch.job import ElasticBounds, Job
+from hvdkit.launch.job import AgentCommand, ElasticBounds, Job
 from hvdkit.launch.launchers import elastic
 from hvdkit.results.train import TrainResult, read_result
 from hvdkit.runtimes.store import find
@@ -345,13 +344,19 @@ def test_workers_that_come_and_go_do_not_share_a_gpu() -> None:
     code = """
 import sys
 from hvdkit.launch.launchers.elastic_places import Local
-fails = [sys.executable, "-c", "raise SystemExit(1)"]
-places = Local({"places": ["a-0", "b-0"], "discovery": None}, fails)
+places = Local({"places": ["a-0", "b-0"], "discovery": None}, [sys.executable, "-c", "import time; time.sleep(60)"])
 places.count = 2
-gpus = lambda *names: [places.gpu(name)["CUDA_VISIBLE_DEVICES"] for name in names]
-assert gpus("b-0") == ["0"] and places.run("a-0", {}, []) == 1
-assert gpus("c-0") == ["1"], "the one that a-0 had"
-assert gpus("d-0", "e-0", "f-0") == ["0", "1", "0"], "more workers than GPUs"
+def gpus(*names):
+    for name in names:
+        places.start(name, {})
+    return [places.gpus[name][0] for name in names]
+assert gpus("b-0", "a-0") == [0, 1]
+places.gpus["a-0"][1].kill()
+places.gpus["a-0"][1].wait()
+assert gpus("c-0") == [1], "the one that a-0 had"
+assert gpus("d-0", "e-0", "f-0") == [0, 1, 0], "more workers than GPUs"
+for _, process in places.gpus.values():
+    process.kill()
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = run_command([str(find("mxnet").python), "-c", code], 60, env=environment)

@@ -29,7 +29,7 @@ from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RequestError, RunError
 from hvdkit.folder_lock import FolderLock
 from hvdkit.handlers.metrics_file import MetricsFile
-from hvdkit.launch.agent import scratch
+from hvdkit.launch.agent import process_tree, scratch
 from hvdkit.recipe import schema
 from hvdkit.results.train import MetricLine, TrainResult, damage, read_metrics
 from hvdkit.runtimes.store import find
@@ -416,14 +416,14 @@ def test_the_next_agent_removes_the_temporary_files_of_a_killed_one_only(
 
 
 def test_segments_of_ended_loaders_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "_SHARED", str(tmp_path))
+    monkeypatch.setattr(process_tree, "_SHARED", str(tmp_path))
     with subprocess.Popen(["true"]) as dead:
         dead.wait()
     kept = {f"mx_{os.getpid():x}_1", f"torch_{os.getpid()}_1", "mx_zz_1", "torch", f"psm_{dead.pid}_1"}
     written(tmp_path, dict.fromkeys({*kept, f"mx_{dead.pid:x}_1", f"torch_{dead.pid}_9_0"}, ""))
-    scratch.remove_segments({os.getpid()})
+    process_tree.remove_segments({os.getpid()})
     assert len(content(tmp_path)) == len(kept) + 2
-    scratch.remove_segments({os.getpid(), dead.pid})
+    process_tree.remove_segments({os.getpid(), dead.pid})
     assert content(tmp_path).keys() == kept
 
 

@@ -18,12 +18,9 @@ from typing import Any
 
 import hygiene
 import pytest
-from conftest import Hvdkit, run
+from conftest import run
 from launching import MARK, gone_within, marked, wait_until
 
-from hvdkit.errors import RequestError
-from hvdkit.launch import namespaces
-from hvdkit.launch.hosts import Host, parse_hosts, shown
 from tests.cluster import hosts, starving
 
 MBIT_PER_S = 40.0
@@ -214,29 +211,6 @@ def test_where_a_tool_is_missing_it_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert "not found" in hosts.why_not()
 
 
-def test_hosts_may_be_namespaces() -> None:
-    assert parse_hosts("netns:h1:2,netns:h-2:1", 3) == [Host("h1", 2, True), Host("h-2", 1, True)]
-    assert parse_hosts("netns:2", 2) == [Host("netns", 2)]  # a machine of that name
-    assert shown(parse_hosts("netns:h1:2", 2)) == "h1:2"  # as Horovod takes them
-    for text, said in (("netns:a;b:1", "the host's name"), ("netns:h1:0", "slots"), ("netns:h1:1,h1:1", "named twice")):
-        with pytest.raises(RequestError, match=said):
-            parse_hosts(text, 1)
-
-
-@pytest.mark.parametrize(
-    ("hosts", "launcher", "elastic", "said"),
-    [
-        ("netns:nowhere:1,netns:hvdkit-none:1", "direct", False, "netns:nowhere: expected one of `ip netns`"),
-        ("netns:a:1,localhost:1", "direct", False, "localhost: expected a namespace"),
-        ("netns:a:1", "horovodrun", False, "horovodrun enters no namespace"),
-        ("netns:a:1", "direct", True, "elastic run"),
-    ],
-)
-def test_namespaces_that_cannot_be_used_are_told_first(hosts: str, launcher: str, elastic: bool, said: str) -> None:
-    with pytest.raises(RequestError, match=said):
-        namespaces.check(parse_hosts(hosts, 1), launcher, elastic)
-
-
 def test_ranks_live_in_the_hosts(network: Any, tmp_path: Path) -> None:
     """Two on each of two: Horovod counts two hosts, and between them goes what has to, at the link's pace."""
     out, before = tmp_path / "out", network.sent_bytes()
@@ -249,10 +223,3 @@ def test_ranks_live_in_the_hosts(network: Any, tmp_path: Path) -> None:
     sent = network.sent_bytes()["h1"] - before["h1"]
     times = told["rows"][0]["repeats"] + 2  # at least: those that warm up
     assert sent > times * 1_000_000
-
-
-def test_a_missing_namespace_is_told_before_anything_is_written(hvdkit: Hvdkit, tmp_path: Path, recipe: Path) -> None:
-    done = hvdkit("train", recipe, "--framework", "mxnet", "-H", "netns:hvdkit-none:1", "--out", tmp_path / "out")
-    assert done.returncode == 2
-    assert "-H: netns:hvdkit-none: expected one of `ip netns`" in done.stderr
-    assert not (tmp_path / "out").exists()

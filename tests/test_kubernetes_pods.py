@@ -31,7 +31,7 @@ def network() -> Iterator[Any]:
         pytest.skip(f"needs Open MPI and sshd ({lacking[0]}): sudo make cluster-check")
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount what pods have")
-    with starving.network(3, 1000.0) as made:
+    with starving.network(3, 1000.0, control=False) as made:
         yield made
 
 

@@ -15,10 +15,9 @@ from launching import SOON_S, exits, gone_within, job, nothing_left, run_plain
 
 from hvdkit.errors import RequestError, RunError
 from hvdkit.launch.agent.reports import SHARED
-from hvdkit.launch.agent_command import AgentCommand
 from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.hosts import Host
-from hvdkit.launch.job import ElasticBounds, prepare
+from hvdkit.launch.job import AgentCommand, ElasticBounds, prepare
 from hvdkit.launch.supervise import supervise
 
 pytestmark = pytest.mark.timeout(300)

@@ -17,8 +17,8 @@ from launching import wait_until
 
 from hvdkit.launch.agent.interfaces import address_of
 from hvdkit.launch.agent.link_monitor import DOWN_S, LOST_S, LauncherWatch, LinkMonitor
+from hvdkit.launch.diagnosis.blame import unreachable
 from hvdkit.launch.diagnosis.exits import FailureRecord, RankEnd
-from hvdkit.launch.diagnosis.partition import unreachable
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
 from tests.cluster import starving

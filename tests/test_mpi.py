@@ -43,7 +43,7 @@ def needs(missing: list[str], what: str) -> None:
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[Any]:
-    with starving.network(2, 1000.0) as made:
+    with starving.network(2, 1000.0, control=False) as made:
         yield made
 
 

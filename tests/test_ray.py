@@ -20,7 +20,6 @@ import paced
 import pytest
 from conftest import ROOT, Hvdkit
 
-from hvdkit.launch.hosts import Host
 from hvdkit.launch.launchers import ray as launcher
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
@@ -201,7 +200,7 @@ def test_a_launcher_that_is_killed_leaves_nothing(cluster: Cluster, tmp_path: Pa
 def test_what_does_not_fit_into_the_cluster_is_refused(cluster: Cluster, hvdkit: Hvdkit) -> None:
     train = ["train", *RECIPE, "--framework", "mxnet", "--launcher", "ray", "--dry-run"]
     done = hvdkit(*train, "-np", "5")
-    assert done.returncode == 2 and done.stderr.startswith("-np 5: the Ray cluster has 4 free slots ("), done.stderr
+    assert done.returncode == 2 and done.stderr.startswith("-np 5: the Ray cluster has 4 free slots; "), done.stderr
     done = hvdkit(*train, "-np", "2", "-H", "10.1.2.3:2")
     assert done.returncode == 2 and done.stderr.startswith("-H: 10.1.2.3:2: the Ray cluster offers "), done.stderr
 
@@ -250,7 +249,7 @@ def test_an_elastic_run_follows_the_nodes_of_the_cluster(cluster: Cluster, tmp_p
 
 
 def test_an_elastic_run_takes_no_list_of_hosts(inside: Hvdkit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_nodes", lambda: [Host("10.0.0.1", 4)])
+    monkeypatch.setattr(launcher, "_cluster", lambda np: {"slots": {"10.0.0.1": 4}})
     options = ["--framework", "mxnet", "--launcher", "ray", "-np", "2", "-H", "10.0.0.1:2", "elastic={max_np: 4}"]
     done = inside("train", *RECIPE, *options, "--out", "run")
     told = "-H: leave it out: an elastic run by --launcher ray follows the cluster's own list of hosts\n"

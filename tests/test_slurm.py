@@ -38,7 +38,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         pytest.skip(f"needs Slurm ({missing[0]}): sudo make cluster-check")
     if os.geteuid() != 0:
         pytest.skip("needs root, as Slurm's daemons do")
-    with starving.network(3, 1000.0) as network, Slurm(network, tmp_path_factory.mktemp("slurm")) as running:
+    folder = tmp_path_factory.mktemp("slurm")
+    with starving.network(3, 1000.0, control=False) as network, Slurm(network, folder) as running:
         yield running
 
 

@@ -138,7 +138,7 @@ class _Machine:
         self.mbit_per_s = mbit_per_s
 
     def hosts_option(self) -> str:
-        return "netns:h1:1"
+        return "h1:1"
 
     def run(self) -> None:
         raise AssertionError("nothing is run")

@@ -16,7 +16,7 @@ from hvdkit.commands import host_faults
 from hvdkit.commands.host_ring import Member, reach
 from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
-from hvdkit.launch import launchers, namespaces
+from hvdkit.launch import launchers
 from hvdkit.launch.hosts import Host, parse_hosts, read_hostfile, shown
 from hvdkit.launch.launchers import slurm
 from hvdkit.launch.probes import START_S, Probe, Unreachable, way
@@ -37,14 +37,12 @@ def hosts_of(option: str | None, hostfile: Path | None) -> list[Host]:
     """
     if option is not None and hostfile is not None:
         raise RequestError("--hostfile: expected either it or -H")
-    allocated = launchers.choose(option) == "slurm"
+    allocated = launchers.choose() == "slurm"
     if hostfile is not None:
         option = shown(read_hostfile(hostfile))
     if option is None:
         return slurm.allocation() if allocated else []
-    parsed = parse_hosts(option, 1)
-    namespaces.check(parsed, "direct")
-    return parsed
+    return parse_hosts(option, 1)
 
 
 def examine(hosts: Sequence[Host], interface: str | None, folder: Path) -> HostsReport:
@@ -56,7 +54,7 @@ def examine(hosts: Sequence[Host], interface: str | None, folder: Path) -> Hosts
     began = time.monotonic()
     fits = wanted(interface)
     runtimes = store.installed()
-    allocated = {host.name for host in slurm.allocation()} if launchers.choose(None) == "slurm" else set()
+    allocated = {host.name for host in slurm.allocation()} if launchers.choose() == "slurm" else set()
     faults: list[HostFault] = []
     pythons = [str(runtime.python) for runtime in runtimes]
     with ExitStack() as stack, ThreadPoolExecutor(2 * len(hosts)) as pool:

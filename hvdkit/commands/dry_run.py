@@ -16,7 +16,7 @@ from hvdkit.commands.plan import Plan, environment, program
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.errors import RequestError
 from hvdkit.heartbeat import NOTED
-from hvdkit.launch.hosts import place
+from hvdkit.launch.slots import fill
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import ImageFolder, Model, Recipe, flat
 from hvdkit.results.dry_run import DryRun, PlannedRun, Rank
@@ -83,7 +83,7 @@ def _run(plan: Plan, times: int, former: list[tuple[Path, TrainResult]]) -> Plan
         times=times,
         launcher=placement.launcher,
         ranks=[
-            Rank(rank=rank.rank, host=rank.hostname, slot=rank.local_rank) for rank in place(placement.hosts, plan.np)
+            Rank(rank=rank.rank, host=rank.hostname, slot=rank.local_rank) for rank in fill(placement.hosts, plan.np)
         ],
         interpreter=str(plan.runtime.python),
         versions=plan.runtime.versions,

@@ -104,7 +104,7 @@ OF_HOSTS = Accepts("Names", "a text, or a list of texts", _hosts, str)
 Hosts = Annotated[
     str | None,
     OF_HOSTS,
-    Option("host:slots or netns:NAME:slots,..., or ./FILE of hosts", ("-H", "--hosts"), shown="this machine"),
+    Option("host:slots,..., or ./FILE of hosts", ("-H", "--hosts"), shown="this machine"),
 ]
 Rivals = Annotated[list[str] | None, Option(f"{RIVALS}; may be repeated", ("--rival",), complete=_COMPLETE_RIVALS)]
 Launcher = Annotated[str, Option(LAUNCHERS, complete=_COMPLETE_LAUNCHERS)]

@@ -129,7 +129,7 @@ def make_plan(
         samples = checks.check(recipe, framework, placement, use, rival if rival in registry.RIVALS else None, notes)
     faults.report()
     if rival is not None:
-        registry.check_recipe(rival, recipe, placement.here and not placement.separate_networks)
+        registry.check_recipe(rival, recipe, placement.here)
     return Plan(recipe, framework, runtime, placement, rival=rival, samples=samples, notes=tuple(notes))
 
 
@@ -221,7 +221,7 @@ def environment(plan: Plan) -> dict[str, str]:
         added["PYTHONHASHSEED"] = "0"
     if plan.pinned:
         added["HVDKIT_PIN"] = "1"
-    if len(plan.placement.hosts) == 1 or plan.placement.separate_networks:  # another machine may have other cores
+    if len(plan.placement.hosts) == 1:  # another machine may have other cores
         requested = None if plan.recipe.threads == "auto" else plan.recipe.threads
         added["OMP_NUM_THREADS"] = str(threads_per_rank(requested, plan.np))
     if plan.placement.debug:

@@ -7,20 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from hvdkit.errors import RunError, Stopped
 from hvdkit.handshake import Listener
 from hvdkit.heartbeat import DISK, STOP, WAITING
-from hvdkit.launch.agent_command import LAUNCHER_GRACE_S, AgentCommand, agent_command
-from hvdkit.launch.clocks import Clocks
 from hvdkit.launch.diagnosis import exits
-from hvdkit.launch.diagnosis.hangs import Hang
-from hvdkit.launch.diagnosis.stalls import Stall
-from hvdkit.launch.job import MARK, SETTLE_SHARE, Job, Tick
-from hvdkit.launch.streams import AgentStream, Streams
-from hvdkit.launch.termination import caught_signals
+from hvdkit.launch.diagnosis.stalls import Hang, Stall
+from hvdkit.launch.job import LAUNCHER_GRACE_S, MARK, SETTLE_SHARE, AgentCommand, Job, Tick, agent_command
+from hvdkit.launch.streams import AgentStream, Clocks, Streams
 
 _TICK_S = 0.1
 # An agent that takes this much longer than its grace is killed. It needs rank_agent.AFTERMATH_S and a walk through
@@ -64,27 +62,28 @@ class Agents:
         with caught_signals() as caught:
             try:
                 for command in commands:
-                    self.start(command)
+                    self._start(command)
                 handled = 0
-                while self.running:
-                    self.listen(_TICK_S)
-                    signalled = len(caught) > handled
-                    if signalled and self._may_preempt(caught):
-                        self.preempt()
-                    elif signalled or self.must_stop:
-                        self.stop(again=signalled)
+                while self._streams.open:
+                    self._listen()
+                    if len(caught) > handled and self._may_preempt(caught):
+                        self._preempt()
+                    elif len(caught) > handled or self.must_stop:
+                        self.stop(again=len(caught) > handled)
                     handled = len(caught)
                     self.enforce()
                     if on_tick is not None:
                         on_tick()
             finally:
                 # Whatever happened, an exception of on_tick too, no process is left.
-                self.end()
+                self._end()
         fault: BaseException | None
         if self.stops_gracefully:
             fault = Stopped(f"stopped by {exits.signal_name(caught[0])}")
+        elif caught:
+            fault = KeyboardInterrupt() if signal.SIGINT in caught else exits.Terminated(caught[0])
         else:
-            fault = _by_signal(caught) if caught else self.fault()
+            fault = self.fault()
         try:
             exits.write_exits(self._job.log_dir / "exits.json", self.all_ends())
         except RunError:
@@ -93,10 +92,10 @@ class Agents:
         if fault is not None:
             raise fault
 
-    def start(self, command: AgentCommand) -> None:
+    def _start(self, command: AgentCommand) -> None:
         """Start one agent with its command."""
         role = command.name if command.rank is None else "rank"
-        line = [*command.enter, *agent_command(sys.executable, role, self._job, command.command)]
+        line = agent_command(sys.executable, role, self._job, command.command)
         try:
             process = subprocess.Popen(
                 line,
@@ -114,19 +113,10 @@ class Agents:
         self._streams.add(process.stdout, AgentStream(process, name=name))
 
     @property
-    def running(self) -> bool:
-        """Whether an agent is still connected."""
-        return self._streams.any
-
-    @property
     def must_stop(self) -> bool:
         """Whether to end all ranks now: the job has failed, or ranks have not ended in time after SIGTERM."""
-        if self._stopped_at is not None:
-            return False
-        overdue = self._preempted_at is not None and (
-            time.monotonic() > self._preempted_at + self._job.preemption_grace_s
-        )
-        return overdue or self.failed
+        patience_ends = (self._preempted_at or float("inf")) + self._job.preemption_grace_s
+        return self._stopped_at is None and (time.monotonic() > patience_ends or self.failed)
 
     @property
     def failed(self) -> bool:
@@ -181,8 +171,16 @@ class Agents:
         elif event == "link down":
             self.note_link_down(report)
         elif name not in self.ends:  # an agent's report of an end counts more than that it was killed afterwards
-            self.ends[name] = self._read_end(report, received)
-            self.note_end(self.ends[name])
+            read = {
+                "host": self._host(report),
+                "signal": exits.signal_name(report["signal"]),
+                "seconds": report.get("seconds") and round(report["seconds"], 3),
+                "failed_at": self._clocks.here(name, report["failed_at"]),
+                "reported_at": received,
+                "record": exits.FailureRecord.read(report.get("failure")),
+            }
+            known = {key: value for key, value in report.items() if key in exits.RankEnd.__dataclass_fields__}
+            self._note_end(name, known | read)
 
     def note_start(self, report: dict[str, Any]) -> None:
         """A rank has started."""
@@ -197,65 +195,39 @@ class Agents:
         """The network interface of a rank's host is down."""
         raise NotImplementedError
 
-    def listen(self, timeout_s: float) -> None:
-        """Take in what agents report, for at most this long."""
-        for stream, report, received in self._streams.read(timeout_s):
+    def _listen(self) -> None:
+        """Take in what agents report within a tick."""
+        for stream, report, received in self._streams.read(_TICK_S):
             if report is None:
                 self._note_lost_agent(stream)
+                continue
+            name, event = report["name"], report["event"]
+            self._clocks.note(name, report["clock"], report.get("boot"), received)
+            if report["rank"] is None:
+                if event == "ended":
+                    self.launcher_end = report
+                else:
+                    self.note_said(report)
+            elif event == "left":
+                self._to_clean.discard(name)
             else:
-                self._take_in(stream, report, received)
-
-    def _take_in(self, stream: AgentStream, report: dict[str, Any], received: float) -> None:
-        """One report of an agent."""
-        name, event = report["name"], report["event"]
-        self._clocks.note(name, report["clock"], report.get("boot"), received)
-        if report["rank"] is None:
-            if event == "ended":
-                self.launcher_end = report
-            else:
-                self.note_said(report)
-        elif event == "left":
-            self._to_clean.discard(name)
-        else:
-            if event == "started":
-                self._to_clean.add(name)
-                if stream.connection is not None:
-                    stream.name = name
-            self.note(report, received)
+                if event == "started":
+                    self._to_clean.add(name)
+                    stream.name = stream.name if stream.connection is None else name
+                self.note(report, received)
 
     def _note_lost_agent(self, stream: AgentStream) -> None:
         """A stream has ended: an agent that has not reported the end of its rank was killed, and the rank with it."""
-        name = stream.name
-        if name is None or name in self.ends or name not in self._ranks:
+        if stream.name in self.ends or stream.name not in self._ranks:
             return
         code, now = 0 if stream.process is None else stream.process.wait(), time.monotonic()
-        rank, host = self._ranks[name]
-        self.ends[name] = exits.RankEnd(
-            rank=rank,
-            host=host,
-            pid=self._pids.get(name),
-            signal=exits.signal_name(-code) if code < 0 else None,
-            stopped=self._stopped_at is not None,
-            failed_at=now,
-            reported_at=now,
-            name=name,
-        )
-        self.note_end(self.ends[name])
+        rank, host = self._ranks[stream.name]
+        killed = {"signal": exits.signal_name(-code) if code < 0 else None, "stopped": self._stopped_at is not None}
+        self._note_end(stream.name, {"rank": rank, "host": host, "failed_at": now, "reported_at": now, **killed})
 
-    def _read_end(self, report: dict[str, Any], received: float) -> exits.RankEnd:
-        """How a rank ended, from its agent's report."""
-        known = {key: value for key, value in report.items() if key in exits.RankEnd.__dataclass_fields__}
-        seconds = report.get("seconds")
-        read = {
-            "host": self._host(report),
-            "pid": self._pids.get(report["name"]),
-            "signal": exits.signal_name(report["signal"]),
-            "seconds": None if seconds is None else round(seconds, 3),
-            "failed_at": self._clocks.here(report["name"], report["failed_at"]),
-            "reported_at": received,
-            "record": exits.FailureRecord.read(report.get("failure")),
-        }
-        return exits.RankEnd(**known | read)
+    def _note_end(self, name: str, facts: dict[str, Any]) -> None:
+        self.ends[name] = end = exits.RankEnd(**{"pid": self._pids.get(name), **facts, "name": name})
+        self.note_end(end)
 
     def _host(self, report: dict[str, Any]) -> str:
         """The host of the rank that is reported of."""
@@ -267,7 +239,7 @@ class Agents:
         first = caught in ([signal.SIGTERM], [signal.SIGHUP])
         return self._job.preemption_grace_s > 0 and first and self._stopped_at is None
 
-    def preempt(self) -> None:
+    def _preempt(self) -> None:
         """Ask the ranks to end by themselves, after a checkpoint."""
         self._preempted_at = time.monotonic()
         try:
@@ -303,12 +275,12 @@ class Agents:
             self._hurried = self._hurried or self.launcher_end is None
             self._signal_all(signal.SIGTERM)
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Leave no agent and so no rank; returns within the grace and a little more."""
-        if self.running:
+        if self._streams.open:
             self.stop()
-        while self.running:
-            self.listen(_TICK_S)
+        while self._streams.open:
+            self._listen()
             self.enforce()
         for process in self._processes:
             process.wait()
@@ -325,6 +297,24 @@ class Agents:
                 process.send_signal(number)
 
 
-def _by_signal(caught: list[int]) -> BaseException:
-    """The exception of a run that a signal has ended."""
-    return KeyboardInterrupt() if signal.SIGINT in caught else exits.Terminated(caught[0])
+@contextlib.contextmanager
+def caught_signals() -> Iterator[list[int]]:
+    """Collect SIGINT, SIGTERM and SIGHUP in the list that this yields; they are handled at the next tick.
+
+    SIGHUP stays ignored where it is, as under nohup.
+    """
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught  # only the main thread may set handlers
+        return
+    before = {
+        number: signal.signal(number, lambda received, _: caught.append(received))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # one that was not set from Python, and cannot be set from it
+                signal.signal(number, handler)

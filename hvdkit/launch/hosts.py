@@ -8,41 +8,37 @@ import os
 import re
 import socket
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hvdkit import paths, programs
 from hvdkit.errors import Faults, RequestError
 from hvdkit.files import read_bounded
-from hvdkit.launch.slots import Slot, fill
 
 # No name has a meaning to a shell or looks like an option: horovodrun passes names to ssh through a shell.
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
-_SLOTS = re.compile(r"[0-9]{1,6}")
-_EXAMPLE = "expected host:slots, for example worker-0:2,worker-1:2"
-_HOSTFILE_LINE = re.compile(
-    rf"(?P<name>{_NAME.pattern})(:(?P<a>[0-9]{{1,6}}))?( slots ?= ?(?P<b>[0-9]{{1,6}}))?( max[-_]slots ?= ?[0-9]+)?"
+_NAME = "[A-Za-z0-9_][A-Za-z0-9._-]{0,252}"
+_ENTRY = re.compile(rf"(?P<name>{_NAME}):(?P<slots>0*[1-9][0-9]{{0,5}})")
+_EXPECTED = (
+    "expected host:slots, for example worker-0:2,worker-1:2: the host's name or IPv4 address, of letters, digits, '.', "
+    "'-' and '_', and a whole number of slots, 1 or more (up to 6 digits)"
 )
-_NAMESPACE = "netns:"
+_HOSTFILE_LINE = re.compile(
+    rf"(?P<name>{_NAME})(:(?P<a>[0-9]{{1,6}}))?( slots ?= ?(?P<b>[0-9]{{1,6}}))?( max[-_]slots ?= ?[0-9]+)?"
+)
 _DISCOVERY_S = 20.0
 MOST_A_CORE = 64  # ranks; more is a typing error, which would overload the machine
 
 
-@dataclass(frozen=True)
-class Host:
-    """A machine by name or IPv4 address, and how many ranks may run on it.
-
-    A `namespace` is one of this machine's networks, with its name in `ip netns`.
-    """
+class Host(NamedTuple):
+    """A machine by name or IPv4 address, and how many ranks may run on it."""
 
     name: str
     slots: int
-    namespace: bool = False
 
     @property
     def here(self) -> bool:
         """Whether it is this machine."""
-        return self.namespace or is_this_machine(self.name)
+        return is_this_machine(self.name)
 
 
 def parse_hosts(text: str | None, np: int) -> list[Host]:
@@ -57,12 +53,12 @@ def parse_hosts(text: str | None, np: int) -> list[Host]:
     if text is None:
         return [Host("localhost", np)]
     hosts: dict[str, Host] = {}
+    faults = Faults()
     if "/" in text:
         try:
             hosts = {host.name: host for host in read_hostfile(paths.expanded(text))}
         except RequestError as fault:
             raise RequestError(f"-H {fault}") from None
-    faults = Faults()
     for entry in [] if hosts else text.split(","):
         with faults.collected():
             host = _parse_entry(entry)
@@ -70,13 +66,15 @@ def parse_hosts(text: str | None, np: int) -> list[Host]:
                 raise RequestError(f"-H: {entry!r}: host {host.name} is named twice; name it once, with all its slots")
             hosts[host.name] = host
     faults.report()
-    slots = sum(host.slots for host in hosts.values())
-    if np > slots:
-        raise RequestError(
-            f"-np {np}: -H offers {slots} {'slot' if slots == 1 else 'slots'} ({shown(list(hosts.values()))}); "
-            f"ask for at most {slots} or add slots"
-        )
+    check_slots(np, list(hosts.values()), "-H offers", "ask for fewer or add slots")
     return list(hosts.values())
+
+
+def check_slots(np: int, hosts: list[Host], who: str, remedy: str) -> None:
+    """Check that the hosts have slots for np ranks. Raises RequestError: `who` has so many, and what to do."""
+    slots = sum(host.slots for host in hosts)
+    if np > slots:
+        raise RequestError(f"-np {np}: {who} {slots} slot{'s' if slots != 1 else ''} ({shown(hosts)}); {remedy}")
 
 
 def read_hostfile(path: Path) -> list[Host]:
@@ -105,19 +103,19 @@ def read_hostfile(path: Path) -> list[Host]:
     return list(hosts.values())
 
 
-def check_here(hosts: list[Host], np: int) -> None:
-    """Check that all hosts are this machine, and that it can run `np` ranks. Raises RequestError."""
-    for host in hosts:
-        if not host.here:
-            raise RequestError(
-                f"-H: {host.name} is not this machine, and the direct launcher starts ranks here only; "
-                "use --launcher horovodrun"
-            )
-    cores = len(os.sched_getaffinity(0))
-    if np > MOST_A_CORE * cores:
+def check_here(hosts: list[Host], np: int, where: str = "-H:") -> None:
+    """Check that all hosts, given `where`, are this machine, and that it can run `np` ranks. Raises RequestError."""
+    if others := [host.name for host in hosts if not host.here]:
         raise RequestError(
-            f"-np {np}: expected at most {MOST_A_CORE * cores} ranks on this machine, {MOST_A_CORE} a core; for others "
-            "give -H and --launcher horovodrun"
+            f"{where} {others[0]} is not this machine, and the direct launcher starts ranks here only; "
+            "use --launcher horovodrun"
+        )
+    most = MOST_A_CORE * len(os.sched_getaffinity(0))
+    if np > most:
+        what = f"-np {np}:" if where == "-H:" else where
+        raise RequestError(
+            f"{what} expected at most {most} ranks on this machine, {MOST_A_CORE} a core; for others give -H and "
+            "--launcher horovodrun"
         )
 
 
@@ -139,21 +137,15 @@ def discovered(script: Path, here: bool) -> list[Host]:
     if done.returncode != 0:
         said = done.stderr.strip().rpartition("\n")[2][:200]
         raise RequestError(f"{where} failed with status {done.returncode}: {said or 'it said nothing'}")
-    by_name: dict[str, Host] = {}
+    hosts: dict[str, Host] = {}
     for line in filter(None, map(str.strip, done.stdout.splitlines())):
-        try:
-            host = _parse_entry(line)
-            by_name[host.name] = host
-        except RequestError:
-            raise RequestError(f"{where} expected host:slots a line, got {line[:80]!r}") from None
-    hosts = list(by_name.values())
-    others = [host.name for host in hosts if here and not is_this_machine(host.name)]
-    if others:
-        raise RequestError(f"{where} {', '.join(others)}: not this machine; use --launcher horovodrun")
-    slots, most = sum(host.slots for host in hosts), MOST_A_CORE * len(os.sched_getaffinity(0))
-    if here and slots > most:
-        raise RequestError(f"{where} expected at most {most} slots on this machine, {MOST_A_CORE} a core, got {slots}")
-    return hosts
+        match = _ENTRY.fullmatch(line)
+        if match is None:
+            raise RequestError(f"{where} expected host:slots a line, got {line[:80]!r}")
+        hosts[match["name"]] = Host(match["name"], int(match["slots"]))
+    if here:
+        check_here(list(hosts.values()), sum(host.slots for host in hosts.values()), where)
+    return list(hosts.values())
 
 
 def shown(hosts: list[Host]) -> str:
@@ -175,27 +167,10 @@ def is_this_machine(name: str) -> bool:
     return False
 
 
-def place(hosts: list[Host], np: int) -> list[Slot]:
-    """One slot for each of `np` ranks, in rank order: hosts are filled one after the other, as Horovod does it."""
-    return fill([(host.name, host.slots) for host in hosts], np)
-
-
 def _parse_entry(entry: str) -> Host:
-    """One `host:slots`; RequestError says what is wrong with it."""
-    shown_entry = repr(entry if len(entry) <= 80 else entry[:77] + "...")
-    if not entry:
-        raise RequestError(f"-H: an empty entry; {_EXAMPLE}")
-    namespace = entry.startswith(_NAMESPACE) and entry.count(":") > 1
-    name, colon, slots = entry.removeprefix(_NAMESPACE if namespace else "").rpartition(":")
-    if not colon:
-        raise RequestError(f"-H: {shown_entry}: no number of slots; {_EXAMPLE}")
-    if ":" in name or name.startswith("["):
-        raise RequestError(f"-H: {shown_entry}: Horovod takes no IPv6 address; give the host's name or IPv4 address")
-    if not _NAME.fullmatch(name):
-        raise RequestError(
-            f"-H: {shown_entry}: the host's name may have only letters, digits, '.', '-' and '_', "
-            f"and begins with none of '.' and '-'; {_EXAMPLE}"
-        )
-    if not _SLOTS.fullmatch(slots) or int(slots) < 1:
-        raise RequestError(f"-H: {shown_entry}: slots must be a whole number, 1 or more (up to 6 digits); {_EXAMPLE}")
-    return Host(name, int(slots), namespace)
+    """One `host:slots`; RequestError says what is expected."""
+    match = _ENTRY.fullmatch(entry)
+    if match is None:
+        ipv6 = "; Horovod takes no IPv6 address" if entry.count(":") > 1 else ""
+        raise RequestError(f"-H: {entry[:80]!r}: {_EXPECTED}{ipv6}")
+    return Host(match["name"], int(match["slots"]))

@@ -13,9 +13,9 @@ from hvdkit.errors import RequestError
 from hvdkit.files import closed_to_writes
 from hvdkit.heartbeat import STOP
 from hvdkit.launch.agent import output
-from hvdkit.launch.agent.reports import REPORTS_DONE, SHARED
-from hvdkit.launch.hosts import Host, place
-from hvdkit.launch.slots import Slot
+from hvdkit.launch.agent.reports import RANKS, REPORTS_DONE, SHARED
+from hvdkit.launch.hosts import Host
+from hvdkit.launch.slots import Slot, fill
 from hvdkit.rendezvous import SECRET
 from hvdkit.runtimes.store import fault_of
 
@@ -23,9 +23,13 @@ Tick = Callable[[], None]  # called ten times a second while ranks run; what it 
 
 STACKS = "stacks.txt"  # where ranks were that hang
 MARK = "shared-"  # begins the name of the file by which a host knows the folder of logs
-_LOGS = ("rank-*.log", "worker-*", "horovodrun.log", "srun.log", "mpirun.log", "ray.log")
+_OLD = ("rank-*.log", "worker-*", "horovodrun.log", "srun.log", "mpirun.log", "ray.log", "rank-*.failure.json",
+        "exits.json", STACKS, STOP, f"{MARK}*")  # fmt: skip
+_AGENT = Path(__file__).with_name("agent") / "rank_agent.py"
 # A rank that has to write a checkpoint can do so; the whole end stays below 10 s.
 GRACE_S = 3.0
+# horovodrun is given a little longer than its ranks: once they are gone it waits 5 s for a shell that it has frozen.
+LAUNCHER_GRACE_S = 1.0
 # An agent reports a hang after the first share of the timeout; in the second share the other agents report theirs.
 HANG_SHARE, SETTLE_SHARE = 0.85, 0.1
 
@@ -48,13 +52,13 @@ class Job:
 
     `python` is the interpreter that has the framework and Horovod, `arguments` what follows it on each rank's command
     line. `environment` is added to the launcher's own. `log_dir` receives rank-<r>.log (standard output and error
-    together), rank-<r>.failure.json (from a rank that knows why it failed) and exits.json.
+    together), rank-<r>.failure.json (from a rank that knows why it failed) and exits.json. All hosts have to see it,
+    which their agents check before they start a rank.
     Ranks that are ended have `grace_s` seconds from SIGTERM to SIGKILL. Where the launcher gets SIGTERM, they are first
     asked, by a file in `log_dir`, to end by themselves within `preemption_grace_s` seconds.
     With `reports_done` ranks say when they have done their work (hvdkit.heartbeat), and an exit status of 0 before
     that is a failure.
     With `elastic` the job survives lost ranks, and new ones join; it starts with `np`.
-    All hosts have to see `log_dir`, which their agents check before they start a rank.
     `secret` is the key of its rendezvous server.
     A rank without progress for `stall_timeout_s` seconds ends the job; with 0 it waits for ever. Where ranks have only
     lost another one, that one has `settle_s` seconds to end by itself, so that its own error is known.
@@ -91,7 +95,7 @@ class Job:
 
     def slots(self) -> list[Slot]:
         """Where each rank runs, in rank order."""
-        return place(self.hosts, self.np)
+        return fill(self.hosts, self.np)
 
     @property
     def stop_file(self) -> Path:
@@ -103,9 +107,13 @@ class Job:
         return self.log_dir / f"{name or f'rank-{rank}'}.log"
 
     def base_environment(self) -> dict[str, str]:
-        """The environment of every rank under any launcher; a user's HOROVOD_* settings stay in force."""
+        """The environment of every rank under any launcher; a user's HOROVOD_* settings stay in force.
+
+        Horovod names the ranks that do not join a collective before the agents report the others as hanging.
+        """
+        stalls_s = max(1, int(HANG_SHARE * self.stall_timeout_s / (output.CHECKS + 2)))
         return {
-            **self._stall_checks(),
+            **({output.VARIABLE: str(stalls_s)} if self.stall_timeout_s else {}),
             **os.environ,
             **self.environment,
             "PYTHONUNBUFFERED": "1",
@@ -115,11 +123,28 @@ class Job:
             SHARED: str(self.mark or ""),
         }
 
-    def _stall_checks(self) -> dict[str, str]:
-        """Horovod names the ranks that do not join a collective before the agents report the others as hanging."""
-        if not self.stall_timeout_s:
-            return {}
-        return {output.VARIABLE: str(max(1, int(HANG_SHARE * self.stall_timeout_s / (output.CHECKS + 2))))}
+
+@dataclass(frozen=True)
+class AgentCommand:
+    """A command that an agent starts: the rank that it is (None: a program that starts ranks), its environment.
+
+    A program goes by its `name`.
+    """
+
+    rank: int | None
+    command: list[str]
+    environment: dict[str, str]
+    name: str = "horovodrun"  # Horovod's elastic driver too
+
+
+def agent_command(python: str, role: str, job: Job, command: list[str]) -> list[str]:
+    """The command line of an agent in that role (agent/rank_agent.py) that starts `command`.
+
+    Without site packages it starts in 0.05 s.
+    """
+    grace_s = job.grace_s + (0.0 if role in RANKS else LAUNCHER_GRACE_S)
+    settings = [str(job.log_dir.absolute()), str(grace_s), str(HANG_SHARE * job.stall_timeout_s)]
+    return [python, "-I", "-S", str(_AGENT), role, *settings, *command]
 
 
 def prepare(job: Job) -> None:
@@ -131,12 +156,13 @@ def prepare(job: Job) -> None:
         raise RequestError(f"{job.python}: the interpreter {fault}; build it with `hvdkit runtime build`")
     try:
         job.log_dir.mkdir(parents=True, exist_ok=True)
-        for pattern in (*_LOGS, "rank-*.failure.json", "exits.json", STACKS, STOP, f"{MARK}*"):
+        for pattern in _OLD:
             for old in job.log_dir.glob(pattern):
                 old.unlink()
         if job.mark is not None:
             job.mark.touch()
+        reason = closed_to_writes(job.log_dir)
     except OSError as error:
-        raise RequestError(f"{job.log_dir}: cannot be written ({error.strerror}); choose another --out") from error
-    if reason := closed_to_writes(job.log_dir):
+        reason = error.strerror
+    if reason:
         raise RequestError(f"{job.log_dir}: cannot be written ({reason}); choose another --out")

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from hvdkit.adapters.capabilities import ENVIRONMENT
 from hvdkit.errors import Faults
-from hvdkit.launch import namespaces
 from hvdkit.launch.hosts import Host, discovered, parse_hosts
 from hvdkit.launch.launchers import AUTO, LAUNCHERS, choose
 from hvdkit.worker import tuning
@@ -35,7 +34,7 @@ class Placement:
 
     def __post_init__(self) -> None:
         if self.launcher == AUTO:
-            object.__setattr__(self, "launcher", choose(self.hosts_option))
+            object.__setattr__(self, "launcher", choose())
 
     @cached_property
     def hosts(self) -> list[Host]:
@@ -48,11 +47,6 @@ class Placement:
     def here(self) -> bool:
         """Whether all ranks run on this machine."""
         return all(host.here for host in self.hosts)
-
-    @property
-    def separate_networks(self) -> bool:
-        """Whether hosts are network namespaces of this machine."""
-        return any(host.namespace for host in self.hosts)
 
     @property
     def crowding(self) -> list[str]:
@@ -69,8 +63,6 @@ class Placement:
         A host discovery script is run once.
         """
         faults = Faults()
-        with faults.collected():
-            namespaces.check(self.hosts, self.launcher, elastic)
         if self.launcher not in LAUNCHERS:
             faults.append(f"--launcher {self.launcher}: expected one of {', '.join((AUTO, *LAUNCHERS))}")
         elif elastic and not LAUNCHERS[self.launcher].elastic:

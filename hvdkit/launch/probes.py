@@ -1,4 +1,4 @@
-"""Processes that answer questions on each host (agent/host_probe.py), reached by ssh, srun or nsenter."""
+"""Processes that answer questions on each host (agent/host_probe.py), reached by ssh or srun."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from typing import Any, Self
 
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.launchers.slurm import STEP
-from hvdkit.launch.namespaces import FOLDER
 
 START_S, ANSWER_S = 30.0, 15.0  # a busy host answers late; ssh itself gives up earlier where there is none
 _PACKAGE = "hvdkit.launch.agent"
@@ -56,9 +55,7 @@ class Unreachable(Exception):
 
 
 def way(host: Host, allocated: bool) -> str:
-    """How a command gets to the host: `nsenter`, `srun` (a host of the Slurm allocation), `here` or `ssh`."""
-    if host.namespace:
-        return "nsenter"
+    """How a command gets to the host: `srun` (a host of the Slurm allocation), `here` or `ssh`."""
     return "srun" if allocated else "here" if host.here else "ssh"
 
 
@@ -72,7 +69,7 @@ def _command(host: Host, how: str, pythons: Sequence[str]) -> list[str]:
         return [*_SSH, host.name, shlex.join(words)]
     if how == "srun":
         return ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}", *STEP, *words]
-    return [*(["nsenter", f"--net={FOLDER / host.name}", "--"] if how == "nsenter" else []), *words]
+    return words
 
 
 class Probe:

@@ -18,48 +18,47 @@ _START_TIMEOUT_S = 30.0
 
 
 @contextlib.contextmanager
-def rendezvous(job: Job, address: str, enter: tuple[str, ...] = ()) -> Iterator[int]:
-    """Horovod's rendezvous server, at an address that all ranks reach; yields its port. `enter` is a command prefix.
+def rendezvous(job: Job, address: str) -> Iterator[int]:
+    """Horovod's rendezvous server, at an address that all ranks reach; yields its port.
 
     It runs under the runtime's interpreter, as the driver has no Horovod. Its port is open when it is yielded; Horovod
     is loaded while the ranks start.
 
     Raises RequestError or RunError if the server does not start: the latter at the end, in place of the ranks' failure.
     """
-    command = [*enter, str(job.python), str(_SERVER), address, shown(job.hosts), str(job.np)]
-    with tempfile.TemporaryFile() as errors:
+    command = [str(job.python), str(_SERVER), address, shown(job.hosts), str(job.np)]
+    with tempfile.TemporaryFile() as errors, contextlib.ExitStack() as stack:
         try:
-            server = subprocess.Popen(
-                command,
-                env=job.base_environment(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,  # else `select` does not see a line that was read with the one before
-                stderr=errors,
-                start_new_session=True,  # a terminal's Ctrl-C reaches only the launcher
+            server = stack.enter_context(
+                subprocess.Popen(
+                    command,
+                    env=job.base_environment(),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    bufsize=0,  # else `select` does not see a line that was read with the one before
+                    stderr=errors,
+                    start_new_session=True,  # a terminal's Ctrl-C reaches only the launcher
+                )
             )
         except OSError as error:
             raise RequestError(
                 f"{job.python}: cannot be started ({error.strerror}); build it anew with `hvdkit runtime build`"
             ) from error
-        with server:
+        stack.callback(server.kill)
+        port, failure = _line(server), None
+        if port:
             try:
-                port, failure = _line(server).strip(), None
-                if port.isdigit():
-                    try:
-                        yield int(port)
-                    except RunError as error:
-                        failure = error
-                if not port.isdigit() or not _line(server):
-                    errors.seek(0)
-                    said = errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2] or "it said nothing"
-                    raise RunError(
-                        f"{job.python}: Horovod's rendezvous server did not start: {said}; look with `hvdkit doctor`"
-                    ) from failure
-                if failure is not None:
-                    raise failure
-            finally:
-                server.kill()
+                yield int(port)
+            except RunError as error:
+                failure = error
+        if not port or not _line(server):
+            errors.seek(0)
+            said = errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2] or "it said nothing"
+            raise RunError(
+                f"{job.python}: Horovod's rendezvous server did not start: {said}; look with `hvdkit doctor`"
+            ) from failure
+        if failure is not None:
+            raise failure
 
 
 def _line(server: subprocess.Popen[bytes]) -> bytes:

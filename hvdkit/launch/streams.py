@@ -1,4 +1,4 @@
-"""What agents report, line by line: on their standard output, or over a connection to a listener."""
+"""What agents report, line by line: on their standard output, or over a connection to a listener. And their clocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdkit.handshake import Listener, notice_loss
-from hvdkit.launch.agent.reports import MARK
+from hvdkit.launch.agent.reports import MARK, boot_id
 
 _LONGEST_LINE = 2**20  # bytes of a report, and more than any has
 
@@ -39,18 +39,13 @@ class Streams:
     def __init__(self, listener: Listener | None) -> None:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
-        self._open: list[AgentStream] = []
+        self.open: list[AgentStream] = []
         if listener is not None:
             self._selector.register(listener, selectors.EVENT_READ)
 
-    @property
-    def any(self) -> bool:
-        """Whether an agent is still connected."""
-        return bool(self._open)
-
     def add(self, source: Any, stream: AgentStream) -> None:
         """Read from an agent: `source` is its pipe or its socket."""
-        self._open.append(stream)
+        self.open.append(stream)
         self._selector.register(source, selectors.EVENT_READ, stream)
 
     def read(self, timeout_s: float) -> Iterator[tuple[AgentStream, dict[str, Any] | None, float]]:
@@ -70,13 +65,10 @@ class Streams:
             except OSError:  # the agent's machine, or the way to it, is gone
                 data = b""
             *lines, stream.buffer = (stream.buffer + data).split(b"\n")
-            for line in lines:
-                report = _report(line)
-                if report is not None:
-                    yield stream, report, received
+            yield from ((stream, report, received) for report in map(_report, lines) if report is not None)
             if not data or len(stream.buffer) > _LONGEST_LINE:
                 self._selector.unregister(key.fileobj)
-                self._open.remove(stream)
+                self.open.remove(stream)
                 yield stream, None, received
                 if stream.connection is not None:
                     stream.connection.close()
@@ -84,9 +76,14 @@ class Streams:
             notice_loss(connection)
             self.add(connection, AgentStream(connection=connection))
 
+    def connections(self, name: str | None = None) -> list[socket.socket]:
+        """The connections of all agents that are connected over TCP, or of the one whose rank has this name."""
+        wanted = (stream for stream in self.open if name in (None, stream.name))
+        return [stream.connection for stream in wanted if stream.connection is not None]
+
     def send(self, line: str) -> None:
         """Send a line to the agents that are connected over TCP."""
-        for connection in self._connections():
+        for connection in self.connections():
             with contextlib.suppress(OSError):
                 connection.send(f"{line}\n".encode())
 
@@ -95,7 +92,7 @@ class Streams:
 
         Returns whether there are any.
         """
-        connections = self._connections(name)
+        connections = self.connections(name)
         for connection in connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
@@ -104,22 +101,37 @@ class Streams:
     def close(self) -> None:
         """Close what is open."""
         self._selector.close()
-        for connection in self._connections():
+        for connection in self.connections():
             connection.close()
 
-    def _connections(self, name: str | None = None) -> list[socket.socket]:
-        """The connections of all agents, or of the one whose rank has this name."""
-        wanted = (stream for stream in self._open if name in (None, stream.name))
-        return [stream.connection for stream in wanted if stream.connection is not None]
+
+class Clocks:
+    """How far other machines' monotonic clocks, which count from their boot, are ahead of or behind this one's.
+
+    Wall clocks are not used: they differ between hosts and can be set at any time.
+    """
+
+    def __init__(self) -> None:
+        self._boot = boot_id()
+        self._behind: dict[str, float] = {}
+
+    def note(self, name: str, clock: float, boot: str | None, received: float) -> None:
+        """Use a report of the agent `name`, sent at its `clock`. The report with the shortest way is the most exact."""
+        if boot is not None and boot == self._boot and clock <= received:
+            self._behind[name] = 0.0  # the same clock
+        else:
+            self._behind[name] = min(received - clock, self._behind.get(name, float("inf")))
+
+    def here(self, name: str, clock: float) -> float:
+        """A time of that agent's clock as a time of this machine's."""
+        return clock + self._behind.get(name, 0.0)
 
 
 def _report(line: bytes) -> dict[str, Any] | None:
     """The report in a line; None for anything else."""
     _, mark, text = line.decode("utf-8", "replace").partition(MARK)
-    if not mark:
-        return None
     try:
-        report = json.loads(text)
+        report = json.loads(text) if mark else {}
         report["clock"] = float(report["clock"])
         return report if {"name", "event", "rank"} <= report.keys() else None
     except (ValueError, KeyError, TypeError):

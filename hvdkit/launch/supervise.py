@@ -10,12 +10,10 @@ from typing import Any
 from hvdkit.errors import RunError
 from hvdkit.handshake import Listener
 from hvdkit.launch.agent.link_monitor import DOWN_S
-from hvdkit.launch.agent_command import AgentCommand
 from hvdkit.launch.agents import Agents
 from hvdkit.launch.diagnosis import blame, exits
-from hvdkit.launch.diagnosis.hangs import hang_failure
-from hvdkit.launch.diagnosis.partition import unreachable
-from hvdkit.launch.job import Job, Tick
+from hvdkit.launch.diagnosis.stalls import hang_failure
+from hvdkit.launch.job import AgentCommand, Job, Tick
 
 # For the program that starts ranks to end after them: srun waits for ever for a task manager that was killed.
 LINGERS_S = 30.0
@@ -63,7 +61,7 @@ class _Ranks(Agents):
     def enforce(self) -> None:
         super().enforce()
         waits = self._listener is not None and self.launcher_end is None and self._stopped_at is None
-        if not (waits and self.all_gone and not self._to_clean) or self._lingered:
+        if not waits or not self.all_gone or self._to_clean or self._lingered:
             return
         self._gone_at = self._gone_at or time.monotonic()
         if time.monotonic() > self._gone_at + LINGERS_S:
@@ -80,8 +78,9 @@ class _Ranks(Agents):
         self._link_down = min(self._link_down or down, down)
 
     def fault(self) -> BaseException | None:
+        launcher = self.launcher_end
         if self._overdue:
-            return self._launcher_failure(self.launcher_end or {"name": "the launcher", "tail": ""}, [])
+            return self._launcher_failure(launcher or {"name": "the launcher", "tail": ""}, [])
         ends = self.all_ends()
         verdict = blame.judge(ends)
         first = None if verdict is None else verdict.end
@@ -90,16 +89,17 @@ class _Ranks(Agents):
             since, rank, what = self._link_down
             if not (first is not None and own and first.failed_at < since):
                 return exits.rank_failure(self._job, what, ends[rank])
-        if not own:
-            partition = unreachable(self._job, ends)
+        # What is killed after a rank's end (`_hurried`) did not cause that.
+        explained = verdict is not None and (verdict.end.known or verdict.lost_by or self._hurried)
+        launcher_failed = launcher is not None and launcher["exit_code"] != 0 and not explained and not self._lingered
+        # Packets may be lost for a while, and all ranks end well.
+        if not own and (verdict is not None or self.hangs or launcher_failed):
+            partition = blame.unreachable(self._job, ends)
             if partition is not None:
                 return partition
             if self.hangs:
                 return hang_failure(self._job, self.hangs.values(), ends, self.stalls.values())
-        launcher = self.launcher_end
-        # What is killed after a rank's end (`_hurried`) did not cause that.
-        explained = verdict is not None and (verdict.end.known or verdict.lost_by or self._hurried)
-        if launcher is not None and launcher["exit_code"] != 0 and not explained and not self._lingered:
+        if launcher is not None and launcher_failed:
             return self._launcher_failure(launcher, [end for end in ends if not end.known])
         return None if verdict is None else blame.failure(self._job, verdict)
 

@@ -41,7 +41,7 @@ class RuntimeThere(Record):
 class HostReport(Record):
     """One host. Only `name` and `slots` are known of a host that cannot be reached.
 
-    `way` is `ssh`, `srun`, `nsenter` or `here`. `interface` and `address` are those by which its neighbour reaches it.
+    `way` is `ssh`, `srun` or `here`. `interface` and `address` are those by which its neighbour reaches it.
     `folders` are free bytes by folder (None: no such folder), `shares_files` says whether the host sees a file that the
     doctor has written into its --out.
     """

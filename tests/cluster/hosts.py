@@ -3,13 +3,15 @@
     .venv/bin/python -m tests.cluster.hosts --hosts 4 --mbit-per-s 100 -- \\
         .venv/bin/hvdkit bench allreduce --framework pytorch -np 4 -H HOSTS --link-mbit-per-s 100 --out runs/slow
 
-runs the command with HOSTS replaced by the hosts (netns:h1:1,netns:h2:1,…; `--slots 2` for two ranks on each); without
-a command it reports whether this machine can do it. From Python: `with Network(4, 100) as network: network.run([...])`.
+runs the command with HOSTS replaced by the hosts (h1:1,h2:1,…; `--slots 2` for two ranks on each); without a command it
+reports whether this machine can do it. From Python: `with Network(4, 100) as network: network.run([...])`.
+To hvdkit it is a Slurm allocation, so the launcher is `slurm` where none is named; srun is of the folder bin here.
 
 A host is a network namespace with one link, eth0, to a switch (a bridge). Each link is limited in both directions by
 tbf, whose burst is at most two packets: a larger one lets small messages cross for free after a pause. Packets are the
 wire's own, of 1500 bytes: no offload makes larger ones. Ranks on one host use its loopback, which is not limited.
-TCP is Reno with Linux's own buffers, so that a figure does not depend on how the machine is set.
+TCP is Reno with Linux's own buffers, so that a figure does not depend on how the machine is set. Launcher and agents
+speak over a network of their own, control, so that only ranks use the links.
 
 All of it lives inside a private network and mount namespace of one process, which ends with the program that made it,
 killed or not, and with it all that runs there: nothing has to be removed, and two networks at once are apart. Without
@@ -37,9 +39,10 @@ from typing import Any
 MTU, FRAME_BYTES = 1500, 1514  # of a packet, without and with Ethernet's header, which tbf counts too
 BURST_BYTES = 2 * MTU
 QUEUE_S = 0.1  # what a port of the switch holds, by the link's rate
-MOST_HOSTS = 200
+MOST_HOSTS, MOST_SLOTS = 200, 64
 GRACE_S = 10.0  # for what still runs when the network goes; hvdkit ends its ranks within it
 _NETNS = Path("/run/netns")
+_BIN = Path(__file__).resolve().with_name("bin")
 # linux/ethtool.h, linux/sockios.h
 _SIOCETHTOOL = 0x8946
 _OFFLOADS = {"tso": 0x1F, "gso": 0x24, "gro": 0x2C}
@@ -60,15 +63,17 @@ class Unavailable(Exception):
 class Network:
     """`hosts` namespaces h1, h2, … at a switch, each link limited to `mbit_per_s` in both directions.
 
-    A context manager; `run` and `start` take command lines, in which `-H` may name `hosts_option(slots)`.
+    A context manager; `run` and `start` take command lines, in which `-H` may name `hosts_option(slots)`. Without
+    `control` there is no other network: what starts ranks there has to use the links too.
     """
 
-    def __init__(self, hosts: int, mbit_per_s: float) -> None:
+    def __init__(self, hosts: int, mbit_per_s: float, control: bool = True) -> None:
         if not 1 <= hosts <= MOST_HOSTS:
             raise ValueError(f"hosts: expected 1 to {MOST_HOSTS}, got {hosts}")
         _check_rate(mbit_per_s)
         self.names = [f"h{number}" for number in range(1, hosts + 1)]
         self.mbit_per_s = mbit_per_s
+        self.control = control
         self._holder: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Network:
@@ -77,7 +82,8 @@ class Network:
         if missing:
             raise Unavailable(f"{', '.join(missing)}: not found; install iproute2 and util-linux")
         mapped = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-        held = [sys.executable, "-I", "-S", __file__, "--hold", str(len(self.names)), str(self.mbit_per_s)]
+        size = [str(len(self.names)), str(self.mbit_per_s), str(int(self.control))]
+        held = [sys.executable, "-I", "-S", __file__, "--hold", *size]
         self._holder = subprocess.Popen(
             ["unshare", *mapped, "--net", "--mount", *held],
             stdin=subprocess.PIPE,
@@ -111,7 +117,7 @@ class Network:
 
     def hosts_option(self, slots: int = 1) -> str:
         """What hvdkit's -H takes, for `slots` ranks on each host."""
-        return ",".join(f"netns:{name}:{slots}" for name in self.names)
+        return ",".join(f"{name}:{slots}" for name in self.names)
 
     def command(self, command: list[str], host: str | None = None) -> list[str]:
         """The command line that runs `command` where all hosts are known or, where one is named, on that host."""
@@ -119,7 +125,16 @@ class Network:
         user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
         # A mount namespace is entered at its root: stay in the folder instead.
         enter = ["nsenter", f"--target={self._holder.pid}", *user, "--net", "--mount", "--wd=.", "--"]
-        return [*enter, *_inside(host), *command]
+        return [*enter, *(_inside(host) or self._allocation()), *command]
+
+    def _allocation(self) -> list[str]:
+        """A command prefix with which the hosts are a Slurm allocation, whose ranks use the links."""
+        slurm = {
+            "SLURM_JOB_NODELIST": ",".join(self.names),
+            "SLURM_TASKS_PER_NODE": f"{MOST_SLOTS}(x{len(self.names)})",
+        }
+        here = {"PATH": f"{_BIN}:{_path()}", "HOROVOD_GLOO_IFACE": "eth0", **slurm}
+        return ["env", *(f"{name}={value}" for name, value in here.items())]
 
     def start(self, command: list[str], host: str | None = None, **options: Any) -> subprocess.Popen[Any]:
         """Start a command; `options` are Popen's."""
@@ -193,13 +208,15 @@ def _limit(mbit_per_s: float) -> list[str]:
     return ["tbf", "rate", f"{bit_per_s}bit", "burst", str(BURST_BYTES), "limit", str(queue)]
 
 
-def _hold(hosts: int, mbit_per_s: float) -> None:
+def _hold(hosts: int, mbit_per_s: float, control: bool) -> None:
     """Inside the new namespaces: make the hosts, say so, and keep them until standard input closes."""
     # Only this process and those below it see the hosts' names. A user may not write into the system's /run.
     _call(["mount", "-t", "tmpfs", "hosts", str(_NETNS if _NETNS.is_dir() else _NETNS.parent)])
     _NETNS.mkdir(exist_ok=True)
     _batch(["link set lo up", "link add switch type bridge", "link set switch up"])
     _call(["sh", "-c", _SETTLE])
+    if control:
+        _batch(["link add control type bridge", "addr add 10.78.0.254/24 dev control", "link set control up"])
     for number in range(1, hosts + 1):
         name, port, end = f"h{number}", f"to-h{number}", f"end-{number}"
         _batch([f"netns add {name}", f"link add {port} mtu {MTU} type veth peer name {end} mtu {MTU}"])
@@ -210,6 +227,9 @@ def _hold(hosts: int, mbit_per_s: float) -> None:
         _batch(["link set lo up", f"addr add 10.77.0.{number}/24 dev eth0", "link set eth0 up"], name)
         for end, host in ((port, None), ("eth0", name)):
             _call([*_inside(host), "tc", "qdisc", "add", "dev", end, "root", *_limit(mbit_per_s)])
+        if control:
+            _batch([f"link add control-{number} master control up type veth peer name control0 netns {name}"])
+            _batch([f"addr add 10.78.0.{number}/24 dev control0", "link set control0 up"], name)
     print("ready", flush=True)
     sys.stdin.read()
     _end_what_runs_here()
@@ -266,7 +286,7 @@ def _call(command: list[str], text: str = "") -> None:
 def main() -> int:
     """The command line; the exit status is the command's, 2 where the request is wrong or cannot be met here."""
     if sys.argv[1:2] == ["--hold"]:
-        _hold(int(sys.argv[2]), float(sys.argv[3]))
+        _hold(int(sys.argv[2]), float(sys.argv[3]), sys.argv[4] == "1")
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=2, help="how many (default 2)")

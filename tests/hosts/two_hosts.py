@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 from hvdkit.launch import launchers
-from hvdkit.launch.hosts import Host, place
+from hvdkit.launch.hosts import Host
+from hvdkit.launch.slots import fill
 from hvdkit.rendezvous import SECRET
 
 HOSTS = {"alpha": "10.77.0.1", "beta": "10.77.0.2"}
@@ -52,7 +53,7 @@ def on(host: str, *command: str, **options: object) -> subprocess.Popen[str]:
 def main(python: str, script: str) -> int:
     make_hosts()
     os.environ[SECRET] = secrets.token_hex(32)
-    slots = place([Host(name, SLOTS) for name in HOSTS], SLOTS * len(HOSTS))
+    slots = fill([Host(name, SLOTS) for name in HOSTS], SLOTS * len(HOSTS))
     shown = ",".join(f"{name}:{SLOTS}" for name in HOSTS)
     server = on(
         "alpha", python, RENDEZVOUS, HOSTS["alpha"], shown, str(len(slots)),

@@ -103,7 +103,7 @@ class Place:
         if self.kind == "slurm":
             return ()
         hosts = self.network.hosts_option(1) if self.kind == "direct" else self.daemons.option(1)
-        return ("--launcher", {"mpich": "mpirun"}.get(self.kind, self.kind), "-H", hosts)
+        return ("--launcher", {"mpich": "mpirun", "direct": "slurm"}.get(self.kind, self.kind), "-H", hosts)
 
     def environment(self) -> dict[str, str]:
         path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -122,7 +122,7 @@ def place(kind: str) -> Iterator[Place]:
     """Two hosts for ranks of a launcher; all of it is gone at the end."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdkit-place-")))
-        network = stack.enter_context(Network(2, 1000.0))
+        network = stack.enter_context(Network(2, 1000.0, control=kind == "direct"))
         if kind == "slurm":
             folder /= "slurm"
             daemons = stack.enter_context(Slurm(network, folder))

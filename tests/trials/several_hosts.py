@@ -1,6 +1,6 @@
 """Attacks on runs over two hosts: by each launcher the same ones, and --resume after each.
 
-direct enters namespaces; horovodrun and both MPIs use ssh; Slurm has a slurmd on each host.
+direct has tests/cluster/bin/srun enter namespaces; horovodrun and both MPIs use ssh; Slurm has a slurmd on each host.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ Standard library only, and no syntax newer than Python 3.8: see rank_agent.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 SAID = "hvdkit: "  # as in heartbeat.py
@@ -25,8 +24,6 @@ _BEGIN = "Missing ranks:"
 _RANK = re.compile(r"(?P<rank>\d+)!?: \[(?P<names>.*)\]")
 _SAID = re.compile(r"^\[[^\]]*stall_inspector\.cc:\d+\].*\n(Missing ranks:\n(\d+!?: \[.*\]\n?)*)?", re.MULTILINE)
 _LONGEST_LINE = 65536  # characters
-
-
 _MOST_SAID, _LONGEST_SAID = 500, 1000  # lines for the user of one rank, and characters of one
 
 
@@ -37,39 +34,30 @@ class OutputReader:
         self._unfinished = ""
         self._missing: dict[int, list[str]] | None = None  # while a message is read
         self._count = 0  # of lines for the user
-        self._said: list[str] = []  # in the output that was read last
 
-    def events(self, output: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What to report of this output: events, and their facts."""
-        if missing := self.read(output):
-            yield "stalled", {"missing": missing}
-        for line in self._said:
-            yield "said", {"text": line}
+    def events(self, output: bytes) -> list[tuple[str, dict[str, Any]]]:
+        """What to report of this output: "said" with the `text` of a line for the user, and "stalled".
 
-    def read(self, output: bytes) -> dict[int, list[str]] | None:
-        """The tensors that each missing rank did not submit, at most six a rank; None where nothing new is said.
-
-        A message may come in parts; what is returned then has all the ranks named so far.
+        `missing` are then the tensors that each missing rank did not submit, at most six a rank. A message may come in
+        parts; what is reported last has all the ranks named so far.
         """
-        self._said = []
+        events: list[tuple[str, dict[str, Any]]] = []
+        latest = None
         *lines, self._unfinished = (self._unfinished + output.decode("utf-8", "replace")).split("\n")
         self._unfinished = self._unfinished[-_LONGEST_LINE:]
-        latest = None
         for line in lines:
+            match = _RANK.fullmatch(line)
             if line.startswith(SAID) and self._count < _MOST_SAID:
                 self._count += 1
-                self._said.append(line[len(SAID) : _LONGEST_SAID])
+                events.append(("said", {"text": line[len(SAID) : _LONGEST_SAID]}))
             if line == _BEGIN:
                 self._missing = {}
+            elif match is None:
+                self._missing = None
             elif self._missing is not None:
-                match = _RANK.fullmatch(line)
-                if match is None:
-                    self._missing = None
-                else:
-                    names = match["names"].replace(" ...", "").split(", ")
-                    self._missing[int(match["rank"])] = names
-                    latest = dict(self._missing)
-        return latest
+                self._missing[int(match["rank"])] = match["names"].replace(" ...", "").split(", ")
+                latest = dict(self._missing)
+        return events if latest is None else [("stalled", {"missing": latest}), *events]
 
 
 def without(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The processes below one. Standard library only: see rank_agent.py."""
+"""The processes below one, and what they leave. Standard library only: see rank_agent.py."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 from pathlib import Path
+
+_SHARED = "/dev/shm"
 
 
 def stat(pid: int) -> list[str]:
@@ -52,22 +54,25 @@ def descendants(pid: int) -> list[int]:
     return pids
 
 
-def trackers(pids: list[int]) -> set[int]:
-    """Those that are resource trackers of Python's multiprocessing.
+def kill(pids: list[int], spare_trackers: bool = False) -> None:
+    """Send SIGKILL to the processes that are still there, except, if asked, resource trackers of multiprocessing.
 
-    One ends by itself once the processes that it serves are gone, and removes their semaphores and shared memory, which
-    would stay in /dev/shm for ever.
+    One of those ends by itself once the processes that it serves are gone, and removes their semaphores and shared
+    memory, which would stay in /dev/shm for ever.
     """
-    resource_trackers = set()
     for pid in pids:
         with contextlib.suppress(OSError):
-            if b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                resource_trackers.add(pid)
-    return resource_trackers
-
-
-def kill(pids: list[int]) -> None:
-    """Send SIGKILL to the processes that are still there."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+            if spare_trackers and b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                continue
             os.kill(pid, signal.SIGKILL)
+
+
+def remove_segments(pids: set[int]) -> None:
+    """Remove what processes that have ended have left in shared memory: samples of MXNet's and PyTorch's loaders."""
+    with contextlib.suppress(OSError):
+        for path in Path(_SHARED).iterdir():
+            kind, number, *_ = (*path.name.split("_"), "")
+            base = {"mx": 16, "torch": 10}.get(kind)
+            with contextlib.suppress(OSError, ValueError):
+                if base and int(number, base) in pids and not Path(f"/proc/{int(number, base)}").exists():
+                    path.unlink()

@@ -52,9 +52,9 @@ if not __package__:
 
 from hvdkit.launch.agent.link_monitor import LauncherWatch, LinkMonitor
 from hvdkit.launch.agent.output import OutputReader
-from hvdkit.launch.agent.process_tree import descendants, kill, oom_kills, trackers
+from hvdkit.launch.agent.process_tree import descendants, kill, oom_kills, remove_segments
 from hvdkit.launch.agent.reports import MARK, REPORTS_DONE, SHARED, Reports, read_failure, write_line
-from hvdkit.launch.agent.scratch import Scratch, remove_segments
+from hvdkit.launch.agent.scratch import Scratch
 from hvdkit.launch.agent.shell_rank import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, exit_status, prctl, step_aside
 from hvdkit.launch.agent.watchdog import Watchdog
 
@@ -91,29 +91,27 @@ class RankAgent:
     """One command from its start to its end: a rank, or a program that starts ranks."""
 
     def __init__(self, role: str, reports: Reports, folder: Path, grace_s: float, hang_s: float) -> None:
-        self.reports = reports
-        self.grace_s = grace_s
-        self.hang_s = hang_s
-        self.folder = folder
-        self.log_path = folder / f"{reports.name}.log"
-        self.failure_path = folder / f"{reports.name}.failure.json"
+        self.reports, self.folder = reports, folder
+        self.is_rank = reports.rank is not None
+        self.grace_s, self.hang_s = grace_s, hang_s if self.is_rank else 0.0
+        self.log_path, self.failure_path, self.beat_path, self.stack_path = (
+            folder / f"{reports.name}.{kind}" for kind in ("log", "failure.json", "beat", "stack")
+        )
         self.scratch: Scratch | None = None  # for temporary files
-        self.log_error: str | None = None
         self.log = -1
+        self.log_error: str | None = None
         self.tail = b""
         self.unfinished_line = b""
         self.child = 0
-        self.below: set[int] = set()  # processes that were left behind
         self.stop_requests = 0
         self.outside = False  # a signal asked to stop, and not the launcher, which would half-close the connection
         self.stopped_at: float | None = None
         self.kill_at: float | None = None
         self.look_at = 0.0
-        self.link = LinkMonitor(None if reports.rank is None else os.environ.get("HOROVOD_GLOO_IFACE"))
+        self.link = LinkMonitor(os.environ.get("HOROVOD_GLOO_IFACE") if self.is_rank else None)
         self.launcher = LauncherWatch(os.environ if role == "shell-rank" else {})
         self.reader = OutputReader()
-        self.frozen = False
-        self.activity: dict[str, Any] | None = None  # of the rank, when it was asked to end
+        self.when_stopped: dict[str, Any] = {"frozen": False, "activity": None}  # of the rank
         self.connected = stat.S_ISSOCK(os.fstat(1).st_mode)  # to the launcher
 
     def run(self, command: list[str]) -> int:
@@ -132,8 +130,7 @@ class RankAgent:
             self.reports.send("ended", **self._how_it_ended(127 << 8, time.monotonic()))
             return 127
         self.child = process.pid
-        hang_s = 0.0 if self.reports.rank is None else self.hang_s
-        self.watchdog = Watchdog(self.folder, self.reports.name, self.child, hang_s)
+        self.watchdog = Watchdog(self.beat_path, self.stack_path, self.child, self.hang_s)
         self.watchers = [watcher for watcher in (self.watchdog, self.link, self.launcher) if watcher.interval_s]
         self.reports.send("started", pid=self.child)
         if self.scratch is not None:
@@ -145,10 +142,8 @@ class RankAgent:
         self._end_descendants()
         self._read_output()
         # A rank ended while it wrote its record (files.write_atomic) leaves the temporary file.
-        leftovers = self.failure_path.parent.glob(f".{self.failure_path.name}.*")
-        for leftover in (*leftovers, *map(self.log_path.with_suffix, (".beat", ".stack"))):
-            with contextlib.suppress(OSError):  # gone, or the disk has become read-only
-                leftover.unlink()
+        for leftover in (*self.folder.glob(f".{self.failure_path.name}.*"), self.beat_path, self.stack_path):
+            _remove(leftover)
         if self.scratch is not None:
             self.scratch.remove()
         self.reports.send("left")
@@ -156,7 +151,7 @@ class RankAgent:
 
     def _sees_folder(self) -> bool:
         """Whether this host sees the launcher's folder, by a file in it. Reports the rank's end where it does not."""
-        mark = os.environ.pop(SHARED, "") if self.reports.rank is not None else ""
+        mark = os.environ.pop(SHARED, "") if self.is_rank else ""
         while mark and not Path(mark).exists():
             if time.monotonic() > self.started_at + SEEN_S:
                 message = (
@@ -178,8 +173,11 @@ class RankAgent:
         while self.stopped_at is None and not self.stop_requests:
             if any(descriptor == 1 for descriptor, _ in poller.poll(look_ms)) or self.launcher.look():
                 return
-            with contextlib.suppress(BlockingIOError):
-                os.read(self.wakeups, 4096)
+            self._awake()
+
+    def _awake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wakeups, 4096)
 
     def _catch_signals(self) -> None:
         """From here on signals only wake `_wait`, which handles them one after the other."""
@@ -201,9 +199,11 @@ class RankAgent:
             if os.getppid() != agent:
                 os._exit(1)
 
-        if self.reports.rank is not None:
+        added = {"HVDKIT_TRACE": self.reports.name}
+        if self.is_rank:
             self.scratch = Scratch(self.reports.name)
-        temporary = {"TMPDIR": str(self.scratch.path)} if self.scratch and self.scratch.path else {}
+            if self.scratch.path is not None:
+                added["TMPDIR"] = str(self.scratch.path)
         self.output, theirs = os.pipe()
         os.set_blocking(self.output, False)
         try:
@@ -213,7 +213,7 @@ class RankAgent:
                 stdin=subprocess.DEVNULL,
                 stdout=theirs,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **temporary, "HVDKIT_TRACE": self.reports.name},
+                env={**os.environ, **added},
                 start_new_session=True,
                 preexec_fn=die_with_agent,
             )
@@ -231,8 +231,7 @@ class RankAgent:
             ready = dict(poller.poll(self._timeout_ms()))
             now = time.monotonic()
             if self.wakeups in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self.wakeups, 4096)
+                self._awake()
             status = self._reap()
             if status is not None:
                 return status, now
@@ -240,8 +239,11 @@ class RankAgent:
                 poller.unregister(1)
                 self.stop_requests += 1
                 self.outside &= self.stopped_at is not None
-            elif 1 in ready:
-                self._ask_to_stop()
+            elif 1 in ready:  # the launcher sends the name of the file that asks ranks to write a checkpoint and end
+                with contextlib.suppress(OSError):
+                    name = os.read(1, 4096).decode("ascii", "replace").strip()
+                    if name.isalpha():
+                        (self.folder / name).touch()
             self._stop_as_asked()
             if self.output in ready and self._read_output():
                 poller.unregister(self.output)
@@ -262,10 +264,8 @@ class RankAgent:
 
     def _timeout_ms(self) -> float | None:
         """How long to wait for events before the next thing to do by the clock."""
-        due = [] if self.kill_at is None else [self.kill_at]
-        if self.watchers and self.stopped_at is None:
-            due.append(self.look_at)
-        return max(0.0, min(due) - time.monotonic()) * 1000 if due else None
+        due = self.kill_at if self.stopped_at is not None else self.look_at if self.watchers else None
+        return None if due is None else max(0.0, due - time.monotonic()) * 1000
 
     def _on_stop_signal(self, *_: object) -> None:
         self.stop_requests += 1
@@ -275,7 +275,7 @@ class RankAgent:
         """End the command as far as was asked: first by SIGTERM; asked again or after the grace, by SIGKILL."""
         if self.stop_requests and self.stopped_at is None:
             self.stopped_at = time.monotonic()
-            self.frozen, self.activity = self.watchdog.frozen(), self.watchdog.activity()
+            self.when_stopped = {"frozen": self.watchdog.frozen(), "activity": self.watchdog.activity()}
             self.stop_requests -= 1
             self.kill_at = self.stopped_at + self.grace_s
             with contextlib.suppress(ProcessLookupError):
@@ -285,8 +285,7 @@ class RankAgent:
         if self.stopped_at is not None and (self.stop_requests or overdue):
             self.kill_at = None
             self.stop_requests = 0
-            left = descendants(os.getpid())
-            kill([pid for pid in left if pid not in trackers(left)])
+            kill(descendants(os.getpid()), spare_trackers=True)
 
     def _reap(self) -> int | None:
         """Collect ended children, adopted ones too; the command's waitpid status once it is among them."""
@@ -302,19 +301,18 @@ class RankAgent:
 
     def _end_descendants(self) -> None:
         """Give what the command left behind a moment to end by itself, then kill it, until nothing is left."""
-        patience = time.monotonic() + AFTERMATH_S
-        give_up = patience + 2.0
-        while time.monotonic() < give_up:
+        patience, below = time.monotonic() + AFTERMATH_S, {self.child}
+        while (now := time.monotonic()) < patience + 2.0:
             self._reap()
             left = descendants(os.getpid())
-            self.below.update(left)
+            below.update(left)
             if not left:
                 break
-            if time.monotonic() >= patience:  # trackers remove what the others leave, and end after them
-                kill(left if time.monotonic() >= patience + 1.0 else [pid for pid in left if pid not in trackers(left)])
+            if now >= patience:  # trackers remove what the others leave, and end after them
+                kill(left, spare_trackers=now < patience + 1.0)
             self._read_output()
             time.sleep(0.01)
-        remove_segments({self.child} | self.below)
+        remove_segments(below)
 
     def _how_it_ended(self, status: int, ended_at: float) -> dict[str, object]:
         """The facts of the end, as reported. Times are in seconds of this machine's monotonic clock."""
@@ -328,8 +326,7 @@ class RankAgent:
             "left_early": self._left_early(status),
             "stopped": self.stopped_at is not None,
             "outside": self.outside,
-            "frozen": self.frozen,
-            "activity": self.activity,
+            **self.when_stopped,
             "after_stop": self.stopped_at is not None and failed_at > self.stopped_at,
             "seconds": ended_at - self.started_at,
             "failed_at": failed_at,
@@ -341,13 +338,12 @@ class RankAgent:
 
     def _left_early(self, status: int) -> bool:
         """Whether the command has ended with status 0, and should have said before that its work is done."""
-        expected = self.reports.rank is not None and bool(os.environ.get(REPORTS_DONE))
-        return status == 0 and expected and not self.watchdog.done
+        return status == 0 and self.is_rank and bool(os.environ.get(REPORTS_DONE)) and not self.watchdog.done
 
     def _open_log(self) -> None:
         try:
-            self.log_path.parent.mkdir(parents=True, exist_ok=True)
-            for old in (self.failure_path, self.log_path.with_suffix(".beat"), self.log_path.with_suffix(".stack")):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for old in (self.failure_path, self.beat_path, self.stack_path):
                 old.unlink(missing_ok=True)
             self.log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         except OSError as error:
@@ -362,11 +358,10 @@ class RankAgent:
                 return False
             if not data:
                 return True
-            if self.reports.rank is None:
+            if not self.is_rank:
                 data = self._pass_on_reports(data)
-            else:
-                for event, facts in self.reader.events(data):
-                    self.reports.send(event, **facts)
+            for event, facts in self.reader.events(data) if self.is_rank else ():
+                self.reports.send(event, **facts)
             self._keep(data)
 
     def _pass_on_reports(self, data: bytes) -> bytes:
@@ -389,6 +384,11 @@ class RankAgent:
                 data = data[os.write(self.log, data) :]
         except OSError as error:
             self.log_error = error.strerror
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):  # gone, or the disk has become read-only
+        path.unlink()
 
 
 if __name__ == "__main__":

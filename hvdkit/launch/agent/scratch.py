@@ -12,7 +12,6 @@ import os
 import re
 from pathlib import Path
 
-_SHARED = "/dev/shm"
 _NAME = re.compile(r"hvdkit-(?:rank|worker)-[\w.-]+-(\d+)")
 
 
@@ -33,8 +32,7 @@ class Scratch:
     def remove(self) -> None:
         """Remove the folder."""
         if self.path is not None:
-            _remove(self.path)
-            os.close(self._lock)
+            _remove(self.path, self._lock)
             self.path = None
 
     def remove_those_of_the_dead(self) -> None:
@@ -45,20 +43,7 @@ class Scratch:
                 if match and not Path(f"/proc/{match[1]}").exists() and entry.is_dir(follow_symlinks=False):
                     with contextlib.suppress(OSError):
                         if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
-                            lock = _locked(Path(entry.path))
-                            _remove(Path(entry.path))
-                            os.close(lock)
-
-
-def remove_segments(pids: set[int]) -> None:
-    """Remove what processes that have ended have left in shared memory: samples of MXNet's and PyTorch's loaders."""
-    with contextlib.suppress(OSError):
-        for path in Path(_SHARED).iterdir():
-            kind, number, *_ = (*path.name.split("_"), "")
-            base = {"mx": 16, "torch": 10}.get(kind)
-            with contextlib.suppress(OSError, ValueError):
-                if base and int(number, base) in pids and not Path(f"/proc/{int(number, base)}").exists():
-                    path.unlink()
+                            _remove(Path(entry.path), _locked(Path(entry.path)))
 
 
 def _locked(folder: Path) -> int:
@@ -72,7 +57,8 @@ def _locked(folder: Path) -> int:
     return descriptor
 
 
-def _remove(folder: Path) -> None:
+def _remove(folder: Path, lock: int) -> None:
     import shutil  # here: no rank waits for its import
 
     shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)

@@ -26,22 +26,19 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Watchdog:
-    """Watches the process `pid`, whose files are called `name`.
+    """Watches the process `pid`, by its files of heartbeats and stacks.
 
     `timeout_s` seconds without a heartbeat are a hang; 0 turns the watchdog off.
     """
 
-    def __init__(self, folder: Path, name: str, pid: int, timeout_s: float) -> None:
+    def __init__(self, beat: Path, stack: Path, pid: int, timeout_s: float) -> None:
         # Kept open, so that it can be read where somebody has removed it.
         self._beat_file = -1
         with contextlib.suppress(OSError):
-            self._beat_file = os.open(folder / f"{name}.beat", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._stack_path = folder / f"{name}.stack"
-        self._pid = pid
-        self._timeout_s = timeout_s
-        self._last_beat = b""
-        self._since = time.monotonic()
-        self._cpu_then_s = 0.0
+            self._beat_file = os.open(beat, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._stack_path, self._pid, self._timeout_s = stack, pid, timeout_s
+        # The last heartbeat, since when, and how much CPU time the process had taken by then.
+        self._last_beat, self._since, self._cpu_then_s = b"", time.monotonic(), 0.0
         self._reported = False
 
     @property
@@ -115,24 +112,15 @@ class Watchdog:
 
     def _frames(self, state: str) -> list[str]:
         """What the main thread executes, innermost first: `name (file:line)`; empty where it cannot answer."""
-        if state in "TtZX":
-            return []
+        text = ""
         with contextlib.suppress(OSError):
-            # Only what is printed from here on is of this hang.
-            start = self._stack_path.stat().st_size
-            os.kill(self._pid, signal.SIGUSR2)
-            text = self._printed(start)
-            main_thread = re.split(r"^(?:Current t|T)hread ", text, flags=re.MULTILINE)[-1]
-            frames = [f"{m['name']} ({m['file']}:{m['line']})" for m in _FRAME.finditer(main_thread)]
-            return frames[:FRAMES]
-        return []
-
-    def _printed(self, start: int) -> str:
-        """What comes into the file of stacks after `start`, until no more does."""
-        text, enough = "", time.monotonic() + STACK_WAIT_S
-        while time.monotonic() < enough:
-            time.sleep(STACK_LOOK_S)
-            before, text = text, self._stack_path.read_text(errors="replace")[start:]
-            if text and text == before:
-                break
-        return text
+            if state not in "TtZX":
+                start = self._stack_path.stat().st_size  # only what is printed from here on is of this hang
+                os.kill(self._pid, signal.SIGUSR2)
+                enough, before = time.monotonic() + STACK_WAIT_S, ""
+                while time.monotonic() < enough and not (text and text == before):  # until no more comes
+                    time.sleep(STACK_LOOK_S)
+                    before, text = text, self._stack_path.read_text(errors="replace")[start:]
+        main_thread = re.split(r"^(?:Current t|T)hread ", text, flags=re.MULTILINE)[-1]
+        frames = [f"{m['name']} ({m['file']}:{m['line']})" for m in _FRAME.finditer(main_thread)]
+        return frames[:FRAMES]

@@ -1,13 +1,14 @@
-"""Which rank is to blame for the end of a job, and when that is known. The order of reports does not matter."""
+"""Which rank or host is to blame for the end of a job, and when that is known. The order of reports does not matter."""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from hvdkit.errors import HvdkitError, RequestError
-from hvdkit.launch.diagnosis.exits import Cause, FailureRecord, RankEnd, rank_failure
+from hvdkit.launch.diagnosis.exits import Cause, FailureRecord, RankEnd, RankFailure, rank_failure
 from hvdkit.launch.job import Job
 
 # What signals mean that hvdkit does not send.
@@ -82,14 +83,42 @@ def failure(job: Job, verdict: Verdict) -> HvdkitError:
     end = verdict.end
     if end.record is not None and end.record.kind == "request" and not end.after_stop:
         return RequestError(end.record.message + _remedy(end.record))
-    clauses = [f"{_who(end)} {_lost(verdict) if verdict.lost_by else _how(end)}"]
-    if verdict.others:
-        clauses.append(", ".join(f"{_who(other)} {_meanwhile(other)}" for other in verdict.others[:8]))
-    return rank_failure(job, "; ".join(clauses), end)
+    what = f"rank {end.rank} on {end.host} {_lost(verdict) if verdict.lost_by else _how(end)}"
+    for other in verdict.others[:8]:
+        well = "ended with exit code 0" + ("" if other.seconds is None else f" after {other.seconds:.1f} s")
+        meanwhile = well if other.cause is Cause.WELL else "had not ended by then"
+        what += f"{'; ' if other is verdict.others[0] else ', '}rank {other.rank} on {other.host} {meanwhile}"
+    return rank_failure(job, what, end)
 
 
-def _who(end: RankEnd) -> str:
-    return f"rank {end.rank} on {end.host}"
+def unreachable(job: Job, ends: list[RankEnd]) -> RankFailure | None:
+    """The error where hosts do not reach each other; None where all have answered.
+
+    It names the host that has lost its connection to most others, whether they got no answer from it or it from them:
+    which of the two is seen depends on who was sending. Of several such hosts it names the one that most others got no
+    answer from; of several of those, as with two hosts alone, all.
+    """
+    hosts = {end.address: end.host for end in ends if end.address}
+    accusers: dict[str, set[str]] = defaultdict(set)
+    accused: dict[str, set[str]] = defaultdict(set)
+    for end in ends:
+        for address in end.unanswered:
+            whom = hosts.get(address, address)
+            accusers[whom].add(end.host)
+            accused[end.host].add(whom)
+    if not accusers:
+        return None
+    weight = {host: (len(accusers[host] | accused[host]), len(accusers[host])) for host in {*accusers, *accused}}
+    blamed = sorted(host for host in weight if weight[host] == max(weight.values()))
+    end = next((end for end in ends if end.host == blamed[0]), ends[0])
+    by, whom = (", ".join(sorted(names[blamed[0]])) for names in (accusers, accused))
+    if len(blamed) > 1:
+        message = f"hosts {', '.join(blamed)} did not answer each other: the way between them is broken"
+    elif by:
+        message = f"host {blamed[0]} did not answer {by}: its link or the way to it is broken, or the machine is dead"
+    else:
+        message = f"host {blamed[0]} got no answer from {whom}: its link or the way from it is broken"
+    return rank_failure(job, message, end)
 
 
 def _how(end: RankEnd) -> str:
@@ -125,10 +154,3 @@ def _lost(verdict: Verdict) -> str:
     ranks = ", ".join(str(end.rank) for end in verdict.lost_by)
     state = "had not ended by itself" if verdict.end.known else "nothing is known of its end"
     return f"was lost by rank{'s' if len(verdict.lost_by) > 1 else ''} {ranks}, and {state}"
-
-
-def _meanwhile(other: RankEnd) -> str:
-    """What became of a rank that may be the one that was lost."""
-    if other.cause is not Cause.WELL:
-        return "had not ended by then"
-    return "ended with exit code 0" + ("" if other.seconds is None else f" after {other.seconds:.1f} s")

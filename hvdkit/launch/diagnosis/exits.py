@@ -30,10 +30,8 @@ class RankFailure(RunError):
 
     def __init__(self, message: str, end: RankEnd) -> None:
         super().__init__(message)
-        self.rank = end.rank
-        self.host = end.host
-        self.exit_code = end.exit_code
-        self.signal = end.signal
+        self.rank, self.host = end.rank, end.host
+        self.exit_code, self.signal = end.exit_code, end.signal
         self.record = end.record
 
 
@@ -77,25 +75,19 @@ class Cause(IntEnum):
 
 @dataclass(frozen=True)
 class RankEnd:
-    """The end of one rank. `failed_at` and `seconds` (since its start) are of the launcher's monotonic clock.
-
-    `stopped` says that it was being ended, by the launcher or from `outside`; `frozen` that SIGSTOP held it by then;
-    `out_of_memory` that the kernel's out-of-memory killer has ended a process meanwhile (None: unknown);
-    `after_stop` that it failed only after it was asked to stop; `left_early` that it ended with exit code 0 before it
-    had said that its work is done; `pid` and `seconds` are None where it never started.
-    """
+    """The end of one rank. `failed_at` and `seconds` (since its start) are of the launcher's monotonic clock."""
 
     rank: int
     host: str
-    pid: int | None = None
+    pid: int | None = None  # None where it never started
     exit_code: int | None = None
     signal: str | None = None
-    out_of_memory: bool | None = None
-    stopped: bool = False
+    out_of_memory: bool | None = None  # whether the kernel has ended a process meanwhile; None: unknown
+    stopped: bool = False  # it was being ended, by the launcher or from outside
     outside: bool = False
-    frozen: bool = False
-    after_stop: bool = False
-    left_early: bool = False
+    frozen: bool = False  # SIGSTOP held it by then
+    after_stop: bool = False  # it failed only after it was asked to stop
+    left_early: bool = False  # with exit code 0, before it had said that its work is done
     seconds: float | None = None
     failed_at: float = float("inf")
     reported_at: float = float("-inf")  # to the launcher
@@ -145,9 +137,8 @@ class RankEnd:
 def rank_failure(job: Job, what: str, end: RankEnd) -> RankFailure:
     """The error that says what happened, and that all ranks were ended; with the end of that rank's log."""
     path = job.log(end.rank, end.name)
-    log = f"its log, {path}" if path.exists() else f"its log, {path} on {end.host}"
-    if end.log_error is not None:
-        log += f" (cut short: {end.log_error})"
+    log = f"its log, {path}" + ("" if path.exists() else f" on {end.host}")
+    log += "" if end.log_error is None else f" (cut short: {end.log_error})"
     return RankFailure(f"{what}; all ranks were ended; {shown_tail(log, end.tail)}", end)
 
 
@@ -164,8 +155,7 @@ def shown_tail(log: str, tail: str) -> str:
 
     At most 15 lines of 400 characters. A crash is shown from its beginning, as Python prints the innermost call first.
     """
-    said = output.without(tail).rstrip()
-    lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in said.split("\n")]
+    lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in output.without(tail).rstrip().split("\n")]
     crash = next((index for index, line in enumerate(lines) if line.startswith(_CRASH)), len(lines) - _TAIL_LINES)
     lines = lines[max(0, crash) :][:_TAIL_LINES]
     if not any(lines):

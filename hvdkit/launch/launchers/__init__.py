@@ -56,10 +56,8 @@ _ALL = (
 LAUNCHERS = {launcher.name: launcher for launcher in _ALL}
 
 
-def choose(hosts: str | None) -> str:
-    """The launcher for `--launcher auto`: what fits to where this process runs, and to `hosts`, the value of -H."""
-    if hosts is not None and "netns:" in hosts:
-        return "direct"
+def choose() -> str:
+    """The launcher for `--launcher auto`: what fits to where this process runs."""
     if MPI_HOSTFILE.exists() and shutil.which("mpirun"):
         return "mpirun"
     if "SLURM_JOB_NODELIST" in os.environ and shutil.which("srun"):

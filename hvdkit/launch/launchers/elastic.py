@@ -18,12 +18,11 @@ from typing import Any
 
 from hvdkit.errors import RunError
 from hvdkit.handshake import Listener
-from hvdkit.launch.agent_command import AgentCommand
 from hvdkit.launch.agents import Agents
 from hvdkit.launch.diagnosis import blame, exits
 from hvdkit.launch.diagnosis.stalls import open_collectives
 from hvdkit.launch.hosts import is_this_machine
-from hvdkit.launch.job import Job, Tick
+from hvdkit.launch.job import AgentCommand, Job, Tick
 from hvdkit.launch.launchers.elastic_rounds import AGAIN
 
 _DRIVER = Path(__file__).with_name("elastic_driver.py")
@@ -39,7 +38,7 @@ def driver(job: Job, command: list[str], environment: dict[str, str], name: str 
     assert job.elastic is not None
     settings = {"np": job.np, "places": [], "cluster": False, **asdict(job.elastic), **where}
     line = [str(job.python), str(_DRIVER), json.dumps(settings, default=str), *command]
-    return AgentCommand(None, line, environment, name=name or AgentCommand.name)
+    return AgentCommand(None, line, environment, name or AgentCommand.name)
 
 
 def supervise(job: Job, driver: AgentCommand, on_tick: Tick | None, listener: Listener | None = None) -> None:
@@ -82,7 +81,7 @@ class _Workers(Agents):
         return self.launcher_end is not None and self.launcher_end["exit_code"] == 0
 
     def fault(self) -> BaseException | None:
-        fatal = blame.judge(end for end in self.ended if end.failed and end.record is not None and not end.secondary)
+        fatal = blame.judge(end for end in self.ended if _fails_again(end))
         if fatal is not None:
             return blame.failure(self._job, fatal)
         if self._hung is not None:
@@ -91,16 +90,14 @@ class _Workers(Agents):
         if self._succeeded:
             return None
         if driver is None or driver["signal"]:
-            how = "the agent of the elastic driver was killed"
-            if driver is not None:
-                how = f"the elastic driver was killed by {exits.signal_name(driver['signal'])}"
-            return RunError(f"{how}, and all ranks with it; continue with --resume")
-        lost = blame.judge(self.ended)
+            by = "" if driver is None else f" by {exits.signal_name(driver['signal'])}"
+            who = "the agent of the elastic driver" if driver is None else "the elastic driver"
+            return RunError(f"{who} was killed{by}, and all ranks with it; continue with --resume")
+        lost, code = blame.judge(self.ended), f"ended with exit code {driver['exit_code']}"
         if self._gave_up is None and lost is None:
-            output = exits.shown_tail("its output", driver["tail"])
-            return RunError(f"the elastic driver ended with exit code {driver['exit_code']}; {output}")
+            return RunError(f"the elastic driver {code}; {exits.shown_tail('its output', driver['tail'])}")
         first = "" if lost is None else f"; the first lost: {blame.failure(self._job, lost)}"
-        why = self._gave_up or f"it ended with exit code {driver['exit_code']}"
+        why = self._gave_up or f"it {code}"
         return RunError(f"the elastic driver gave up: {why}; continue with --resume{first}")
 
     def note_start(self, report: dict[str, Any]) -> None:
@@ -134,7 +131,7 @@ class _Workers(Agents):
             _print(f"{end.name} leaves: its host is not there any more")
         elif again:
             _print(f"{end.name} starts again: another rank was lost while it connected")
-        elif end.failed and end.record is not None and not end.secondary:
+        elif _fails_again(end):
             self._fatal = True
         elif end.failed or end.name in self._told_to_end:
             self._lost_at = self._lost_at if self._lost else time.monotonic()
@@ -161,27 +158,31 @@ class _Workers(Agents):
         super().enforce()
         if time.monotonic() > self._lost_at + _TOGETHER_S and self._stopped_at is None:
             self._tell_losses()
-        if self.hangs_settled:
-            name = min(self.hangs, key=lambda name: self.hangs[name].order)
-            hang = self.hangs[name]
-            waits = open_collectives(stall for stall in self.stalls.values() if stall.received >= hang.since)
-            hung, hosts = {hang.rank for hang in self.hangs.values()}, dict(self._ranks.values())
-            named = [wait.text(hung, hosts) for wait in waits]
-            what = "; ".join([*named, f"{name} hangs: no progress for {hang.seconds:.0f} s, {hang.doing}"])
-            self.hangs.clear()
-            if self._listener is not None or self._job.here or is_this_machine(hang.host):
-                _print(f"{what}; it is ended")
-                self._kill(name)
-            else:
-                self._hung = f"{what}; it is on another host, so all ranks were ended; continue with --resume"
+        if not self.hangs_settled:
+            return
+        name = min(self.hangs, key=lambda name: self.hangs[name].order)
+        hang = self.hangs[name]
+        hung, hosts = {hang.rank for hang in self.hangs.values()}, dict(self._ranks.values())
+        named = [wait.text(hung, hosts) for wait in open_collectives(self.stalls.values(), hang.since)]
+        what = "; ".join([*named, f"{name} hangs: no progress for {hang.seconds:.0f} s, {hang.doing}"])
+        self.hangs.clear()
+        if self._listener is not None or self._job.here or is_this_machine(hang.host):
+            _print(f"{what}; it is ended")
+            self._kill(name)
+        else:
+            self._hung = f"{what}; it is on another host, so all ranks were ended; continue with --resume"
 
-    def _kill(self, *names: str) -> None:
-        """End these workers, as if they were lost."""
-        self._told_to_end.update(names)
-        for name in names:
-            if not self._streams.end_connected(name):
-                with contextlib.suppress(OSError):
-                    os.kill(self._pids[name], signal.SIGKILL)
+    def _kill(self, name: str) -> None:
+        """End this worker, as if it were lost."""
+        self._told_to_end.add(name)
+        if not self._streams.end_connected(name):
+            with contextlib.suppress(OSError):
+                os.kill(self._pids[name], signal.SIGKILL)
+
+
+def _fails_again(end: exits.RankEnd) -> bool:
+    """Whether it failed by itself, by its own record: no other rank would do better."""
+    return end.failed and end.record is not None and not end.secondary
 
 
 def _how(end: exits.RankEnd) -> str:

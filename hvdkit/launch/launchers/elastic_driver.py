@@ -27,7 +27,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,6 +49,8 @@ ANSWER_S = 5.0  # a request is answered within it
 _TICK_S = 0.1
 _DISCOVER_S = 1.0
 _LEAVE_S = 10.0  # for the other workers to end, once one has succeeded
+
+_NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 
 Start = Callable[[Slot, list[threading.Event]], "tuple[int, float]"]
 
@@ -109,15 +111,12 @@ class ElasticDriver:
                 if self._rounds.number != number:
                     self._rendezvous.init(list(self._rounds.slots.values()))
                     self._reports.send("round", np=len(self._rounds.members))
-                    self._changed.notify_all()
-                if self._rounds.over is not None:
+                if self._rounds.number != number or self._rounds.over is not None:
                     self._changed.notify_all()
                 self._tell()
                 if self._rounds.succeeded and done_at is None:
                     done_at = time.monotonic()
-                    for worker in self._rounds.workers:
-                        if worker not in self._rounds.members:
-                            self._ending[worker.key].set()
+                    self._end(worker for worker in self._rounds.workers if worker not in self._rounds.members)
                 self._changed.wait(_TICK_S)
         return SimpleNamespace(error_message=None, worker_results={})
 
@@ -125,10 +124,13 @@ class ElasticDriver:
         """End workers that are left."""
         until = time.monotonic() + _LEAVE_S
         with self._changed:
-            for event in self._ending.values():
-                event.set()
+            self._end(self._rounds.workers)
             while self._rounds.workers and time.monotonic() < until:
                 self._changed.wait(_TICK_S)
+
+    def _end(self, workers: Iterable[Worker]) -> None:
+        for worker in workers:
+            self._ending[worker.key].set()
 
     def _tell(self) -> None:
         """Pass on what people are to know. Ends the process where the run has failed."""
@@ -155,42 +157,37 @@ class ElasticDriver:
     def _begin(self, place: Place) -> None:
         """Start a worker. Its numbers are for its first messages: those of its round come when it joins."""
         worker = self._rounds.start(place, self._rename)
-        host, _, slot = worker.key.rpartition(":")
-        index = len(self._rounds.workers) - 1
-        size = max(len(self._rounds.workers), self._rounds.np)
-        self._ending[worker.key] = threading.Event()
-        threading.Thread(
-            target=self._run, args=(worker, Slot(host, index, size, int(slot), int(slot) + 1, 0, 1)), daemon=True
-        ).start()
+        host, _, local = worker.key.rpartition(":")
+        index, size = len(self._rounds.workers) - 1, max(len(self._rounds.workers), self._rounds.np)
+        slot = Slot(host, index, size, int(local), int(local) + 1, 0, 1)
+        event = self._ending[worker.key] = threading.Event()
 
-    def _run(self, worker: Worker, slot: Slot) -> None:
-        assert self._start is not None
-        status, _ = self._start(slot, [self._ending[worker.key]])
-        with self._changed:
-            self._rounds.end(worker, status, time.monotonic())
-            self._changed.notify_all()
+        def run() -> None:
+            assert self._start is not None
+            status, _ = self._start(slot, [event])
+            with self._changed:
+                self._rounds.end(worker, status, time.monotonic())
+                self._changed.notify_all()
+
+        threading.Thread(target=run, daemon=True).start()
 
     def numbers(self, key: str) -> bytes | None:
         """A member's numbers, as Horovod asks for them where it is initialized again; `key` is host:local_rank."""
         with self._changed:
             for slot in self._rounds.slots.values():
                 if f"{slot.hostname}:{slot.local_rank}" == key:
-                    numbers = (slot.rank, slot.size, slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size)
-                    return ",".join(map(str, numbers)).encode()
+                    return ",".join(str(getattr(slot, name)) for name in _NUMBERS).encode()
         return None
 
     def join(self, key: str) -> dict[str, Any]:
         """The next round of the worker of that key; empty where there is none yet."""
-        until = time.monotonic() + ANSWER_S
         with self._changed:
             worker = self._rounds.worker(key)
-            if worker is None:
-                return {"leaves": True}
-            self._rounds.join(worker, time.monotonic())
-            self._changed.notify_all()
-            while worker.joined_at is not None and not worker.leaves and time.monotonic() < until:
-                self._changed.wait(until - time.monotonic())
-            if worker.leaves:
+            if worker is not None:
+                self._rounds.join(worker, time.monotonic())
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: worker.joined_at is None or worker.leaves, ANSWER_S)
+            if worker is None or worker.leaves:
                 return {"leaves": True}
             if worker.joined_at is not None:
                 return {}
@@ -206,10 +203,8 @@ class ElasticDriver:
 
     def why_over(self, number: int) -> dict[str, Any]:
         """Why the round of that number is over; empty where it is not."""
-        until = time.monotonic() + ANSWER_S
         with self._changed:
-            while self._rounds.number == number and self._rounds.over is None and time.monotonic() < until:
-                self._changed.wait(until - time.monotonic())
+            self._changed.wait_for(lambda: self._rounds.number != number or self._rounds.over is not None, ANSWER_S)
             if self._rounds.number != number:
                 return {"over": "lost"}
             return {} if self._rounds.over is None else {"over": self._rounds.over}
@@ -225,9 +220,6 @@ class ElasticDriver:
             self._changed.notify_all()
 
 
-_NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
-
-
 def create_rendezvous_handler(driver: ElasticDriver) -> type[RendezvousHandler]:
     """The handler of Horovod's rendezvous that answers workers too."""
 
@@ -237,12 +229,10 @@ def create_rendezvous_handler(driver: ElasticDriver) -> type[RendezvousHandler]:
         def _get_value(self, scope: str, key: str) -> bytes | None:
             if scope == "rank_and_size":
                 return driver.numbers(key)
-            if scope == "join":
-                return json.dumps(driver.join(key)).encode()
-            if scope == "round":
-                return json.dumps(driver.why_over(int(key))).encode()
-            found_there: bytes | None = super()._get_value(scope, key)
-            return found_there
+            if scope in ("join", "round"):
+                return json.dumps(driver.join(key) if scope == "join" else driver.why_over(int(key))).encode()
+            value: bytes | None = super()._get_value(scope, key)
+            return value
 
         def _put_value(self, scope: str, key: str, value: bytes) -> None:
             if scope in ("connected", "trained"):
@@ -253,20 +243,13 @@ def create_rendezvous_handler(driver: ElasticDriver) -> type[RendezvousHandler]:
     return Handler
 
 
-class ElasticRendezvous(RendezvousHTTPServer):
-    """Horovod's server, at an address of one's own."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__((address, 0), RendezvousHandler, False)
-
-
 def main() -> None:
     """Run workers until training is done."""
     settings, command = json.loads(sys.argv[1]), sys.argv[2:]
     cluster = settings["cluster"]
     places = ClusterPlaces(command) if cluster else Local(settings, command)
     ways = json.loads(os.environ[VARIABLE])["addresses"] if cluster else [places.address]
-    server = ElasticRendezvous(ways[0] if len(ways) == 1 else "0.0.0.0")
+    server = RendezvousHTTPServer((ways[0] if len(ways) == 1 else "0.0.0.0", 0), RendezvousHandler, False)
     driver = ElasticDriver(server, places, settings["min_np"], settings["max_np"], rename=not cluster)
     server.RequestHandlerClass = create_rendezvous_handler(driver)
     threading.Thread(target=server.serve_forever, daemon=True).start()

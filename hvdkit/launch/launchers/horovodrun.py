@@ -7,9 +7,8 @@ import re
 from pathlib import Path
 
 from hvdkit.errors import RequestError
-from hvdkit.launch.agent_command import AgentCommand, agent_command
 from hvdkit.launch.hosts import Host, discovered, parse_hosts, shown
-from hvdkit.launch.job import Job, Tick, prepare
+from hvdkit.launch.job import AgentCommand, Job, Tick, agent_command, prepare
 from hvdkit.launch.launchers import elastic
 from hvdkit.launch.supervise import supervise
 

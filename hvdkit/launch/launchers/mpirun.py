@@ -11,17 +11,15 @@ from collections.abc import Mapping
 
 from hvdkit.errors import RequestError
 from hvdkit.launch.agent.interfaces import ways_from
-from hvdkit.launch.hosts import Host, parse_hosts, read_hostfile, shown
+from hvdkit.launch.hosts import Host, check_slots, parse_hosts, read_hostfile, shown
 from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import MPI_HOSTFILE, slurm, tasks
 from hvdkit.programs import answer
 
 _TIMEOUT_S = 60.0
 _NAMES_S = 60.0
-_HYDRA = (
-    "HYDRA",
-    "Intel(R) MPI",
-)  # what the launcher of MPICH and Intel MPI says of itself; Open MPI's follows its name
+# What the launcher of MPICH and Intel MPI says of itself; Open MPI's follows its name.
+_HYDRA = ("HYDRA", "Intel(R) MPI")
 # Open MPI's daemon on another host notices within a minute that mpirun's machine is lost; by default in eight.
 _KEEPALIVE = {
     "OMPI_MCA_oob_tcp_keepalive_time": "20",  # s
@@ -35,30 +33,23 @@ def hosts(option: str | None, np: int) -> list[Host]:
 
     Raises RequestError where they have fewer slots than ranks.
     """
-    if option is not None:
+    in_pods = MPI_HOSTFILE.exists()
+    if option is not None or not (in_pods or "SLURM_JOB_NODELIST" in os.environ):
         return parse_hosts(option, np)
-    if MPI_HOSTFILE.exists():
-        listed = _offered(np, read_hostfile(MPI_HOSTFILE), str(MPI_HOSTFILE))
+    listed = read_hostfile(MPI_HOSTFILE) if in_pods else slurm.allocation()
+    check_slots(np, listed, f"{MPI_HOSTFILE if in_pods else 'the Slurm allocation'} has", "give a smaller -np, or -H")
+    if in_pods:
         _wait_for_names(listed)
-        return listed
-    if "SLURM_JOB_NODELIST" in os.environ:
-        return _offered(np, slurm.allocation(), "the Slurm allocation")
-    return parse_hosts(None, np)
+    return listed
 
 
 def run(job: Job, on_tick: Tick | None = None) -> None:
-    """Run the job to its end; `on_tick` is called every 0.1 s.
-
-    Every host needs the interpreter, the script and hvdkit under the paths that they have here.
-
-    Raises RequestError (no mpirun or interpreter, an unwritable folder; nothing was started), RankFailure or RunError
-    (a rank or mpirun failed), Terminated (SIGTERM), KeyboardInterrupt (SIGINT).
-    """
+    """As `Launcher.run`; every host needs the interpreter, the script and hvdkit under the same paths."""
     said = version()
     options = _hydra if any(mark in said for mark in _HYDRA) else _open_mpi
     prepare(job)
     added = {name: os.environ.get(name, value) for name, value in _KEEPALIVE.items()}
-    tasks.run(job, lambda environment: ["mpirun", *options(job, environment)], "mpirun", _others(job), added, on_tick)
+    tasks.run(job, "mpirun", lambda names: ["mpirun", *options(job, names)], "mpirun", _others(job), on_tick, **added)
 
 
 def version() -> str:
@@ -97,29 +88,18 @@ def _others(job: Job) -> list[str]:
     return [host.name for host in job.hosts if not host.here]
 
 
-def _offered(np: int, offered: list[Host], where: str) -> list[Host]:
-    """The hosts, if they have enough slots."""
-    slots = sum(host.slots for host in offered)
-    if np > slots:
-        raise RequestError(f"-np {np}: {where} has {slots} slots ({shown(offered)}); give -np {slots}, or -H")
-    return offered
-
-
 def _wait_for_names(listed: list[Host]) -> None:
     """Wait until the name service knows all hosts: new pods are ready before it does. Raises RequestError."""
     until = time.monotonic() + _NAMES_S
     for host in listed:
-        while not _known(host.name):
-            if time.monotonic() > until:
-                raise RequestError(
-                    f"{MPI_HOSTFILE}: {host.name}: no address for this name within {_NAMES_S:.0f} s; look at the "
-                    "workers with `kubectl get pods`"
-                )
-            time.sleep(0.5)
-
-
-def _known(name: str) -> bool:
-    try:
-        return bool(socket.getaddrinfo(name, None))
-    except OSError:
-        return False
+        while True:
+            try:
+                socket.getaddrinfo(host.name, None)
+                break
+            except OSError:
+                if time.monotonic() > until:
+                    raise RequestError(
+                        f"{MPI_HOSTFILE}: {host.name}: no address for this name within {_NAMES_S:.0f} s; look at the "
+                        "workers with `kubectl get pods`"
+                    ) from None
+                time.sleep(0.5)

@@ -8,7 +8,9 @@ import os
 import socket
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import Host, parse_hosts, shown
@@ -16,62 +18,54 @@ from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import tasks
 from hvdkit.programs import answer
 
-_TASKS, _PLACES = (Path(__file__).with_name(name) for name in ("ray_tasks.py", "ray_places.py"))
+_PROGRAM = str(Path(__file__).with_name("ray_program.py"))
 _CONNECT_S, _TIMEOUT_S = 5.0, 90.0
 
 
 def hosts(option: str | None, np: int) -> list[Host]:
-    """The nodes of the cluster, with a slot for each free GPU or, where none has GPUs, CPU; with `option` those named.
+    """The nodes on which Ray places np ranks, or those named; a slot is a GPU or, where no node has one, a CPU.
 
     Raises RequestError without a cluster, or where it has fewer slots than ranks.
     """
-    offered = _nodes()
+    cluster = _cluster(0 if option else np)
     if option is not None:
         wanted = parse_hosts(option, np)
-        free = {host.name: host.slots for host in offered}
-        if others := [host for host in wanted if host.slots > free.get(host.name, 0)]:
-            raise RequestError(f"-H: {shown(others)}: the Ray cluster offers {shown(offered) or 'nothing'}")
+        if others := [host for host in wanted if host.slots > cluster["slots"].get(host.name, 0)]:
+            offered = shown([Host(*node) for node in cluster["slots"].items()])
+            raise RequestError(f"-H: {shown(others)}: the Ray cluster offers {offered}")
         return wanted
-    slots = sum(host.slots for host in offered)
-    if np > slots:
-        has = f"{slots} free slots ({shown(offered)})" if offered else "no free slot"
-        raise RequestError(f"-np {np}: the Ray cluster has {has}; see `ray status`, or add nodes")
-    return offered
+    if np > cluster["free"]:
+        slots = f"{cluster['free'] or 'no'} free slot{'s' if cluster['free'] > 1 else ''}"
+        raise RequestError(f"-np {np}: the Ray cluster has {slots}; see `ray status`, or add nodes")
+    if cluster["placed"] is None:
+        raise RequestError(f"-np {np}: Ray has not placed so many ranks: others use the cluster; see `ray status`")
+    return [Host(*node) for node in Counter(cluster["placed"]).items()]
 
 
 def run(job: Job, on_tick: Tick | None = None) -> None:
-    """Run the job to its end; `on_tick` is called every 0.1 s.
+    """As `Launcher.run`; every node needs the interpreter, the script and hvdkit under the same paths.
 
-    Every node needs the interpreter, the script and hvdkit under the paths that they have here. An elastic job follows
-    the cluster's list of nodes.
-
-    Raises RequestError (no Ray, no interpreter, an unwritable folder; nothing was started), RankFailure or RunError (a
-    rank or Ray failed), Terminated (SIGTERM), KeyboardInterrupt (SIGINT).
+    An elastic job takes what Ray places, now and later.
     """
     prepare(job)
     names = [slot.hostname for slot in job.slots()]
-    # A node's name begins with its address (ray_nodes.py).
+    # A node's name begins with its address (ray_program.py).
     peers = list(dict.fromkeys(name.partition("-")[0] for name in names))
 
     def command(environment: dict[str, str]) -> list[str]:
-        what = [_TASKS, "run", json.dumps(names)] if job.elastic is None else [_PLACES, job.elastic.max_np]
-        return [sys.executable, *map(str, what), json.dumps(tasks.passed(job, environment))]
+        what = ("run", json.dumps(names)) if job.elastic is None else ("places", str(job.elastic.max_np))
+        return [sys.executable, _PROGRAM, *what, json.dumps(tasks.passed(job, environment))]
 
-    if job.elastic is None:
-        tasks.run(job, command, "ray", peers, {}, on_tick, program="ray")
-    else:
-        tasks.run_elastic(job, command, "ray", peers, on_tick)
+    tasks.run(job, "ray", command, "ray", peers, on_tick)
 
 
-def _nodes() -> list[Host]:
-    """The nodes that have free slots, this one first. Raises RequestError where there is no Ray, or no cluster."""
+def _cluster(np: int) -> dict[str, Any]:
+    """What there is (`ray_program.describe`). Raises RequestError where there is no Ray, or no cluster."""
     if importlib.util.find_spec("ray") is None:
         raise RequestError("--launcher ray: Ray is not installed; install it here with `pip install 'hvdkit[ray]'`")
     _check(os.environ.get("RAY_ADDRESS", ""))
-    command = [sys.executable, str(_TASKS), "nodes"]
     try:
-        # In a process of its own: Ray starts threads, and changes signals and environment where it is loaded.
-        done = answer(command, _TIMEOUT_S)
+        done = answer([sys.executable, _PROGRAM, "nodes", str(np)], _TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise RequestError(
             f"--launcher ray: no answer from the Ray cluster within {_TIMEOUT_S:.0f} s; see `ray status`"
@@ -79,8 +73,8 @@ def _nodes() -> list[Host]:
     if done.returncode != 0:
         said = done.stderr.strip().rpartition("\n")[2] or f"status {done.returncode}"
         raise RequestError(f"--launcher ray: {said.rstrip('.')}; start a cluster with `ray start --head`")
-    nodes = json.loads(done.stdout.strip().rpartition("\n")[2])
-    return [Host(name, node["slots"]) for name, node in nodes.items() if node["slots"]]
+    described: dict[str, Any] = json.loads(done.stdout)
+    return described
 
 
 def _check(address: str) -> None:

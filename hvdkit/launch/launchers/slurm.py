@@ -9,11 +9,13 @@ import subprocess
 import tempfile
 
 from hvdkit.errors import RequestError
-from hvdkit.launch.hosts import Host, parse_hosts, shown
+from hvdkit.launch.hosts import Host, check_slots, parse_hosts, shown
 from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import tasks
 from hvdkit.programs import answer
 
+# hvdkit decides when a failed rank ends the others, so srun does not. Steps share the allocation's resources.
+STEP = ("--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL", "--overlap", "--quiet")
 _TIMEOUT_S = 60.0
 
 
@@ -23,18 +25,13 @@ def hosts(option: str | None, np: int) -> list[Host]:
     Raises RequestError without an allocation, or where it has fewer tasks than ranks.
     """
     offered = allocation()
-    if option is not None:
-        wanted = parse_hosts(option, np)
-        if others := [host.name for host in wanted if host.name not in {one.name for one in offered}]:
-            raise RequestError(f"-H: {', '.join(others)}: not in the allocation, which has {shown(offered)}")
-        return wanted
-    slots = sum(host.slots for host in offered)
-    if np > slots:
-        raise RequestError(
-            f"-np {np}: the Slurm allocation has {slots} task{'s' if slots > 1 else ''} ({shown(offered)}); "
-            f"ask Slurm for -n {np}, or give -np {slots}"
-        )
-    return offered
+    if option is None:
+        check_slots(np, offered, "the Slurm allocation has", f"ask Slurm for -n {np}, or give a smaller -np")
+        return offered
+    wanted = parse_hosts(option, np)
+    if others := [host.name for host in wanted if host.name not in dict(offered)]:
+        raise RequestError(f"-H: {', '.join(others)}: not in the allocation, which has {shown(offered)}")
+    return wanted
 
 
 def allocation() -> list[Host]:
@@ -50,42 +47,24 @@ def allocation() -> list[Host]:
 
 
 def run(job: Job, on_tick: Tick | None = None) -> None:
-    """Run the job to its end; `on_tick` is called every 0.1 s.
-
-    Every host needs the interpreter, the script and hvdkit under the paths that they have here.
-
-    Raises RequestError (no allocation, no interpreter, an unwritable folder; nothing was started), RankFailure or
-    RunError (a rank or srun failed), Terminated (SIGTERM), KeyboardInterrupt (SIGINT).
-    """
+    """As `Launcher.run`; every host needs the interpreter, the script and hvdkit under the same paths."""
     prepare(job)
-    nodes = list(dict.fromkeys(slot.hostname for slot in job.slots()))
+    names = [slot.hostname for slot in job.slots()]
+    nodes = list(dict.fromkeys(names))
     with tempfile.NamedTemporaryFile("w", prefix="hvdkit-tasks-") as places:
-        places.writelines(f"{slot.hostname}\n" for slot in job.slots())
+        places.writelines(f"{name}\n" for name in names)
         places.flush()
-        command = [
-            "srun",
-            f"--ntasks={job.np}",
-            f"--nodes={len(nodes)}",
-            "--distribution=arbitrary",
-            "--input=none",
-            *STEP,
-        ]
+        where = [f"--ntasks={job.np}", f"--nodes={len(nodes)}", "--distribution=arbitrary"]
         if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):  # srun does not take it from the allocation since 22.05
-            command.append(f"--cpus-per-task={cpus}")
-        tasks.run(job, lambda _: command, "slurm", _addresses(nodes), {"SLURM_HOSTFILE": places.name}, on_tick)
-
-
-# hvdkit decides when a failed rank ends the others, so srun does not. Steps share the allocation's resources.
-STEP = ("--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL", "--overlap", "--quiet")
+            where.append(f"--cpus-per-task={cpus}")
+        command = ["srun", *where, "--input=none", *STEP]
+        tasks.run(job, "srun", lambda _: command, "slurm", _addresses(nodes), on_tick, SLURM_HOSTFILE=places.name)
 
 
 def _addresses(nodes: list[str]) -> list[str]:
     """The nodes' addresses as Slurm knows them, which need no name service; else their names."""
-    address_of = dict(
-        re.findall(
-            r"NodeName=(\S+).*?NodeAddr=(\S+)", _slurm("scontrol", "--oneliner", "show", "node", ",".join(nodes))
-        )
-    )
+    described = _slurm("scontrol", "--oneliner", "show", "node", ",".join(nodes))
+    address_of = dict(re.findall(r"NodeName=(\S+).*?NodeAddr=(\S+)", described))
     return [address_of.get(name, name) for name in nodes]
 
 
@@ -94,9 +73,7 @@ def _slurm(*command: str) -> str:
     try:
         done = answer(command, _TIMEOUT_S)
     except OSError as error:
-        raise RequestError(
-            f"{command[0]}: cannot be run ({error.strerror}); install Slurm's client programs"
-        ) from error
+        raise RequestError(f"{command[0]}: {error.strerror}; install Slurm's client programs") from error
     except subprocess.TimeoutExpired:
         raise RequestError(f"{command[0]}: no answer within {_TIMEOUT_S:.0f} s; look with `scontrol ping`") from None
     if done.returncode != 0:
@@ -107,10 +84,7 @@ def _slurm(*command: str) -> str:
 
 def _counts(text: str) -> list[int]:
     """Slurm's `2(x3),1` as 2, 2, 2, 1."""
-    counts = []
-    for item in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item)
-        if match is None:
-            raise RequestError(f"SLURM_TASKS_PER_NODE: expected such as 2(x3),1, got {text!r}")
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
+    items = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item) for item in text.split(",")]
+    if None in items:
+        raise RequestError(f"SLURM_TASKS_PER_NODE: expected such as 2(x3),1, got {text!r}")
+    return [int(match[1]) for match in items if match for _ in range(int(match[2] or 1))]

@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hvdkit.handshake import Listener
 from hvdkit.launch.agent.interfaces import listening
-from hvdkit.launch.agent.task import VARIABLE as VARIABLE
-from hvdkit.launch.agent_command import AgentCommand, agent_command
-from hvdkit.launch.job import Job, Tick
+from hvdkit.launch.agent.task import VARIABLE
+from hvdkit.launch.job import AgentCommand, Job, Tick, agent_command
 from hvdkit.launch.launchers import elastic
 from hvdkit.launch.serve import rendezvous
 from hvdkit.launch.supervise import supervise
+
+Command = Callable[[dict[str, str]], Sequence[str]]  # a program's command line, for ranks with this environment
 
 _HERE = "127.0.0.1"
 # What ranks on other hosts get of this process's environment, besides what the job adds.
@@ -24,57 +25,30 @@ _PASSED = re.compile(
 
 
 def run(
-    job: Job,
-    command: Callable[[dict[str, str]], Sequence[str]],
-    launcher: str,
-    peers: Sequence[str],
-    added: dict[str, str],
-    on_tick: Tick | None,
-    program: str | None = None,
+    job: Job, program: str, command: Command, launcher: str, peers: Sequence[str], on_tick: Tick | None, **added: str
 ) -> None:
-    """Run the job to its end: `command` gets the ranks' environment, and returns the program's command line, to which a
-    rank's is added.
+    """Run the job to its end by a `program`, to whose `command` a rank's is added. Raises as `Launcher.run` does.
 
     `peers` are names or addresses of the other machines, from which the launcher's has to be reached; `added` is for
-    the program's environment. The program goes by its name in messages and logs, or by `program`. Raises as `supervise`
-    does.
+    the program's environment. An elastic job's program offers places (elastic_places.py).
     """
-    own, addresses = (_HERE, [_HERE]) if job.here else listening(peers)
-    with rendezvous(job, own or "0.0.0.0") as port, Listener(own) as listener:
-        environment = {**job.base_environment(), "HVDKIT_LAUNCHER": launcher, **added}
-        words = command(environment)
-        launch = {
-            "program": program or words[0],
-            "hosts": [(host.name, host.slots) for host in job.hosts],
-            "np": job.np,
-            "addresses": addresses,
-            "rendezvous": port,
-            "reports": listener.port,
-            "secret": listener.secret,
-        }
-        environment[VARIABLE] = json.dumps(launch)
-        rank = agent_command(str(job.python), "task", job, job.command())
-        supervise(job, [AgentCommand(None, [*words, *rank], environment, name=program or words[0])], on_tick, listener)
-
-
-def run_elastic(
-    job: Job,
-    command: Callable[[dict[str, str]], Sequence[str]],
-    launcher: str,
-    peers: Sequence[str],
-    on_tick: Tick | None,
-) -> None:
-    """Run an elastic job to its end: the command line is that of a program that offers places (elastic_places.py).
-
-    Raises as `elastic.supervise` does.
-    """
-    own, addresses = listening(peers)
+    own, addresses = (_HERE, [_HERE]) if job.here and not job.elastic else listening(peers)
+    environment = {**job.base_environment(), "HVDKIT_LAUNCHER": launcher, **added}
+    rank = agent_command(str(job.python), "task", job, job.command())
     with Listener(own) as listener:
         launch = {"addresses": addresses or [_HERE], "reports": listener.port, "secret": listener.secret}
-        environment = {**job.base_environment(), "HVDKIT_LAUNCHER": launcher, VARIABLE: json.dumps(launch)}
-        rank = agent_command(str(job.python), "task", job, job.command())
-        driver = elastic.driver(job, [*command(environment), *rank], environment, name=launcher, cluster=True)
-        elastic.supervise(job, driver, on_tick, listener=listener)
+        if job.elastic is not None:
+            environment[VARIABLE] = json.dumps(launch)
+            words = [*command(environment), *rank]
+            driver = elastic.driver(job, words, environment, name=launcher, cluster=True)
+            elastic.supervise(job, driver, on_tick, listener)
+            return
+        with rendezvous(job, own or "0.0.0.0") as port:
+            launch |= {"program": program, "hosts": job.hosts, "np": job.np, "rendezvous": port}
+            environment[VARIABLE] = json.dumps(launch)
+            supervise(
+                job, [AgentCommand(None, [*command(environment), *rank], environment, program)], on_tick, listener
+            )
 
 
 def passed(job: Job, environment: Mapping[str, str]) -> list[str]:
