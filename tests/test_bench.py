@@ -143,7 +143,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         ({"framework": "pytorch", "dtype": "int8"}, "--dtype int8: pytorch does not reduce it"),
         ({"framework": "caffe"}, "unknown framework 'caffe'"),
         ({"max_bytes": 2**40}, "--max-bytes 1099511627776: expected 1 to 2147483647"),
-        ({"hosts": "a"}, "no number of slots"),
+        ({"hosts": "a"}, "expected host:slots"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:

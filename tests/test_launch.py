@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import launching
 import pytest
-from launching import SOON_S, exits, gone_within, job, nothing_left, run_plain
+from launching import SOON_S, exits, gone_within, job, marked, nothing_left, run_plain, wait_until
 
 from hvdkit.errors import RequestError, RunError
 from hvdkit.launch.agent.reports import SHARED
 from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.hosts import Host
-from hvdkit.launch.job import AgentCommand, ElasticBounds, prepare
+from hvdkit.launch.job import GRACE_S, AgentCommand, ElasticBounds, prepare
 from hvdkit.launch.supervise import supervise
 
 pytestmark = pytest.mark.timeout(300)
@@ -102,40 +108,31 @@ def test_all_is_well(tmp_path: Path, mark: str) -> None:
     ]
 
 
-def test_a_rank_that_exits_is_named_with_its_code(tmp_path: Path, mark: str) -> None:
-    script = """
-say(f"ready-{rank}")
-wait_for("ready-0")
-print("bye")
-sys.exit(3) if rank == 1 else hang()
-"""
-    error = failure(tmp_path, script, mark, np=3)
-    assert (error.rank, error.host, error.exit_code, error.signal) == (1, "localhost", 3, None)
-    assert error.exit_status == 1
-    assert "rank 1 on localhost ended with exit code 3" in str(error)
-    assert str(tmp_path / "rank-1.log") in str(error)
-    assert str(error).endswith("    bye")
-    ended = exits(tmp_path)
-    assert ended[1]["exit_code"] == 3
-    assert (ended[0]["signal"], ended[0]["stopped"]) == ("SIGTERM", True)
+class Failure(NamedTuple):
+    """What ranks do; which is named with which exit code or signal, and what is said."""
+
+    script: str
+    code: int | None = None
+    signal: str | None = None
+    rank: int = 1
+    said: str = ""
+    other: str | None = None  # how rank 0 is ended, where it has to be
 
 
-def test_the_first_of_two_failures_is_named(tmp_path: Path, mark: str) -> None:
-    """Started first, rank 0 fails as soon as rank 1 is gone and its agent has seen it."""
-    script = """
-if rank == 1:
-    tell_pid()
-    os._exit(11)
-gone(1)
-os._exit(10)
-"""
-    error = failure(tmp_path, script, mark)
-    assert (error.rank, error.exit_code) == (1, 11)
-
-
-def test_a_lost_peer_is_not_to_blame(tmp_path: Path, mark: str) -> None:
+STAYS = "say(f'ready-{rank}'); wait_for('ready-0')\n"
+GRANDCHILD = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=%s)\n"
+FAILURES = {
+    "an exit code": Failure(
+        STAYS + "print('bye'); sys.exit(3) if rank == 1 else hang()",
+        code=3,
+        said=r"^rank 1 on localhost ended with exit code 3(?s:.*)/rank-1.log, ends:\n    bye$",
+        other="SIGTERM",
+    ),
+    # Started first, rank 0 fails as soon as rank 1 is gone and its agent has seen it.
+    "the first of two": Failure("tell_pid(); rank == 1 and os._exit(11)\ngone(1); os._exit(10)", code=11),
     # As in life: rank 1 raises, and while its interpreter still tidies up, rank 0 loses it and ends first.
-    script = """
+    "not a lost peer": Failure(
+        """
 if rank == 1:
     record("error", "ValueError: boom", step=12)
     say("raised")
@@ -145,24 +142,67 @@ tell_pid()
 wait_for("raised")
 record("communication", "HorovodInternalError: connection closed")
 sys.exit(1)
-"""
-    error = failure(tmp_path, script, mark)
-    assert (error.rank, error.exit_code) == (1, 3)
-    told = "rank 1 on localhost failed at step 12: ValueError: boom (ended with exit code 3 after "
-    assert str(error).startswith(told)
-
-
-def test_a_lost_peer_without_a_record_is_known_by_its_log(tmp_path: Path, mark: str) -> None:
-    script = """
+""",
+        code=3,
+        said=r"^rank 1 on localhost failed at step 12: ValueError: boom \(ended with exit code 3 after ",
+    ),
+    "not a lost peer by its log": Failure(
+        """
 tell_pid()
 if rank == 1:
     gone(0)
     sys.exit(3)
 print("horovod.common.exceptions.HorovodInternalError: Connection closed by peer")
 sys.exit(1)
-"""
-    error = failure(tmp_path, script, mark)
-    assert (error.rank, error.exit_code) == (1, 3)
+""",
+        code=3,
+    ),
+    "a damaged record": Failure(
+        """
+with open(os.path.join(os.environ["HVDKIT_RANK_DIR"], f"rank-{rank}.failure.json"), "w") as file:
+    file.write('[1, "half')
+sys.exit(4) if rank == 0 else hang()
+""",
+        rank=0,
+        code=4,
+    ),
+    "a record of an impossible time": Failure(
+        """
+rank == 0 or wait_for("rank-0.failure.json")
+record("error", f"rank {rank}", at=time.monotonic() + 1e6)
+rank == 0 or hang()
+sys.exit(1)
+""",
+        rank=0,
+        code=1,
+    ),
+    "killed": Failure(
+        "os.kill(os.getpid(), 9) if rank == 1 else hang()", signal="SIGKILL", said="sent by a user", other="SIGTERM"
+    ),
+    "crashed": Failure(
+        "os.kill(os.getpid(), 11) if rank == 1 else hang()", signal="SIGSEGV", said="^(?!(?s:.*)out-of-memory)"
+    ),
+    "its agent is killed": Failure("os.kill(os.getppid(), 9) if rank == 1 else None; hang()", signal="SIGKILL"),
+    "the other ignores SIGTERM": Failure(
+        f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {STAYS}sys.exit(5) if rank == 1 else hang()",
+        code=5,
+        other="SIGKILL",
+    ),
+    "a grandchild stays": Failure(f"{GRANDCHILD % False}{STAYS}sys.exit(rank)", code=1),
+    "a daemon stays": Failure(f"{GRANDCHILD % True}{STAYS}sys.exit(rank)", code=1),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_the_rank_that_failed_is_named(name: str, tmp_path: Path, mark: str) -> None:
+    wanted = FAILURES[name]
+    error = failure(tmp_path, wanted.script, mark)
+    assert (error.rank, error.exit_code, error.signal) == (wanted.rank, wanted.code, wanted.signal)
+    assert (error.host, error.exit_status) == ("localhost", 1) and re.search(wanted.said, str(error)), str(error)
+    rows = exits(tmp_path)
+    assert (rows[error.rank]["exit_code"], rows[error.rank]["signal"]) == (wanted.code, wanted.signal)
+    assert wanted.other is None or (rows[0]["signal"], rows[0]["stopped"]) == (wanted.other, True)
+    assert gone_within(mark, SOON_S)  # nobody is left to wait for rank 1 where its agent was killed
 
 
 def test_only_lost_peers_end_the_job_too(tmp_path: Path, mark: str) -> None:
@@ -199,54 +239,6 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exits.json", "rank-0.log", "rank-1.log"]
 
 
-def test_a_damaged_record_does_no_harm(tmp_path: Path, mark: str) -> None:
-    script = """
-with open(os.path.join(os.environ["HVDKIT_RANK_DIR"], f"rank-{rank}.failure.json"), "w") as file:
-    file.write('[1, "half')
-sys.exit(4) if rank == 0 else hang()
-"""
-    assert failure(tmp_path, script, mark).exit_code == 4
-
-
-def test_a_record_of_an_impossible_time_does_no_harm(tmp_path: Path, mark: str) -> None:
-    script = """
-rank == 0 or wait_for("rank-0.failure.json")
-record("error", f"rank {rank}", at=time.monotonic() + 1e6)
-rank == 0 or hang()
-sys.exit(1)
-"""
-    assert failure(tmp_path, script, mark).rank == 0
-
-
-def test_a_killed_rank_is_named(tmp_path: Path, mark: str) -> None:
-    error = failure(tmp_path, "os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else hang()", mark)
-    assert (error.rank, error.exit_code, error.signal) == (1, None, "SIGKILL")
-    assert "sent by a user, or by another program" in str(error)
-
-
-def test_a_crashed_rank_is_named(tmp_path: Path, mark: str) -> None:
-    error = failure(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV) if rank == 1 else hang()", mark)
-    assert (error.rank, error.signal) == (1, "SIGSEGV")
-    assert "out-of-memory" not in str(error)
-
-
-def test_a_killed_agent_takes_its_rank_along(tmp_path: Path, mark: str) -> None:
-    error = failure(tmp_path, "os.kill(os.getppid(), signal.SIGKILL) if rank == 1 else None; hang()", mark)
-    assert (error.rank, error.signal) == (1, "SIGKILL")
-    assert gone_within(mark, SOON_S)  # nobody is left to wait for rank 1
-
-
-def test_a_rank_that_ignores_sigterm_is_ended_in_time(tmp_path: Path, mark: str) -> None:
-    script = """
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-say(f"ready-{rank}")
-wait_for("ready-0")
-sys.exit(5) if rank == 1 else hang()
-"""
-    assert failure(tmp_path, script, mark).exit_code == 5
-    assert exits(tmp_path)[0]["signal"] == "SIGKILL"
-
-
 def test_a_rank_may_tidy_up_on_sigterm(tmp_path: Path, mark: str) -> None:
     script = """
 def tidy(*_):
@@ -264,28 +256,12 @@ sys.exit(5) if rank == 1 else hang()
     assert (tmp_path / "rank-0.log").read_text() == "saved\n"
 
 
-@pytest.mark.parametrize("daemonized", [False, True])
-def test_grandchildren_are_ended(tmp_path: Path, mark: str, daemonized: bool) -> None:
-    script = f"""
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session={daemonized})
-say(f"ready-{{rank}}")
-wait_for("ready-0")
-sys.exit(rank)
-"""
-    assert failure(tmp_path, script, mark).rank == 1
-
-
 def test_the_end_of_the_log_is_shown(tmp_path: Path, mark: str) -> None:
     script = "[print('line', i) for i in range(100)]; print('10%\\r50%\\r99%'); sys.exit(1)"
     lines = str(failure(tmp_path, script, mark, np=1)).splitlines()
     assert len(lines) == 16
     assert lines[-2:] == ["    line 99", "    99%"]
     assert (tmp_path / "rank-0.log").read_text().startswith("line 0\nline 1\n")
-
-
-def test_much_output_comes_whole(tmp_path: Path, mark: str) -> None:
-    run_plain(job(tmp_path, "print('x' * 5_000_000)", 1, mark))
-    assert (tmp_path / "rank-0.log").stat().st_size == 5_000_001
 
 
 def test_a_log_that_cannot_be_written_costs_no_run(tmp_path: Path, mark: str) -> None:
@@ -356,8 +332,83 @@ def test_an_error_of_on_tick_leaves_nothing(tmp_path: Path, mark: str) -> None:
         run_plain(job(tmp_path, "hang()", 2, mark), tick)
 
 
-def test_off_the_main_thread(tmp_path: Path, mark: str) -> None:
-    thread = threading.Thread(target=run_plain, args=(job(tmp_path, "print('hi')", 1, mark),))
+def test_much_output_comes_whole_off_the_main_thread_too(tmp_path: Path, mark: str) -> None:
+    thread = threading.Thread(target=run_plain, args=(job(tmp_path, "print('x' * 5_000_000)", 1, mark),))
     thread.start()
     thread.join()
-    assert (tmp_path / "rank-0.log").read_text() == "hi\n"
+    assert (tmp_path / "rank-0.log").stat().st_size == 5_000_001
+
+
+# A launcher that is a process of its own, to be killed.
+LAUNCHER = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from hvdkit.errors import HvdkitError
+from launching import job, run_plain
+try:
+    run_plain(replace(job(Path(sys.argv[1]), sys.argv[2], 2, sys.argv[3]), grace_s=float(sys.argv[4])))
+except KeyboardInterrupt:
+    sys.exit(130)
+except HvdkitError as error:
+    print(error)
+    sys.exit(error.exit_status)
+"""
+
+GRANDCHILDREN = """
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+if rank == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready")
+hang()
+"""
+
+
+def launched(
+    folder: Path, mark: str, grace_s: float = GRACE_S, script: str = GRANDCHILDREN, nohup: bool = False
+) -> subprocess.Popen[str]:
+    """The launcher, once all that belongs to it is there; it ignores SIGHUP only where `nohup` says so."""
+    here = Path(__file__).parent
+    hangup = signal.SIG_IGN if nohup else signal.SIG_DFL  # whatever this process was started with
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(folder), script, mark, str(grace_s)],
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),
+        env={**os.environ, "PYTHONPATH": f"{here}:{here.parent}", launching.MARK: mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    logs = [folder / f"rank-{rank}.log" for rank in range(2)]
+    assert wait_until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs), SOON_S)
+    return launcher
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9), (signal.SIGHUP, 129)]
+)
+def test_a_launcher_that_is_ended_leaves_nothing(tmp_path: Path, mark: str, number: int, status: int) -> None:
+    launcher = launched(tmp_path, mark)
+    assert len(marked(mark)) == 7  # the launcher, two agents, two ranks, two grandchildren
+    launcher.send_signal(number)
+    assert gone_within(mark, SOON_S)
+    said, _ = launcher.communicate(timeout=SOON_S)
+    assert launcher.returncode == status
+    assert "Traceback" not in said
+
+
+def test_a_launcher_under_nohup_goes_on_without_its_terminal(tmp_path: Path, mark: str) -> None:
+    launcher = launched(tmp_path, mark, script="print('ready'); wait_for('enough')", nohup=True)
+    launcher.send_signal(signal.SIGHUP)
+    (tmp_path / "enough").touch()
+    said, _ = launcher.communicate(timeout=SOON_S)
+    assert (launcher.returncode, said) == (0, "")
+    assert [row["exit_code"] for row in exits(tmp_path)] == [0, 0]
+
+
+def test_a_second_ctrl_c_waits_for_nobody(tmp_path: Path, mark: str) -> None:
+    launcher = launched(tmp_path, mark, grace_s=10.0 * SOON_S)
+    launcher.send_signal(signal.SIGINT)
+    assert wait_until(lambda: len(marked(mark)) == 4, SOON_S)  # rank 1 obeys; rank 0 has its grace, as its own have
+    launcher.send_signal(signal.SIGINT)
+    assert gone_within(mark, SOON_S)
+    assert launcher.wait(SOON_S) == 130

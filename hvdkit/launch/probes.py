@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
+import queue
 import secrets
-import select
 import shlex
 import signal
 import subprocess
+import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -78,8 +77,8 @@ class Probe:
     def __init__(self, host: Host, how: str, pythons: Sequence[str]) -> None:
         self.host, self.how, self.token = host, how, secrets.token_hex(8)
         self._pythons = pythons
-        self._process: subprocess.Popen[bytes] | None = None
-        self._buffer = b""
+        self._process: subprocess.Popen[str] | None = None
+        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()  # None at the end
         self._asking = threading.Lock()  # one question after the other
 
     def __enter__(self) -> Self:
@@ -89,11 +88,21 @@ class Probe:
         """Start it. Raises Unreachable where the program that leads there is missing."""
         command = _command(self.host, self.how, self._pythons)
         pipe = subprocess.PIPE
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - `__exit__` closes it
         try:
             # A terminal's Ctrl-C reaches only this process, which ends them all.
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+            self._process = subprocess.Popen(
+                command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=self._errors,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
         except OSError as error:
             raise Unreachable(f"{command[0]}: {error.strerror}", f"install {command[0]}") from None
+        threading.Thread(target=self._read, daemon=True).start()
         modules = [(name, (_ROOT / f"{name.replace('.', '/')}.py").read_text()) for name in _MODULES]
         self._send(f"exec({_LOADER.format(modules=modules)!r})")
 
@@ -101,69 +110,53 @@ class Probe:
         """The answer to a question. Raises Unreachable where none comes in that time."""
         with self._asking:
             self._send(json.dumps({"ask": ask, **question}))
-            until = time.monotonic() + seconds
-            while True:
-                answer: dict[str, Any] | None = _answer(self._line(until))
-                if answer is not None:
-                    return answer
+            try:
+                answer = self._answers.get(timeout=seconds)
+            except queue.Empty:
+                raise Unreachable("no answer in time", "is the machine overloaded? see `uptime` there") from None
+            if answer is None:
+                raise self._why()
+            return answer
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         process = self._process
-        if process is None:
+        if process is None or process.stdin is None:
             return
-        for end in (process.stdin, process.stdout, process.stderr):
-            assert end is not None
-            with contextlib.suppress(OSError):
-                end.close()
+        with contextlib.suppress(OSError):
+            process.stdin.close()
         try:
             process.wait(2.0 if error is None else 0.1)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        self._errors.close()
 
     def _send(self, line: str) -> None:
         assert self._process is not None and self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended, which `_line` finds out
-            self._process.stdin.write(line.encode() + b"\n")
+        with contextlib.suppress(OSError):  # it has ended, which `ask` finds out
+            self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
 
-    def _line(self, until: float) -> bytes:
-        """The next line of output."""
+    def _read(self) -> None:
+        """Take in answers, and no other lines, such as a login's greeting."""
         assert self._process is not None and self._process.stdout is not None
-        while b"\n" not in self._buffer:
-            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, until - time.monotonic()))
-            data = os.read(self._process.stdout.fileno(), 65536) if ready else b""
-            if not ready:
-                raise Unreachable("no answer in time", "is the machine overloaded? see `uptime` there")
-            if not data:
-                raise self._why()
-            self._buffer += data
-        line, self._buffer = self._buffer.split(b"\n", 1)
-        return line
+        with self._process.stdout as lines, contextlib.suppress(OSError):
+            for line in lines:
+                with contextlib.suppress(ValueError):
+                    answer = json.loads(line)
+                    if isinstance(answer, dict):
+                        self._answers.put(answer)
+        self._answers.put(None)
 
     def _why(self) -> Unreachable:
         """Why the process has ended."""
-        assert self._process is not None and self._process.stderr is not None
-        ready, _, _ = select.select([self._process.stderr], [], [], 2.0)
-        said = os.read(self._process.stderr.fileno(), 65536).decode("utf-8", "replace") if ready else ""
-        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read(65536).splitlines() if line.strip()]
         known = [(line, remedy) for line in lines for words, remedy in _SSH_REMEDIES.items() if words in line]
-        line, remedy = known[-1] if known else ((lines or ["it said nothing"])[-1], f"look with `{self._by_hand()}`")
-        return Unreachable(re.sub(r"\s+", " ", line)[:200], remedy.format(host=self.host.name))
-
-    def _by_hand(self) -> str:
-        return {"ssh": f"ssh {self.host.name} true", "srun": f"srun -w {self.host.name} true"}.get(
-            self.how, "sh -c true"
-        )
-
-
-def _answer(line: bytes) -> dict[str, Any] | None:
-    """The answer in a line; None for anything else, such as a login's greeting."""
-    try:
-        answer = json.loads(line)
-    except ValueError:
-        return None
-    return answer if isinstance(answer, dict) else None
+        by_hand = {"ssh": f"ssh {self.host.name} true", "srun": f"srun -w {self.host.name} true"}
+        look = f"look with `{by_hand.get(self.how, 'sh -c true')}`"
+        line, remedy = known[-1] if known else ((lines or ["it said nothing"])[-1], look)
+        return Unreachable(" ".join(line.split())[:200], remedy.format(host=self.host.name))

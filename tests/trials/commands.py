@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trial import HVDKIT, ROOT, Running, attack, expect, ran, running
+from trial import HVDKIT, ROOT, Running, attack, declare, expect, ran, running
 
 MXNET = ("--framework", "mxnet", "-np", "2")
 SMALL = ("resnet20-digits", "model.name=resnet8", "epochs=1", "threads=1", "tune=none")
@@ -45,10 +45,6 @@ def _workers(job: Running) -> list[int]:
     return found
 
 
-def _gone(job: Running, seconds: float = 30) -> None:
-    job.until(lambda: not [pid for pid in job.pids() if pid != os.getpid()], seconds, "the end of all processes")
-
-
 def _no_half(job: Running) -> None:
     """What JSON there is can be read, and no temporary file is left."""
     for path in job.folder.rglob("*.json") if job.folder.exists() else ():
@@ -67,12 +63,11 @@ def _interrupted(folder: Path, words: tuple[str, ...], number: int) -> str:
         job.process.send_signal(number)
         status = job.ended(40)
         job.sound()
-        _gone(job)
+        job.nothing_left()
         _no_half(job)
     expect(status in ((130, -2) if number == signal.SIGINT else (143, -15, 0, 1)), f"status {status}\n{job.text()}")
     expect(status != 0 or "SIGTERM" in job.text(), job.text())
-    lines = job.text().strip().splitlines()
-    return f"status {status}: {lines[-1] if lines else 'nothing was printed'}"
+    return job.last()
 
 
 def _rank_killed(folder: Path, words: tuple[str, ...]) -> str:
@@ -84,10 +79,10 @@ def _rank_killed(folder: Path, words: tuple[str, ...]) -> str:
         os.kill(workers[-1], signal.SIGKILL)
         status = job.ended(170)
         job.sound()
-        _gone(job)
+        job.nothing_left()
         _no_half(job)
     expect(status == 1 and "SIGKILL" in job.text(), f"status {status}\n{job.text()}")
-    return next(line for line in job.text().splitlines() if "SIGKILL" in line)
+    return job.line("SIGKILL")
 
 
 def _folder_removed(folder: Path, words: tuple[str, ...]) -> str:
@@ -97,51 +92,32 @@ def _folder_removed(folder: Path, words: tuple[str, ...]) -> str:
         shutil.rmtree(job.folder, ignore_errors=True)
         status = job.ended(170)
         job.sound()
-        _gone(job)
+        job.nothing_left()
     expect(status != 0 or any(job.folder.rglob("*.json")), f"status 0 without results\n{job.text()}")
-    return f"status {status}: {job.text().strip().splitlines()[-1]}"
+    return job.last()
 
 
-def _declare(name: str, how: str, does: str, expected: str, function: Callable[..., str], *more: object) -> None:
-    def one(folder: Path) -> str:
-        return function(folder, RANKS[name], *more)
-
-    one.__name__, one.__module__ = f"{name}_{how}", __name__
-    one.__doc__ = f"hvdkit {' '.join(RANKS[name])}: {does}."
-    attack(expected)(one)
-
-
-for _name in RANKS:
-    _declare(
-        _name,
-        "interrupted",
-        "SIGINT one second after a rank runs",
-        "status 130 or by the signal; no process, no half file is left",
-        _interrupted,
-        signal.SIGINT,
-    )
-    _declare(
-        _name,
-        "terminated",
-        "SIGTERM one second after a rank runs",
-        "ends within 40 s; no silent success; no process, no half file is left",
-        _interrupted,
-        signal.SIGTERM,
-    )
-    _declare(
-        _name,
-        "rank_killed",
-        "kill -9 of a rank",
-        "status 1 and a line with SIGKILL; no process, no half file is left",
-        _rank_killed,
-    )
-    _declare(
-        _name,
-        "folder_removed",
-        "--out is removed while ranks run",
-        "a line with what is missing; status 0 only with results; no traceback",
-        _folder_removed,
-    )
+WAYS: dict[str, tuple[str, str, Callable[..., str], tuple[int, ...]]] = {
+    "interrupted": (
+        "SIGINT one second after a rank runs", "status 130 or by the signal; no process, no half file is left",
+        _interrupted, (signal.SIGINT,),
+    ),
+    "terminated": (
+        "SIGTERM one second after a rank runs", "ends within 40 s; no silent success; no process, no half file is left",
+        _interrupted, (signal.SIGTERM,),
+    ),
+    "rank_killed": (
+        "kill -9 of a rank", "status 1 and a line with SIGKILL; no process, no half file is left", _rank_killed, (),
+    ),
+    "folder_removed": (
+        "--out is removed while ranks run", "a line with what is missing; status 0 only with results; no traceback",
+        _folder_removed, (),
+    ),
+}  # fmt: skip
+for _name, _words in RANKS.items():
+    for _how, (_does, _expected, _function, _more) in WAYS.items():
+        does = f"hvdkit {' '.join(_words)}: {_does}."
+        declare(f"commands.{_name}_{_how}", does, _expected, _function, _words, *_more)
 
 
 def _trained(folder: Path) -> Path:
@@ -151,17 +127,10 @@ def _trained(folder: Path) -> Path:
 
 
 def _called(*words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [*HVDKIT, *words],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        stdin=subprocess.DEVNULL,
-        errors="replace",
-    )
+        [*HVDKIT, *words], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=120, stdin=subprocess.DEVNULL, errors="replace",
+    )  # fmt: skip
 
 
 def _cut(path: Path) -> None:
@@ -335,18 +304,8 @@ def submit_hostile_names(folder: Path) -> str:
 
     hostile = folder / 'it\'s "a" $(touch pwned) `touch pwned` #x'
     hostile.mkdir()
-    done = _called(
-        "submit",
-        "resnet20-digits",
-        "--to",
-        "slurm",
-        "-np",
-        "2",
-        "--run",
-        str(hostile / "run"),
-        "--out",
-        str(hostile / "job.sbatch"),
-    )
+    submit = ("submit", "resnet20-digits", "-np", "2", "--to")
+    done = _called(*submit, "slurm", "--run", str(hostile / "run"), "--out", str(hostile / "job.sbatch"))
     expect(done.returncode in (0, 2) and "Traceback" not in done.stderr, done.stderr)
     seen = [f"slurm: status {done.returncode} {done.stderr.strip()[:150]}"]
     if done.returncode == 0:
@@ -363,18 +322,7 @@ def submit_hostile_names(folder: Path) -> str:
             ["bash", str(script)], env={"PATH": f"{fake}:/usr/bin:/bin"}, cwd=folder, timeout=60, capture_output=True
         )
         expect(not list(folder.rglob("pwned")), "executed")
-    manifest = (
-        "submit",
-        "resnet20-digits",
-        "--to",
-        "kubernetes",
-        "-np",
-        "2",
-        "--image",
-        "hvdkit:1",
-        "--results",
-        "claim",
-    )
+    manifest = (*submit, "kubernetes", "--image", "hvdkit:1", "--results", "claim")
     done = _called(*manifest, "--out", str(hostile / "manifest.yaml"))
     seen.append(f"kubernetes: status {done.returncode} {done.stderr.strip()[:150]}")
     expect(done.returncode == 0 and "Traceback" not in done.stderr, done.stderr)

@@ -6,7 +6,7 @@ import errno
 import subprocess
 from pathlib import Path
 
-from trial import SMALL, Running, attack, expect, running
+from trial import SMALL, attack, expect, running
 
 
 def faulty(folder: Path, under: Path, **how: object) -> dict[str, str]:
@@ -18,13 +18,6 @@ def faulty(folder: Path, under: Path, **how: object) -> dict[str, str]:
     return {"LD_PRELOAD": str(library), "FAULTY_UNDER": f"{under}/", "FAULTY_WHEN": str(folder / "fails"), **settings}
 
 
-def says(job: Running, words: str) -> str:
-    """The first line on the terminal that has these words; raises `Unexpected` without one."""
-    lines = [line for line in job.text().splitlines() if words in line]
-    expect(lines, f"nothing about {words!r}:\n{job.text()}")
-    return lines[0]
-
-
 @attack("each failed checkpoint is named when it fails, with the reason; training ends; status 1")
 def read_only_in_the_middle(folder: Path) -> str:
     """The disk of the run's folder becomes read-only at update 30, for good."""
@@ -32,10 +25,8 @@ def read_only_in_the_middle(folder: Path) -> str:
     with running(*SMALL, "epochs=8", out=out, **faulty(folder, out, errno=errno.EROFS)) as job:
         job.trains(30)
         (folder / "fails").touch()
-        status = job.ended()
-        job.sound()
-        expect(status == 1, f"status {status}\n{job.text()}")
-        return says(job, "ead-only file system")
+        job.ends(1)
+        return job.line("ead-only file system")
 
 
 @attack("the failed checkpoint is named; the next ones are written; the run ends with status 0 and all of its results")
@@ -47,8 +38,6 @@ def no_space_for_a_while(folder: Path) -> str:
         (folder / "fails").touch()
         job.trains(70)
         (folder / "fails").unlink()
-        status = job.ended()
-        job.sound()
-        expect(status == 0, f"status {status}\n{job.text()}")
+        job.ends(0)
         expect(job.result()["checkpoints"], "no checkpoints in result.json")
-        return says(job, "space")
+        return job.line("space")

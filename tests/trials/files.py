@@ -19,8 +19,7 @@ def disturbed(folder: Path, disturb: Callable[[Path], object], words: tuple[str,
     with running(*words, out=folder / "run") as job:
         job.trains(30)
         disturb(job.folder)
-        job.ended()
-        job.sound()
+        job.ends()
     return job
 
 
@@ -39,20 +38,11 @@ def resumed(folder: Path, *more: str) -> Running:
     return job
 
 
-def told(job: Running, *words: str) -> str:
-    """The line of the terminal that has all of these words; raises `Unexpected` without one."""
-    for line in job.text().splitlines():
-        if all(word in line for word in words):
-            return line
-    expect(False, f"no line with {words}, status {job.process.returncode}:\n{job.text()}")
-    return ""
-
-
 @attack("said once when it happens, with the file's name; training is done; the lines from then on are there")
 def metrics_removed(folder: Path) -> str:
     """metrics.jsonl is removed at update 30."""
     job = disturbed(folder, lambda run: (run / "metrics.jsonl").unlink())
-    return told(job, "metrics.jsonl")
+    return job.line("metrics.jsonl")
 
 
 @attack("said once when it happens; status and text tell the truth")
@@ -63,7 +53,7 @@ def metrics_replaced(folder: Path) -> str:
         (run / "metrics.jsonl").unlink()
         (run / "metrics.jsonl").mkdir()
 
-    return told(disturbed(folder, replace), "metrics.jsonl")
+    return disturbed(folder, replace).line("metrics.jsonl")
 
 
 @attack("said once when it happens; training is done, with its result; status 0")
@@ -72,14 +62,14 @@ def logs_removed(folder: Path) -> str:
     job = disturbed(folder, lambda run: shutil.rmtree(run / "logs"))
     expect(job.process.returncode == 0, f"status {job.process.returncode}\n{job.text()}")
     expect(f"step {UPDATES}/{UPDATES}" in job.text() and job.result(), job.text())
-    return told(job, "logs")
+    return job.line("logs")
 
 
 @attack("said when it happens; new checkpoints are written, or the end says that they are not; never silence")
 def checkpoints_removed(folder: Path) -> str:
     """The folder of checkpoints is removed at update 30."""
     job = disturbed(folder, lambda run: shutil.rmtree(run / "checkpoints"))
-    return told(job, "checkpoints", "removed") if "removed" in job.text() else told(job, "checkpoint")
+    return job.line("checkpoints", "removed") if "removed" in job.text() else job.line("checkpoint")
 
 
 @attack("said when it happens; the end says where the results are; status 1, no traceback")
@@ -87,7 +77,7 @@ def run_removed(folder: Path) -> str:
     """The whole folder of the run is removed at update 30."""
     job = disturbed(folder, shutil.rmtree)
     expect(job.process.returncode != 0 or job.result(), f"status 0 without a result\n{job.text()}")
-    return told(job, str(folder / "run"), "removed") if "removed" in job.text() else told(job, str(folder / "run"))
+    return job.line(str(folder / "run"), "removed") if "removed" in job.text() else job.line(str(folder / "run"))
 
 
 @attack("said when it happens; the end says where the results are; no results in two folders")
@@ -106,7 +96,7 @@ def newest_cut(folder: Path) -> str:
     newest = sorted((job.folder / "checkpoints").glob("step-*"))[-1]
     weights = newest / "model.safetensors"
     os.truncate(weights, weights.stat().st_size // 2)
-    return told(resumed(folder), newest.name)
+    return resumed(folder).line(newest.name)
 
 
 @attack("refused by the file's name; the one before is used")
@@ -117,7 +107,7 @@ def progress_forged(folder: Path) -> str:
     path = newest / "checkpoint.json"
     step = json.loads(path.read_text())["progress"]["step"]
     path.write_text(path.read_text().replace(f'"step": {step}', f'"step": {step + 4}', 1))
-    return told(resumed(folder), newest.name)
+    return resumed(folder).line(newest.name)
 
 
 @attack("refused or said: it is another run's")
@@ -141,7 +131,7 @@ def result_cut(folder: Path) -> str:
     after = resumed(folder)
     if after.process.returncode == 0:
         json.loads((job.folder / "result.json").read_text())
-    return f"status {after.process.returncode}: {after.text().splitlines()[-1]}"
+    return after.last()
 
 
 @attack("one line names the file and the remedy; status 2")
@@ -150,9 +140,8 @@ def report_of_a_cut_result(folder: Path) -> str:
     job = ran(*STEPS, out=folder / "run")
     os.truncate(job.folder / "result.json", 300)
     report = ran("report", str(job.folder), out=folder / "page")
-    report.sound()
-    expect(report.process.returncode == 2, f"status {report.process.returncode}\n{report.text()}")
-    return told(report, "result.json")
+    report.ends(2)
+    return report.line("result.json")
 
 
 @attack("said, and made anew from what is good, or refused with status 2 before ranks start")
@@ -163,7 +152,7 @@ def metrics_damaged(folder: Path) -> str:
     lines = path.read_text().splitlines(keepends=True)
     lines[10] = lines[10][:20] + "\n"
     path.write_text("".join(lines))
-    return told(resumed(folder), "metrics.jsonl")
+    return resumed(folder).line("metrics.jsonl")
 
 
 @attack("resumes; the torn line is gone; lines are those of a run that was not killed")
@@ -173,7 +162,7 @@ def metrics_torn(folder: Path) -> str:
     path = job.folder / "metrics.jsonl"
     os.truncate(path, path.stat().st_size - 7)
     after = resumed(folder)
-    expect(after.process.returncode == 0, after.text())
+    after.ends(0)
     steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
     expect(sorted(set(steps)) == list(range(1, UPDATES + 1)), f"steps {steps}")
     return "88 updates, each with its line"
@@ -198,9 +187,8 @@ def metrics_of_300_mib(folder: Path) -> str:
     first = path.read_bytes().splitlines(keepends=True)[0]
     path.write_bytes(first * (300 * 2**20 // len(first)) + path.read_bytes())
     after = ran(*STEPS, "--resume", out=folder / "run", prefix=("prlimit", "--as=4294967296"), seconds=240)
-    after.sound()
-    expect(after.process.returncode in (0, 2), after.text())
-    return f"status {after.process.returncode}: {after.text().splitlines()[-1]}"
+    after.ends(0, 2)
+    return after.last()
 
 
 @attack("the old results are there as before, byte for byte")
@@ -240,7 +228,7 @@ def two_at_once(folder: Path) -> str:
         second = ran(*STEPS, "--resume", out=folder / "run")
         expect(second.process.returncode == 2, second.text())
         expect(job.ended() == 0, job.text())
-    return second.text().splitlines()[-1]
+    return second.last()
 
 
 @attack("the lock of the dead is taken over; resumes")
@@ -250,5 +238,5 @@ def lock_of_the_dead(folder: Path) -> str:
         job.trains(30)
         job.end()
     after = resumed(folder)
-    expect(after.process.returncode == 0, after.text())
+    after.ends(0)
     return after.text().splitlines()[0]

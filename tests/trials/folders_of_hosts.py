@@ -143,13 +143,11 @@ def _hostile(kind: str, folder: Path) -> str:
     out = folder / HOSTILE / "run"
     out.parent.mkdir()
     with place(kind) as where, running_on(where, *TRAIN, "epochs=1", out=out) as job:
-        status = job.ended()
-        job.sound()
-        expect(status in (0, 2), f"status {status}\n{job.text()}")
+        job.ends(0, 2)
         pwned = [str(path) for root in (folder, Path(__file__).parents[2], Path.home()) for path in root.glob("pwned")]
         expect(not pwned, f"executed: {pwned}")
-        expect(status == 2 or job.result()["np"] == 2, job.text())
-        return f"status {status}: {job.text().splitlines()[-1]}"
+        expect(job.process.returncode == 2 or job.result()["np"] == 2, job.text())
+        return job.last()
 
 
 for _kind in ("direct", "horovodrun", "mpirun", "mpich", "slurm"):

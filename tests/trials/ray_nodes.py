@@ -17,21 +17,9 @@ from places import nobody_watches, same_bits, secrets_found
 from trial import ROOT, Running, attack, expect, running
 
 TRAIN = (
-    "train",
-    "resnet20-digits",
-    "-np",
-    "4",
-    "--framework",
-    "mxnet",
-    "model.name=resnet8",
-    "epochs=3",
-    "log_every=1",
-    "tune=none",
-    "threads=1",
-    "checkpoint={every_steps: 3}",
-    "--launcher",
-    "ray",
-)
+    "train", "resnet20-digits", "-np", "4", "--framework", "mxnet", "model.name=resnet8", "epochs=3",
+    "log_every=1", "tune=none", "threads=1", "--launcher", "ray", "checkpoint={every_steps: 3}",
+)  # fmt: skip
 UPDATES = 33
 
 
@@ -101,9 +89,7 @@ def _gone(job: Running) -> None:
 
 
 def _failed(job: Running) -> str:
-    status = job.ended(90)
-    job.sound()
-    expect(status == 1, f"status {status}\n{job.text()}")
+    job.ends(1, seconds=90)
     _gone(job)
     lines = [line for line in job.text().splitlines() if re.match(r"rank \d+ on ", line)]
     expect(lines, f"no rank is named\n{job.text()}")
@@ -112,9 +98,7 @@ def _failed(job: Running) -> str:
 
 def _resumed(found: Cluster, out: Path, train: tuple[str, ...] = TRAIN) -> str:
     with running(*train, "--resume", out=out, RAY_ADDRESS=found.address) as job:
-        status = job.ended()
-        job.sound()
-        expect(status == 0, f"--resume: status {status}\n{job.text()}")
+        job.ends(0)
         _gone(job)
         words = tuple(word for word in train if word not in ("--launcher", "ray"))
         return same_bits(job, words)
@@ -195,9 +179,7 @@ def elastic_node_lost(folder: Path) -> str:
         took = time.monotonic() - start
         time.sleep(10)
         found.order("add")
-        status = job.ended()
-        job.sound()
-        expect(status == 0, f"status {status}\n{job.text()}")
+        job.ends(0)
         _gone(job)
         found_there = [(each["why"], each["np_before"], each["np"]) for each in job.result()["recoveries"]]
         expect(found_there and found_there[0] == ("lost", 4, 2), str(found_there))

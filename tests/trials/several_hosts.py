@@ -133,9 +133,7 @@ def terminated(where: Place, out: Path) -> str:
     with running_on(where, *train, out=out) as job:
         job.trains(12)
         os.kill(job.hvdkit(), signal.SIGTERM)
-        status = job.ended(60)
-        job.sound()
-        expect(status == 0, f"status {status}\n{job.text()}")
+        job.ends(0, seconds=60)
         seen = job.line("--resume")
         job.nothing_left()
     return f"{seen}; {resumes(where, out, train)}"
@@ -152,9 +150,7 @@ def interrupted(where: Place, out: Path) -> str:
             if job.process.poll() is None and (found := job.named(r"-m hvdkit train")):
                 os.kill(found[-1], signal.SIGINT)
             time.sleep(0.1)
-        status = job.ended(60)
-        job.sound()
-        expect(status in (130, -2), f"status {status}\n{job.text()}")
+        job.ends(130, -2, seconds=60)
         job.nothing_left()
     return resumes(where, out)
 
@@ -215,9 +211,7 @@ def packets_lost_for_a_while(where: Place, out: Path) -> str:
         where.network.swallow("h2")
         time.sleep(6)
         where.mend()
-        status = job.ended()
-        job.sound()
-        expect(status == 0, f"status {status}\n{job.text()}")
+        job.ends(0)
         job.nothing_left()
         return same_bits(job)
 

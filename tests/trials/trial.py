@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,12 +38,16 @@ def attack(expected: str) -> Callable[[Attack], Attack]:
     `expected` is written before the first try. The docstring says what is done.
     """
 
-    def declare(function: Attack) -> Attack:
-        name = f"{function.__module__}.{function.__name__}"
-        DECLARED[name] = " ".join((function.__doc__ or "").split()), expected, function
+    def declared(function: Attack) -> Attack:
+        declare(f"{function.__module__}.{function.__name__}", function.__doc__ or "", expected, function)
         return function
 
-    return declare
+    return declared
+
+
+def declare(name: str, does: str, expected: str, function: Callable[..., str], *arguments: Any) -> None:
+    """Declare an attack GROUP.NAME: the function gets the folder, and then these arguments."""
+    DECLARED[name] = " ".join(does.split()), expected, lambda folder: function(folder, *arguments)
 
 
 def expect(holds: object, seen: str) -> None:
@@ -69,6 +74,18 @@ class Running:
     def text(self) -> str:
         return self._printed.read_text(errors="replace")
 
+    def line(self, *patterns: str) -> str:
+        """The first line with all of these patterns. Raises `Unexpected` where there is none."""
+        for line in self.text().splitlines():
+            if all(re.search(pattern, line) for pattern in patterns):
+                return line
+        raise Unexpected(f"no line with {patterns}, status {self.process.returncode}\n{self.text()}")
+
+    def last(self) -> str:
+        """The status and the last line."""
+        lines = self.text().strip().splitlines()
+        return f"status {self.process.returncode}: {lines[-1] if lines else 'nothing was printed'}"
+
     def updates(self) -> int:
         """The number of the last update that the run's metrics name."""
         with suppress(OSError, ValueError):
@@ -76,13 +93,11 @@ class Running:
             return max((json.loads(line).get("step") or 0 for line in lines[:-1]), default=0)
         return 0
 
-    def until(self, what: Callable[[], Any], seconds: float = 120, name: str = "") -> Any:
+    def until(self, what: Callable[[], Any], seconds: float = 120, name: str = "what was waited for") -> Any:
         """Wait until `what` returns something true, and return it. Raises `Unexpected` after `seconds`."""
         ends = time.monotonic() + seconds
         while not (value := what()):
-            expect(
-                time.monotonic() < ends, f"after {seconds:.0f} s: not {name or 'what was waited for'}\n{self.text()}"
-            )
+            expect(time.monotonic() < ends, f"after {seconds:.0f} s: not {name}\n{self.text()}")
             time.sleep(0.02)
         return value
 
@@ -94,14 +109,16 @@ class Running:
 
     def pids(self) -> list[int]:
         """All processes that the command has started, itself too."""
-        found = []
+        found, mark = [], f"{MARK}={self.mark}".encode()
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
-                if entry.name.isdigit() and f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes().split(
-                    b"\0"
-                ):
+                if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
         return found
+
+    def nothing_left(self, seconds: float = 30) -> None:
+        """Wait until no process of the command is there."""
+        self.until(lambda: not set(self.pids()) - {os.getpid()}, seconds, "the end of all processes")
 
     def ranks(self) -> dict[int, int]:
         """The process of each rank that runs a recipe's script."""
@@ -124,6 +141,12 @@ class Running:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise Unexpected(f"did not end within {seconds:.0f} s\n{self.text()}") from None
+
+    def ends(self, *statuses: int, seconds: float = 300) -> None:
+        """Wait until the command has ended by itself, soundly and with one of these statuses (without any: each)."""
+        status = self.ended(seconds)
+        self.sound()
+        expect(not statuses or status in statuses, f"status {status}\n{self.text()}")
 
     def end(self) -> None:
         """Kill all that is left."""
