@@ -88,16 +88,19 @@ programs: # Chromium, for tests of pages, where root may install it
 	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit; done; \
 		$(call APT,chromium fonts-dejavu-core)
 
+# Bytecode is written once, or thousands of processes do it where Python writes none.
+PYTEST = $(BIN)/python -m compileall -q hvdkit && $(BIN)/python -m pytest -n auto
+
 check: lint ## Check style and types, and run the tests that start no ranks: under 3 minutes, needs no runtime
-	@$(BIN)/python scripts/run_tests.py --check
+	@$(PYTEST) -m 'check and not ranks' --dist worksteal
 
 test: runtimes programs ## Run every test, over real processes
-	@$(BIN)/python scripts/run_tests.py
+	@$(PYTEST) --dist loadfile --no-loadscope-reorder
 
 cluster-check: runtimes ## Install Slurm, two MPIs, sshd (root, Debian) and Ray, and test all launchers; with Docker, over containers
 	@$(call APT,openmpi-bin mpich slurm-wlm munge openssh-server openssh-client chromium fonts-dejavu-core)
 	@$(BIN)/python -m pip install --quiet -e '.[ray]'
-	@$(BIN)/python scripts/run_tests.py tests/test_slurm.py tests/test_submit.py tests/test_launch_horovod.py \
+	@$(PYTEST) --dist loadfile tests/test_slurm.py tests/test_submit.py tests/test_launch_horovod.py \
 		tests/test_ray.py tests/test_mpi.py tests/test_host_doctor.py tests/test_kubernetes_pods.py
 	@docker/check.sh --compose mxnet
 

@@ -29,58 +29,43 @@ hypothesis.settings.load_profile("hvdkit")
 ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 
-# Files whose tests are marked `check`, but for those marked `ranks`: they start no ranks, need no runtime and no
-# browser and read no clock. `make check` runs them, `make test` too, on the time that the others leave.
-CHECK = {
-    "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "batch_sizes",
-    "batch_sizes_rows", "bench", "blame", "compare", "completion", "compression", "config", "core", "csv", "data",
-    "data_native", "data_pixels", "debug_logs", "diff", "dockerfile", "documents", "dry_run", "fingerprint", "hints",
-    "horovod_cuda",
-    "horovod_target", "host_doctor", "images", "kubernetes", "launch_hosts", "links", "memory", "mesh", "own_samples",
-    "paths", "predict", "profile", "progress", "progress_runs", "published", "quick", "refused", "report_files",
-    "runtimes_patches", "schemas", "script", "sharding", "simulator", "simulator_contradictions", "simulator_costs",
-    "simulator_damaged", "simulator_properties", "simulator_refusals", "simulator_sharding", "stalls", "submit",
-    "sweep", "sync", "text_units", "tuning", "validation", "weights", "yaml",
-}  # fmt: skip
-
-# The files that take longest, the longest first: no stream of scripts/run_tests.py shall work on one of them while the
-# others are done.
-LONGEST = (
-    "contract", "faults", "elastic", "ends", "train", "horovod_front_ends", "checkpoint_runs", "rivals", "parity",
-    "own_images", "horovod_scripts", "profile_runs", "package_install", "export", "own_task", "python", "tracking",
-    "run_tests", "data_runs", "plain", "launch_horovod", "gpt", "debugging", "link", "runtimes_build", "own_hosts",
-    "process_sets", "examples", "horovod_wheel", "events", "report",
-)  # fmt: skip
-
 Hvdkit = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """However the suite ends, also by Ctrl-C or SIGTERM, no process that a test has started is left."""
+    if hasattr(config, "workerinput"):  # of pytest-xdist, which ends its workers before this process cleans up
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end = contextlib.ExitStack()
+    end.callback(hygiene.kill_started_by, end.enter_context(hygiene.marking()))
+    config.add_cleanup(end.close)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Three processes on two cores, fewer where memory is short: most tests start two ranks, and wait now and then."""
+    cores = len(os.sched_getaffinity(0))
+    if "check" in config.option.markexpr:
+        return cores
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
+    return max(2, min(3 * cores // 2, memory_gib // 5))
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not read files none of whose tests are of the part that scripts/run_tests.py asks for."""
-    if collection_path.suffix == ".py" and (part := config.option.markexpr) in ("check", "not check"):
-        whole = collection_path.stem.removeprefix("test_") in CHECK
-        exception = "mark.ranks" if whole else "mark.check"
-        if whole != (part == "check") and exception not in collection_path.read_text():
-            return True
+    """`make check` does not read files that have no test for it."""
+    if collection_path.suffix == ".py" and config.option.markexpr.startswith("check"):
+        return "mark.check" not in collection_path.read_text() or None
     return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the files in CHECK, make timeouts patient; where processes share the files, bring LONGEST to the front."""
+    """Make timeouts patient; where processes share the files, the long ones come first."""
     for item in items:
         limit = item.get_closest_marker("timeout")
         seconds = limit.args[0] if limit else item.config.getoption("timeout") or item.config.getini("timeout")
         item.add_marker(pytest.mark.timeout(hygiene.patience(float(seconds))), append=False)
-        whole = _topic(item) in CHECK
-        if whole and not item.get_closest_marker("ranks"):
-            item.add_marker(pytest.mark.check)
-    if hasattr(config, "workerinput"):  # of pytest-xdist
-        place = {topic: number for number, topic in enumerate(LONGEST)}
-        items.sort(key=lambda item: place.get(_topic(item), len(place)))
-
-
-def _topic(item: pytest.Item) -> str:
-    return item.path.stem.removeprefix("test_")
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def run(command: list[str], timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -120,7 +105,7 @@ def run(command: list[str], timeout: float, **options: Any) -> subprocess.Comple
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_outlives_its_file(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever a file's tests have started is gone behind them: what is left is ended, and is a failure of that file.
+    """Whatever a file's tests have started is gone after them: what is left is ended, and is a failure of that file.
 
     By a mark, so that neither other files' processes nor another suite's are taken for theirs.
     """
@@ -128,8 +113,9 @@ def nothing_outlives_its_file(request: pytest.FixtureRequest) -> Iterator[None]:
     with hygiene.marking() as mark:
         yield
     left = hygiene.left_behind(mark)
-    if left and request.session.testsfailed == failed:  # a test that failed has said so already
-        pytest.fail("still running behind the last test of this file:\n" + "\n".join(left))
+    interrupted = request.session.exitstatus == pytest.ExitCode.INTERRUPTED
+    if left and not interrupted and request.session.testsfailed == failed:  # a test that failed has said so already
+        pytest.fail("still running after the last test of this file:\n" + "\n".join(left))
 
 
 @pytest.fixture(autouse=True)
@@ -200,7 +186,7 @@ def hollow_runtimes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def no_ranks_in_a_check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is marked `check` passes on a machine without runtimes, so it does without them everywhere."""
-    if request.node.get_closest_marker("check"):
+    if request.node.get_closest_marker("check") and not request.node.get_closest_marker("ranks"):
         monkeypatch.setenv("HVDKIT_RUNTIMES", str(request.getfixturevalue("hollow_runtimes")))
 
 

@@ -31,7 +31,7 @@ KEPT_PREFIXES = ("HVDKIT_TEST_", "PIP_", "PYTEST_", "LD_", "CUDA_", "NVIDIA_", "
 UNCHANGED = "HVDKIT_TESTS_UNCHANGED"  # set: leave all as it is, to see what hvdkit itself makes of a hostile parent
 
 MARK = "HVDKIT_TEST_STARTED_BY"  # in the environment of all that a test starts; a process below it inherits it
-ENDS_S = 10.0  # for processes that are about to end
+ENDS_S = float(os.environ.get("HVDKIT_TEST_ENDS_S", "10"))  # for processes that are about to end
 
 
 def clean_up_parent() -> None:
@@ -75,10 +75,9 @@ def _signals() -> None:
 def patience(seconds: float) -> float:
     """How long to wait for what takes less than `seconds` on a quiet machine, before it is taken for a failure.
 
-    Nothing is proved by a timeout, so it may be far away. scripts/run_tests.py runs tests that start no ranks on what
-    the others leave of the processors, which can be nothing for a minute.
+    Nothing is proved by a timeout, so it may be far away.
     """
-    return seconds * (20 if os.sched_getscheduler(0) == os.SCHED_IDLE else 3)
+    return seconds * 3
 
 
 def started_by(mark: str, variable: str = MARK) -> list[int]:

@@ -26,6 +26,8 @@ from hvdkit.launch.hosts import parse_hosts
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 
+pytestmark = pytest.mark.check
+
 EXAMPLES = 250  # each of the four attacks below; 1,000 in all
 attack = settings(
     max_examples=EXAMPLES,

@@ -23,6 +23,8 @@ from hvdkit.results import profile as profiles
 from hvdkit.results.parity import read_parity
 from hvdkit.worker import tuning
 
+pytestmark = pytest.mark.check
+
 PREDICT = "predict profile.json --cluster p100-roce25 -n 8 --out out"
 
 

@@ -27,6 +27,8 @@ from hvdkit.report import charts, collect, page
 from hvdkit.results import profile as profiles
 from hvdkit.results.train import MetricLine
 
+pytestmark = pytest.mark.check
+
 BIG = 10**400  # 401 digits, beyond any float
 
 

@@ -18,6 +18,8 @@ from hvdkit.cli import terminal
 from hvdkit.errors import RequestError
 from hvdkit.results import profile as profiles
 
+pytestmark = pytest.mark.check
+
 ADVISE = "advise profile.json --cluster p100-roce25 -n 8 --out out"
 
 

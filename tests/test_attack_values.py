@@ -10,6 +10,8 @@ from simulating import profile
 
 from hvdkit.results import profile as profiles
 
+pytestmark = pytest.mark.check
+
 DIGITS = "9" * 400
 ADVISE = "advise profile.json --cluster p100-roce25 -n 8 --out out"
 REFUSED = [

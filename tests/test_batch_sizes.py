@@ -23,6 +23,8 @@ from hvdkit.simulator.calibration import calibrate
 from hvdkit.simulator.settings import read
 from hvdkit.simulator.workload import of_profile
 
+pytestmark = pytest.mark.check
+
 many = settings(max_examples=50, deadline=None, derandomize=True, database=None)
 LAYERS = len(simulating.profile(np=1).layers)
 

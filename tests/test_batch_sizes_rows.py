@@ -11,6 +11,8 @@ from test_batch_sizes import LAYERS, at
 from benchmarks import batch_sizes, batch_sizes_rows
 from hvdkit.profiling import batch_curves
 
+pytestmark = pytest.mark.check
+
 
 def run(batch: int, slower: float = 1.0) -> list[float]:
     """Half of the layers take 1 ms at any batch size, the others 1 ms for each 8 samples."""

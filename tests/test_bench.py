@@ -21,6 +21,8 @@ from hvdkit.simulator import cluster, piecewise_linear
 from hvdkit.simulator.costs import Network
 from hvdkit.worker import bench as bench_rank
 
+pytestmark = pytest.mark.check
+
 LOCAL: Any = adapters.load("local")
 
 

@@ -23,6 +23,8 @@ from hvdkit.launch.job import ElasticBounds, Job
 from hvdkit.launch.launchers import elastic
 from hvdkit.launch.streams import Clocks
 
+pytestmark = pytest.mark.check
+
 LOST_TAIL = (
     "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by an exception"
 )

@@ -30,7 +30,7 @@ from hvdkit.recipe import schema
 from hvdkit.results.evaluate import EvaluationResult
 from hvdkit.results.train import TrainResult
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("warm")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400), pytest.mark.usefixtures("warm")]
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,8 @@ from hvdkit.results.intervals import Interval
 from hvdkit.results.machine import this_machine
 from hvdkit.results.train import TrainResult
 
+pytestmark = pytest.mark.check
+
 
 @pytest.fixture
 def checked(recipe: Path) -> Recipe:

@@ -19,6 +19,8 @@ from hvdkit.cli import app
 from hvdkit.recipe import registry, schema
 from hvdkit.recipe.hints import values
 
+pytestmark = pytest.mark.check
+
 HVDKIT = "import sys; sys.argv[0] = 'hvdkit'; from hvdkit.__main__ import main; main()"
 RECIPES = ["gpt-tiny", "gpt2", "resnet20-digits", "resnet20-folder", "resnet50-imagenet", "resnet50-synthetic"]
 

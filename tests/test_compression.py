@@ -15,6 +15,8 @@ from hvdkit.strategies.codecs.powersgd import orthonormal
 from hvdkit.strategies.reducer import Reducer
 from hvdkit.strategies.transports import TRANSPORTS, Ring
 
+pytestmark = pytest.mark.check
+
 SHAPES = {"fc.weight": (10, 64), "conv1.weight": (16, 3, 3, 3), "bn1.weight": (16,), "fc.bias": (10,), "odd": (7, 11)}
 LENGTH = sum(int(np.prod(shape)) for shape in SHAPES.values())
 METHODS_TRIED: list[Compression] = [

@@ -9,6 +9,8 @@ import pytest
 from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
 
+pytestmark = pytest.mark.check
+
 GOOD = "name: a\nmodel: {name: resnet20}\ndata: {name: digits}\noptimizer: {learning_rate: 0.1}\n"
 
 

@@ -30,6 +30,8 @@ sys.path.insert(0, str(ROOT / "tests" / "contract"))
 import everything  # noqa: F401 - adds their cases
 from cases import BETWEEN, CASES, CLASSES, FEATURES, LEAKS, PROBED, SHAPE, error  # as ranks import them
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Any:

@@ -37,6 +37,8 @@ from hvdkit.tasks import resnet
 from hvdkit.tasks.image_classification import cross_entropy
 from hvdkit.tasks.task import parameter_count
 
+pytestmark = pytest.mark.check
+
 WORLD = world_of(Topology())
 
 

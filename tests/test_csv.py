@@ -21,6 +21,8 @@ from hvdkit.results import profile as profiles
 from hvdkit.results.compare import read_comparison
 from hvdkit.results.train import read_metrics
 
+pytestmark = pytest.mark.check
+
 
 def read(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:

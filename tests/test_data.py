@@ -25,6 +25,8 @@ from hvdkit.data import prefetch
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Cifar10, ImageFolder, Mnist5k
 
+pytestmark = pytest.mark.check
+
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

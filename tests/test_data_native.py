@@ -15,6 +15,8 @@ from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Native
 
+pytestmark = pytest.mark.check
+
 PIPELINE = """
 import numpy as np
 from hvdkit.data.user_pipeline import NativePipeline

@@ -14,6 +14,8 @@ from hvdkit.data import pixels as images
 from hvdkit.data.augment import RandomStream, random_bits
 from hvdkit.data.pixels import normalised
 
+pytestmark = pytest.mark.check
+
 
 def test_crops_are_drawn_as_the_paper_says() -> None:
     boxes = [images.crop_box(500, 375, RandomStream(int(bits))) for bits in random_bits(1, 0, np.arange(4000))]

@@ -19,6 +19,8 @@ from hvdkit.runtimes.pins import FRAMEWORKS as RUNTIME_OF
 from hvdkit.runtimes.pins import RUNTIMES
 from hvdkit.runtimes.store import find
 
+pytestmark = pytest.mark.long
+
 IMAGENET = ROOT / "recipes" / "resnet50-imagenet.yaml"
 SMALL = ("data.size=32", "data.resize=36", "batch_size=2", "steps=2", "model.name=resnet18", "model.classes=3",
          "log_every=1", "schedule.warmup_epochs=0")  # fmt: skip

@@ -12,6 +12,8 @@ from hvdkit.commands import debug_logs
 from hvdkit.report.debug_logs import lines
 from hvdkit.results.debug import read_debug
 
+pytestmark = pytest.mark.check
+
 # As Horovod 0.28.1 prints it; microseconds are padded by spaces.
 GLOO = """\
 [2026-11-23 18:24:20. 97819: D /b/horovod/common/utils/env_parser.cc:107] Using GLOO to perform controller operations.

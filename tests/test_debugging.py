@@ -13,7 +13,7 @@ from conftest import ROOT, Hvdkit
 
 from hvdkit.results.train import read_metrics
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
 
 SCRIPTS = ROOT / "tests" / "debugging"
 HANG_S = 12  # of the runs that have to wait for the watchdog

@@ -18,6 +18,8 @@ from hvdkit.core.session import Session
 from hvdkit.recipe import schema
 from hvdkit.results.diff import Diff, read_diff
 
+pytestmark = pytest.mark.check
+
 
 def made(folder: Path, **changes: Any) -> Path:
     recipe = local_recipe(**{"epochs": 1, "log_every": 1} | changes)

@@ -27,6 +27,8 @@ from packaging.requirements import Requirement
 from hvdkit.cli.app import app
 from hvdkit.runtimes.pins import RUNTIMES
 
+pytestmark = pytest.mark.check
+
 TARGETS = [*RUNTIMES, "driver"]
 # Words of RUN that only BuildKit knows; the classic builder builds CPU targets too.
 BUILDKIT_ONLY = ("--mount", "--network", "--security", "<<")

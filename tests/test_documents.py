@@ -18,7 +18,7 @@ from hvdkit.results.train import read_result
 from hvdkit.simulator import cluster as clusters
 
 RECIPE = "resnet20-digits"
-pytestmark = pytest.mark.timeout(60)  # what is not bounded takes hours, or all memory
+pytestmark = [pytest.mark.check, pytest.mark.timeout(60)]  # what is not bounded takes hours, or all memory
 
 
 def refusal(path: Path) -> str:

@@ -24,6 +24,8 @@ from hvdkit.results.memory import Parts
 from hvdkit.runtimes import machine
 from hvdkit.tasks import duration, resnet
 
+pytestmark = pytest.mark.check
+
 DIGITS = "resnet20-digits"
 PARAMETERS = 4 * 272_474  # bytes of ResNet-20
 

@@ -31,6 +31,8 @@ from hvdkit.results.train import TrainResult, read_result
 from hvdkit.runtimes.store import find
 from tests.cluster import elastic_chaos
 
+pytestmark = pytest.mark.long
+
 RECIPE = ROOT / "recipes" / "resnet20-digits.yaml"
 ONE_KILLED = ["elastic={min_np: 1, max_np: 3, commit_every: 1}", "log_every=1"]
 # Whoever waits for a rank that is gone waits for Gloo's timeout: longer than any of these tests.

@@ -24,7 +24,7 @@ from conftest import ROOT, run
 
 from hvdkit.runtimes import store
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
 
 FAULTS = ROOT / "tests" / "faults"
 # A run by a script of the user's own, and one by a recipe's, in which sitecustomize.py plants the fault.

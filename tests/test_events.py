@@ -18,6 +18,8 @@ from hvdkit.errors import RequestError
 from hvdkit.handlers import tensorboard
 from hvdkit.results.train import MetricLine
 
+pytestmark = pytest.mark.long
+
 TAGS = {
     "train/loss", "train/learning_rate", "train/images_per_second",
     "epoch/train_loss", "validation/accuracy", "validation/loss",

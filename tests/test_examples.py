@@ -18,6 +18,8 @@ from hvdkit.errors import RunError
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.tasks.image_classification import cross_entropy
 
+pytestmark = pytest.mark.long
+
 ACCURACY = 0.9  # of 360 digits after ten epochs; a small model that has learned nothing has 0.1
 EPOCH = re.compile(r"^epoch (\d+): accuracy ([\d.]+), loss ([\d.]+)$", re.MULTILINE)
 

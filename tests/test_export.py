@@ -31,6 +31,8 @@ from hvdkit.results.evaluate import read_evaluation
 from hvdkit.runtimes.store import find
 from hvdkit.tasks import resnet, resnet_onnx
 
+pytestmark = pytest.mark.long
+
 NAMES = [f"digit {n}" for n in range(10)]
 MEAN, STD = [0.25, 0.5, 0.75], [0.5, 1.0, 0.25]
 PREPROCESSING = {"class_names": NAMES, "size": 24, "resize": 28, "mean": MEAN, "std": STD, "channels": 3}

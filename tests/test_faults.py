@@ -29,7 +29,7 @@ from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.runtimes import store
 from hvdkit.runtimes.store import find
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
 
 @pytest.fixture

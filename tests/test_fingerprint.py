@@ -29,6 +29,8 @@ from hvdkit.results.train import TrainResult
 from hvdkit.tasks.own import Own
 from hvdkit.worker import alike, setup, train
 
+pytestmark = pytest.mark.check
+
 
 def arrays(count: int = 40) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(1)

@@ -27,6 +27,8 @@ from hvdkit.results.profile import load
 from hvdkit.runtimes.store import find
 from hvdkit.tasks import gpt
 
+pytestmark = pytest.mark.long
+
 sys.path.insert(0, str(ROOT / "tests" / "parity"))
 
 RECIPE = ROOT / "recipes" / "gpt-tiny.yaml"

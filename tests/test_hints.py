@@ -24,6 +24,8 @@ from hvdkit.recipe import registry, schema
 from hvdkit.results import profile as profiles
 from hvdkit.results.train import doubts, read_metrics
 
+pytestmark = pytest.mark.check
+
 DIGITS, IMAGENET = "resnet20-digits", "resnet50-imagenet"
 DRY = ("--dry-run", "--json")
 

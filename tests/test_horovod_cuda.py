@@ -9,6 +9,8 @@ import pytest
 
 from hvdkit.runtimes import cuda
 
+pytestmark = pytest.mark.check
+
 HEADERS = {
     "nccl": ("nccl.h", "#define NCCL_MAJOR 2\n#define NCCL_MINOR 32\n#define NCCL_PATCH 3\n"),
     "cudnn": ("cudnn_version.h", "#define CUDNN_MAJOR 9\n#define CUDNN_MINOR 10\n#define CUDNN_PATCHLEVEL 1\n"),

@@ -14,6 +14,8 @@ from launching import framework_job
 
 from hvdkit.launch.launchers import direct
 
+pytestmark = pytest.mark.long
+
 FOLDER = ROOT / "tests" / "horovod_front_ends"
 FRONT_ENDS = {
     "case": ("horovod.keras", "horovod.tensorflow.keras"),

@@ -17,6 +17,8 @@ from conftest import ROOT
 from hvdkit.launch.launchers import horovodrun
 from hvdkit.runtimes.store import find
 
+pytestmark = pytest.mark.long
+
 RUNTIMES = {
     "pytorch": "pytorch",
     "tensorflow1": "tensorflow",

@@ -13,6 +13,8 @@ import pytest
 from hvdkit.errors import RequestError
 from hvdkit.runtimes import cuda, machine, target
 
+pytestmark = pytest.mark.check
+
 GOOD = {
     "python": "3.12.1",
     "implementation": "CPython",

@@ -14,6 +14,8 @@ from hvdkit.errors import RunError
 from hvdkit.runtimes import store, wheel
 from hvdkit.runtimes.target import Target
 
+pytestmark = pytest.mark.long
+
 RUNTIME = "mxnet"  # the quickest to start; its wheel is in the cache since `hvdkit runtime build`
 
 

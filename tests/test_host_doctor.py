@@ -20,6 +20,8 @@ from hvdkit.results.doctor import HostReport, HostsReport, Interface, Route, Run
 from hvdkit.results.json_files import read
 from tests.cluster import starving
 
+pytestmark = pytest.mark.check
+
 # Runs what a real one would run there. The names of some hosts say what is wrong with them.
 _SSH = """\
 #!/bin/sh

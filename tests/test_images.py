@@ -25,6 +25,8 @@ from hvdkit.recipe import schema
 from hvdkit.recipe.schema import ImageFolder, Recipe
 from hvdkit.tasks import duration, folder, resnet
 
+pytestmark = pytest.mark.check
+
 RECIPE = ROOT / "recipes" / "resnet20-folder.yaml"
 
 

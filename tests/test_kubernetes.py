@@ -24,6 +24,8 @@ from hvdkit.launch.submission.kubernetes import CLEAN, Pods, default_name, manif
 from hvdkit.recipe import schema
 from tests.cluster.mpijob import MPIJob
 
+pytestmark = pytest.mark.check
+
 RECIPE = "resnet20-digits"
 ASKED = ["--to", "kubernetes", "--image", "example.org:5000/hvdkit:pytorch", "--results", "runs"]
 KUBERNETES = "1.31.0"

@@ -23,7 +23,7 @@ from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS, horovodrun
 from hvdkit.runtimes.store import find
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 ALLREDUCE = f"""
 sys.path.append({str(Path(__file__).parent)!r})

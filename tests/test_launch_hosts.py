@@ -15,6 +15,8 @@ from hvdkit.launch import hosts
 from hvdkit.launch.hosts import Host, discovered, parse_hosts
 from hvdkit.launch.slots import Slot, fill
 
+pytestmark = pytest.mark.check
+
 
 def test_hosts_in_the_order_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_hosts(None, 3) == [Host("localhost", 3)]

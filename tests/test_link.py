@@ -23,7 +23,7 @@ from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
 from tests.cluster import starving
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 # Nothing but what the test is about ends the run: no watchdog, and no timeout of Gloo's where it is not set.
 ENDLESS = ["epochs=1000", "log_every=1", "batch_size=4", "tune=rule", "checkpoint=null", "--stall-timeout", "600"]
 

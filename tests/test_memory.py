@@ -26,6 +26,8 @@ from hvdkit.simulator import memory, sharding
 from hvdkit.simulator.sharding import STAGES, States
 from hvdkit.tasks import choose, gpt, resnet
 
+pytestmark = pytest.mark.check
+
 ADAM = States(parameters=2, gradients=2, optimizer=8, masters=4)  # mixed precision, as in the paper
 DEEPSPEED = States(parameters=2, gradients=2, optimizer=8, masters=8)  # and the gradients in fp32 too
 SGD = States(parameters=4, gradients=4, optimizer=4)

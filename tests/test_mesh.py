@@ -7,6 +7,8 @@ import pytest
 from hvdkit.core.group import Mesh, Topology
 from hvdkit.errors import RequestError
 
+pytestmark = pytest.mark.check
+
 
 def test_each_axis_divides_the_ranks_into_groups() -> None:
     """12 ranks as 2 parts of each layer × 2 replicas × 3 stages."""

@@ -14,6 +14,8 @@ from benchmarks import own_hosts, own_hosts_rows
 from benchmarks.validation_row import Row
 from tests.cluster import starving
 
+pytestmark = pytest.mark.long
+
 FREE, RING_MS, GATHER_MS = 260.0, 150.0, 12.0
 
 

@@ -21,6 +21,8 @@ from hvdkit.recipe.schema import ImageFolder
 from hvdkit.results.evaluate import read_evaluation
 from hvdkit.results.predict_images import ImagePredictions, read_predictions
 
+pytestmark = pytest.mark.long
+
 SIDE = 96
 NAMES = ("disc", "lying stripes", "upright stripes")
 

@@ -20,6 +20,8 @@ from hvdkit.tasks.own import Own
 from hvdkit.tasks.task import Metrics
 from hvdkit.worker import sanity_check, user_code
 
+pytestmark = pytest.mark.check
+
 
 class Spread(Own):
     """A regression whose session is a stub: no framework is needed to check it."""

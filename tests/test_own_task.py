@@ -32,6 +32,8 @@ from hvdkit.tasks.own import Own
 from hvdkit.tasks.task import Metrics
 from hvdkit.worker import evaluate, setup, train, tuning
 
+pytestmark = pytest.mark.long
+
 REGRESSION = ROOT / "examples" / "regression.yaml"
 
 

@@ -18,6 +18,8 @@ import hygiene
 import pytest
 from conftest import ROOT, Hvdkit, run
 
+pytestmark = pytest.mark.long
+
 RECIPE = "resnet20-digits"
 SHIPPED = sorted(
     path.relative_to(ROOT / "recipes")

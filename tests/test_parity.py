@@ -20,6 +20,8 @@ from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.results.parity import Parity
 
+pytestmark = pytest.mark.long
+
 sys.path.insert(0, str(ROOT / "tests" / "parity"))
 
 # fault -> (what is missed, the tensor that deviates first, words of the likely cause)

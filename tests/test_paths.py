@@ -16,6 +16,8 @@ from hvdkit import paths
 from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
 
+pytestmark = pytest.mark.check
+
 
 def test_a_claimed_folder_is_refused_and_free_again_afterwards(tmp_path: Path) -> None:
     with (

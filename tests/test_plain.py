@@ -14,6 +14,8 @@ from hvdkit.data.batches import ArraySplit, open_dataset
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe.schema import Digits
 
+pytestmark = pytest.mark.long
+
 PLAIN = ROOT / "benchmarks" / "plain"
 
 

@@ -28,6 +28,8 @@ from hvdkit.simulator.advise import Advice
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.settings import Settings
 
+pytestmark = pytest.mark.check
+
 
 @pytest.fixture()
 def files(tmp_path: Path) -> tuple[Path, Path]:

@@ -12,6 +12,8 @@ from conftest import ROOT, run
 
 from hvdkit.runtimes.store import find
 
+pytestmark = pytest.mark.long
+
 
 def on_two_hosts(script: str) -> list[str]:
     """What four ranks print that run a script of tests/hosts."""

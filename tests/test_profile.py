@@ -25,6 +25,8 @@ from hvdkit.report.tabular import size
 from hvdkit.results import profile
 from hvdkit.results.profile import Profile
 
+pytestmark = pytest.mark.check
+
 DIGITS = ROOT / "recipes" / "resnet20-digits.yaml"
 
 

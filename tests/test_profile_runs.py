@@ -17,6 +17,8 @@ from hvdkit.runtimes import store
 from hvdkit.tasks import resnet
 from tests.cluster import starving
 
+pytestmark = pytest.mark.long
+
 SLOWER_S = 0.3  # more than what a busy machine does to the other rank
 SLOW_INPUT = f"""
 import time

@@ -19,6 +19,8 @@ from hvdkit.runtimes import progress as building
 from hvdkit.runtimes.progress import COMPILE, CREATE, INSTALL, PROVE, BuildProgress
 from hvdkit.time_left import TimeLeft, about
 
+pytestmark = pytest.mark.check
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:

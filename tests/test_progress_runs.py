@@ -20,6 +20,8 @@ from rich.console import Console
 
 from hvdkit.report.progress import SILENCE_S, ComparisonProgress, RunProgress, StageProgress
 
+pytestmark = pytest.mark.check
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:

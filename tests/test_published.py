@@ -16,6 +16,8 @@ from hvdkit.simulator.calibration import calibrate
 from hvdkit.simulator.settings import Settings
 from hvdkit.tasks import resnet
 
+pytestmark = pytest.mark.check
+
 FIGURE = ("--images-per-second", 2470, "--batch-size", 256, "--device", "a100")
 
 

@@ -39,6 +39,8 @@ from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator.sweep import Sweep
 from scripts import stub
 
+pytestmark = pytest.mark.long
+
 RECIPE = "resnet20-digits"
 COMPARISON = ROOT / "tests" / "data" / "comparison"
 

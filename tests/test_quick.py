@@ -29,6 +29,8 @@ from hvdkit.runtimes import doctor, environment
 from hvdkit.simulator import calibration, predict
 from hvdkit.simulator.settings import Settings
 
+pytestmark = pytest.mark.check
+
 # Run a command within the interpreter; then its exit status, and what is loaded.
 NAMED = """
 import sys

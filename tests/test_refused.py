@@ -33,6 +33,8 @@ from hvdkit.results import profile as profiles
 from hvdkit.runtimes import machine
 from hvdkit.tasks import resnet
 
+pytestmark = pytest.mark.check
+
 OUT = ("--out", "runs/mine")
 DIGITS = ("resnet20-digits", *OUT)
 FOLDER = ("resnet50-imagenet", *OUT, "batch_size=2", "model.classes=3", "data.size=32", "data.resize=36")

@@ -19,6 +19,8 @@ from hvdkit.report import collect, page
 from hvdkit.report.rounds import grouped
 from hvdkit.results.compare import Comparison
 
+pytestmark = pytest.mark.long
+
 CHARTS = ["speed", "scaling", "efficiency", "steps", "memory", "learning-1", "learning-2", "parity", "parity-steps"]
 # What a chart has drawn: its own bounding box, and how many shapes of a series' colour have an extent.
 DRAWN = """[...document.querySelectorAll('figure')].map(figure => {

@@ -20,6 +20,8 @@ from hvdkit.recipe import schema
 from hvdkit.report import canvas, collect, page, reproduce, tables
 from hvdkit.report.rounds import RunGroup, grouped, interval, ratio
 
+pytestmark = pytest.mark.check
+
 
 def test_the_command_writes_a_page_and_markdown_beside_the_results(hvdkit: Hvdkit, real: Path) -> None:
     before = {path: path.read_bytes() for path in real.rglob("*") if path.is_file()}

@@ -25,6 +25,8 @@ from hvdkit.results.compare import Comparison
 from hvdkit.results.parity import Parity
 from hvdkit.results.train import TrainResult
 
+pytestmark = pytest.mark.long
+
 # those with a runtime of their own: tests/test_deepspeed.py
 USUAL = {name: rival for name, rival in RIVALS.items() if rival.runtime is None}
 TRAINED = [(framework, name) for name, rival in USUAL.items() for framework in rival.frameworks]

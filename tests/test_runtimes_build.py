@@ -27,6 +27,8 @@ from hvdkit.runtimes.process import Cancellation, Log, Output
 from hvdkit.runtimes.target import Target
 from hvdkit.worker import proof
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parent.parent
 BOOTSTRAP = ROOT / "scripts" / "bootstrap.py"
 

@@ -13,6 +13,8 @@ from hvdkit.errors import RunError
 from hvdkit.runtimes import cuda, machine, patches, pins, wheel
 from hvdkit.runtimes.target import Target
 
+pytestmark = pytest.mark.check
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -19,6 +19,8 @@ from hvdkit.results import profile as profiles
 from hvdkit.simulator import cluster
 from scripts import keys, schemas
 
+pytestmark = pytest.mark.check
+
 RECIPE, CLUSTER = (schemas.schema(*kind) for kind in schemas.FILES.values())
 RECIPES = [*(ROOT / "recipes").glob("*.yaml"), ROOT / "examples" / "regression.yaml"]
 CLUSTERS = [*(ROOT / "hvdkit" / "simulator" / "clusters").glob("*.yaml")]

@@ -12,6 +12,8 @@ from resuming import local_recipe, local_run
 
 from hvdkit.results.train import read_result
 
+pytestmark = pytest.mark.check
+
 # A recipe's script
 
 DIGITS = "resnet20-digits"

@@ -37,6 +37,8 @@ from hvdkit.worker.setup import Script, Setup
 sys.path.insert(0, str(ROOT / "tests" / "contract"))
 from grown import OPTIMIZERS, worst
 
+pytestmark = pytest.mark.check
+
 SHAPES = {"a.weight": (5, 3), "a.bias": (5,), "b.weight": (7, 5), "b.bias": (7,), "c": ()}
 
 

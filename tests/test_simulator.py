@@ -21,6 +21,8 @@ from hvdkit.simulator.engine import Edge, StepSchedule, TimedTask
 from hvdkit.simulator.policies import POLICIES
 from hvdkit.simulator.workload import Gradient, Workload
 
+pytestmark = pytest.mark.check
+
 RESOURCES = (None, "device", "network", "input workers")
 TINY = 1e-9
 

@@ -19,6 +19,8 @@ from hvdkit.simulator.predict import Point, point
 from hvdkit.simulator.settings import Settings, applied, read
 from hvdkit.simulator.workload import Gradient, Workload
 
+pytestmark = pytest.mark.check
+
 ROCE = clusters.load(Path("p100-roce25"))
 CURVE = {
     "operation": "allreduce",

@@ -21,6 +21,8 @@ from hvdkit.simulator.piecewise_linear import PiecewiseLinear
 from hvdkit.simulator.predict import slowest
 from hvdkit.simulator.settings import LinkSetting, Settings, applied
 
+pytestmark = pytest.mark.check
+
 LINES = st.builds(
     lambda starts, values: PiecewiseLinear(
         np.array([0.0, *sorted(starts)]),

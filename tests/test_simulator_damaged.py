@@ -28,6 +28,8 @@ from hvdkit.simulator import sweep as sweeping
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.settings import applied, read
 
+pytestmark = pytest.mark.check
+
 ODD = (
     -1, 0, 1, 0.5, 1e308, -1e308, 5e-324, 1e-300, 10**30, 10**400, 2**63, "", "x", None, [], {}, True, [1], [None],
     {"a": 1},

@@ -30,6 +30,8 @@ from hvdkit.simulator.predict import Point, point, slowest
 from hvdkit.simulator.settings import LinkSetting, Settings, applied
 from hvdkit.simulator.workload import Gradient, Workload
 
+pytestmark = pytest.mark.check
+
 EXAMPLES = int(os.environ.get("HVDKIT_TEST_EXAMPLES", "40"))
 many = settings(
     max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None

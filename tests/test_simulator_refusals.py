@@ -20,6 +20,8 @@ from hvdkit.simulator import sweep as sweeping
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.settings import Settings, read
 
+pytestmark = pytest.mark.check
+
 TWO_LEVELS = [
     {"name": "near", "ranks": 4, "pieces": [{"from_bytes": 0, "latency_us": 2, "mbit_per_s": 80000}]},
     {"name": "far", "pieces": [{"from_bytes": 0, "latency_us": 20, "mbit_per_s": 8000}]},

@@ -23,6 +23,8 @@ from hvdkit.simulator.settings import Settings, read
 from hvdkit.simulator.sharding import STAGES
 from hvdkit.simulator.step import Case
 
+pytestmark = pytest.mark.check
+
 
 def cases(ranks: int, compute_s: float = 0.3, **more: Any) -> list[Case]:
     """A ResNet-50 at each stage, over links that cost time by bytes alone."""

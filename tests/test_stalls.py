@@ -17,6 +17,8 @@ from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import HANG_SHARE, STACKS, ElasticBounds, Job
 from hvdkit.launch.launchers import elastic
 
+pytestmark = pytest.mark.check
+
 PRINTED = b"""step 7
 [2026-11-23 18:00:00.123456: W /build/horovod/common/stall_inspector.cc:107] One or more tensors were submitted to be \
 reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of ranks for more than 11 seconds.

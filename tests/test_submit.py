@@ -17,6 +17,8 @@ from hvdkit.launch.submission import sbatch, templating
 from hvdkit.launch.submission.sbatch import Resources
 from hvdkit.recipe import schema
 
+pytestmark = pytest.mark.check
+
 RECIPE = "resnet20-digits"
 
 

@@ -20,6 +20,8 @@ from hvdkit.simulator import predict as predicting
 from hvdkit.simulator import settings as settings_
 from hvdkit.simulator import sweep as sweeping
 
+pytestmark = pytest.mark.check
+
 P100 = ("--cluster", "p100-roce25")
 TOPK = "{method: topk, ratio: 0.01}"
 

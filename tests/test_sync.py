@@ -32,6 +32,8 @@ from hvdkit.strategies.reducer import Reducer
 from hvdkit.strategies.transports import TRANSPORTS
 from hvdkit.worker.setup import check_alike
 
+pytestmark = pytest.mark.check
+
 DIGITS: dict[str, Any] = {
     "name": "local",
     "model": {"name": "resnet20"},

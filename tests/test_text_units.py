@@ -22,6 +22,8 @@ from hvdkit.results.train import result_lines
 from hvdkit.simulator.money import Money
 from hvdkit.tasks import gpt
 
+pytestmark = pytest.mark.check
+
 FIGURE = ("--from", "gpt2", "--tokens-per-second", 100_000, "--batch-size", 8, "--device", "a100")
 
 

@@ -35,6 +35,8 @@ from hvdkit.results.train import read_metrics, read_result
 from hvdkit.tracking import trackers
 from hvdkit.tracking.trackers import Trackers
 
+pytestmark = pytest.mark.long
+
 RUN = ROOT / "tests" / "data" / "comparison" / "runs" / "pytorch-np2"
 SECRET = "0123456789abcdef0123456789abcdef01234567"
 LIMITS = ("OPEN_S", "END_S", "KILLED_S")

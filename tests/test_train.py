@@ -27,6 +27,8 @@ from hvdkit.results.train import MetricLine, TrainResult, kept_lines
 from hvdkit.runtimes.store import find
 from hvdkit.tasks import resnet
 
+pytestmark = pytest.mark.long
+
 TWO_STEPS = ("model.name=resnet8", "steps=2", "log_every=1", "check_ranks=1", "data.augment=crop-flip")
 
 

@@ -19,6 +19,8 @@ from hvdkit.results.train import read_result
 from hvdkit.runtimes import machine
 from hvdkit.worker import tuning
 
+pytestmark = pytest.mark.check
+
 DIGITS = ROOT / "recipes" / "resnet20-digits.yaml"
 
 

@@ -14,6 +14,8 @@ from benchmarks.validation_row import Row
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator.piecewise_linear import of_pieces
 
+pytestmark = pytest.mark.check
+
 
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:

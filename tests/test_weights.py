@@ -24,6 +24,8 @@ from hvdkit.recipe import schema
 from hvdkit.recipe.schema import GPT
 from hvdkit.tasks import gpt, resnet, resnet_files
 
+pytestmark = pytest.mark.check
+
 State = dict[str, np.ndarray]
 TABLE = resnet.architecture("resnet8", 10)
 TINY = gpt.architecture(GPT(name="gpt", layers=2, heads=2, width=8, context=4, vocabulary=5))

@@ -17,6 +17,8 @@ from hvdkit.simulator import cluster
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.settings import Settings
 
+pytestmark = pytest.mark.check
+
 GOOD = "name: a\nmodel: {name: resnet20}\ndata: {name: digits}\noptimizer: {learning_rate: 0.1}\n"
 SHARED = Path(__file__).parent.parent / "hvdkit" / "simulator" / "clusters"
 # yaml.org/spec/1.2.2, section 10.3.2
