@@ -143,9 +143,9 @@ ROOMS = [  # from the top down: a room uses those below it
 ]
 GROUND = {
     f"hvdkit{part}"
-    for part in ("", ".bars", ".defaults", ".errors", ".files", ".handshake", ".heartbeat", ".paths", ".programs")
+    for part in ("", ".defaults", ".errors", ".files", ".handshake", ".heartbeat", ".paths", ".programs")
 }
-GROUND |= {"hvdkit.folder_lock", "hvdkit.rendezvous", "hvdkit.replaced", "hvdkit.time_left", "hvdkit.usage"}
+GROUND |= {"hvdkit.folder_lock", "hvdkit.rendezvous", "hvdkit.progress", "hvdkit.replaced", "hvdkit.usage"}
 
 
 def imports() -> dict[str, set[str]]:

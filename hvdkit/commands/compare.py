@@ -43,7 +43,7 @@ from hvdkit.report import csv_files
 from hvdkit.report.collect import Run
 from hvdkit.report.compare import comparison_markdown, comparison_tables
 from hvdkit.report.parity import deviations
-from hvdkit.report.progress import ComparisonProgress, StageProgress
+from hvdkit.report.progress import RunProgress, StageProgress
 from hvdkit.report.rounds import RunGroup, by_kind, paired
 from hvdkit.results import intervals
 from hvdkit.results.compare import BaselineRow, Comparison, Ratio, read_comparison
@@ -148,7 +148,7 @@ def run(request: CompareRequest) -> Comparison:
             with StageProgress("parity", len(shown.plans), began) as stages:
                 shown = prove(shown, folder, stages.begin, request.resume)
         runs = [(number, run.title, run.np) for number, run in plan.schedule]
-        with ComparisonProgress(runs, plan.recipe.steps is None, began) as progress:
+        with RunProgress(runs, plan.recipe.steps is None, began) as progress:
             comparison = compared(
                 plan.schedule,
                 shown,

@@ -109,7 +109,7 @@ def run(request: TrainRequest) -> TrainResult:
             again = f"--out {shlex.quote(str(target))} --resume"
             say([f"no --out: checkpoints go to {target}; {again} continues from them"])
         say([*plan.warnings, *plan.unreached])
-        with RunProgress([plan.title]) as progress, Trackers(names, lambda line: say([line])) as trackers:
+        with RunProgress([(1, plan.title, plan.np)]) as progress, Trackers(names, lambda line: say([line])) as trackers:
             result = trained(plan, folder, progress.watch(plan.title), resume, trackers)
     say(doubts(result))
     return result
