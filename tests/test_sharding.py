@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,7 +15,6 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from crowd import together
-from hygiene import patience
 from sharing import CLASSES, FEATURES, InVectors, batch, on_ranks, session_of, staged
 
 from hvdkit import tasks
@@ -27,7 +24,6 @@ from hvdkit.core.group import Group, Mesh, Topology, world_of
 from hvdkit.core.pieces import buckets
 from hvdkit.recipe import registry, schema
 from hvdkit.recipe.schema import AdamW, Loss, Recipe
-from hvdkit.runtimes.store import find
 from hvdkit.strategies import choose
 from hvdkit.strategies.dense import Dense
 from hvdkit.strategies.sharded import Sharded
@@ -256,49 +252,6 @@ def test_a_stage_that_a_framework_lacks_is_refused_by_key() -> None:
 
 def test_one_rank_has_nothing_to_share() -> None:
     assert isinstance(choose(local, Mesh(Topology()), recipe_of(sharding="optimizer")), Dense)
-
-
-def found_by(script: str) -> dict[str, Any]:
-    """What a script of this folder prints under PyTorch's Python."""
-    command = [str(find("pytorch").python), str(ROOT / "tests" / script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120))
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-@pytest.mark.ranks
-def test_blocks_of_modules_and_their_memory() -> None:
-    """Under PyTorch, without Horovod."""
-    found = found_by("blocks_of_modules.py")
-    assert found["transformer"] == {
-        "": ["embedding.weight", "layers.0.1.weight", "layers.0.1.bias", "head.weight", "head.bias"],
-        "layers.0": ["layers.0.0.weight", "layers.0.0.bias"],
-        "layers.1": ["layers.1.0.weight", "layers.1.0.bias"],
-    }
-    assert found["children"] == {
-        "": ["scale"],
-        "first": ["first.weight", "first.bias"],
-        "second": ["second.weight", "second.bias"],
-    }
-    trained = found["trained"]
-    assert trained["outside"] and trained["held"] == [0, 0] and trained["equal"]
-    blocks = ["0", "2", "3"]
-    assert trained["heard"] == [
-        *(f"{block} forward" for block in blocks),
-        *(f"{block} backward" for block in reversed(blocks)),
-        *(f"{block} prediction" for block in blocks),
-    ]
-    assert "sharding: parameters: expected that 0 returns tensors" in found["odd"] and "got a Result" in found["odd"]
-    assert found["tied"] == {"second.weight": "first.weight"}
-
-
-@pytest.mark.ranks
-def test_joined_gradients_are_those_of_backward_and_large_blocks_are_returned() -> None:
-    """Under PyTorch, without Horovod: also of a convolution, of layers that are used twice, and not used."""
-    found = found_by("joined_gradients.py")
-    assert found["gradients"] == {"equal": True, "kept": False, "order": True, "holds": True}
-    memory = found["memory"]
-    assert memory["taken"] >= 60 and memory["kept"] <= 4 and memory["empty"] == 0 and memory["sum"] == 2.0**23
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import horovod as package
 import numpy as np
 
+from hvdkit.adapters import capabilities
 from hvdkit.core.group import Group, ProcessSet, Ranks, Topology
-from hvdkit.core.seam import Adapter, Op
+from hvdkit.core.seam import Adapter, CountedLoss, Model, Op
 from hvdkit.core.tensors import Tensor
 from hvdkit.errors import RequestError
+from hvdkit.recipe.schema import Loss
+
+if TYPE_CHECKING:
+    from hvdkit.core.batch_statistics import StatisticsOf
 
 
 class HorovodAdapter(Adapter):
@@ -20,6 +28,9 @@ class HorovodAdapter(Adapter):
 
     horovod: ModuleType
     framework: ModuleType
+    overwrites = True  # whether Horovod has functions that overwrite their tensors
+    on_gpu = False
+    counted_cross_entropy: Callable[[Loss, Tensor, Tensor], tuple[Tensor, Tensor]]
 
     def __init__(self) -> None:
         self._sets: dict[Ranks, ProcessSet] = {}
@@ -36,7 +47,9 @@ class HorovodAdapter(Adapter):
         else:
             hvd.init()
         world = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
-        return self.bind_device(Topology(*world), device, threads)
+        topology = self.bind_device(Topology(*world), device, threads)
+        self.on_gpu = topology.device == "gpu"
+        return topology
 
     def shutdown(self) -> None:
         self.horovod.shutdown()
@@ -49,6 +62,10 @@ class HorovodAdapter(Adapter):
         """Horovod's name of a reduction."""
         return getattr(self.horovod, op.capitalize())
 
+    def call(self, function: str, *arguments: object, group: Group, **named: object) -> Any:
+        """The result of one of Horovod's functions. With `_` at its end, it overwrites its tensors."""
+        return getattr(self.horovod, function)(*arguments, **named, **self.how(group))
+
     def allreduce(
         self,
         tensors: list[Tensor],
@@ -57,28 +74,46 @@ class HorovodAdapter(Adapter):
         name: str = "allreduce",
         overwrite: bool = False,
     ) -> list[Tensor]:
-        return list(self.horovod.grouped_allreduce(tensors, op=self.op(op), name=name, **self.how(group)))
+        end = "_" if overwrite and self.overwrites else ""
+        how: dict[str, Any] = {"op": self.op(op), "name": name, "group": group}
+        if len(tensors) == 1:  # without the bookkeeping of a group
+            return [self.call(f"allreduce{end}", tensors[0], **how)]
+        if not (end and self._reduces_as_one(tensors)):
+            return list(self.call(f"grouped_allreduce{end}", tensors, **how))
+        return self.part(self.call("allreduce_", self.join(tensors), **how), [tensor.shape for tensor in tensors])
+
+    def _reduces_as_one(self, tensors: list[Tensor]) -> bool:
+        """Whether tensors are joined first: Horovod copies a group's into its buffer and back, and of one that is made
+        of them no copy comes back."""
+        least, dtypes = capabilities.REDUCES_AS_ONE[self.NAME], {self.dtype(tensor) for tensor in tensors}
+        if self.on_gpu or len(dtypes) > 1:
+            return False
+        elements = sum(math.prod(tensor.shape) for tensor in tensors)
+        return not least or elements * np.dtype(dtypes.pop()).itemsize >= least * len(tensors)
 
     def allgather(self, tensor: Tensor, group: Group, name: str = "allgather") -> Tensor:
-        return self.horovod.allgather(tensor, name=name, **self.how(group))
+        return self.call("allgather", tensor, group=group, name=name)
 
     def broadcast(self, tensor: Tensor, group: Group, root_rank: int, name: str = "broadcast") -> Tensor:
-        return self.horovod.broadcast(tensor, root_rank, name=name, **self.how(group))
+        return self.call("broadcast", tensor, root_rank, group=group, name=name)
 
     def alltoall(self, tensor: Tensor, group: Group, name: str = "alltoall", splits: list[int] | None = None) -> Tensor:
-        if splits is None:
-            return self.horovod.alltoall(tensor, name=name, **self.how(group))
-        return self.horovod.alltoall(tensor, self.lengths(splits), name=name, **self.how(group))[0]
-
-    def lengths(self, splits: list[int]) -> Tensor:
-        """A tensor of these lengths (int32), for `alltoall`."""
-        return self.from_numpy(np.array(splits, np.int32))
+        received = self.call("alltoall", tensor, splits, group=group, name=name)
+        return received[0] if isinstance(received, tuple | list) else received  # without the lengths
 
     def reducescatter(self, tensor: Tensor, group: Group, op: Op = "average", name: str = "reducescatter") -> Tensor:
-        return self.horovod.reducescatter(tensor, op=self.op(op), name=name, **self.how(group))
+        return self.call("reducescatter", tensor, group=group, op=self.op(op), name=name)
 
     def process_set(self, ranks: Ranks) -> ProcessSet:
         return self._sets[ranks] if ranks in self._sets else self.horovod.add_process_set(list(ranks))
+
+    def cross_entropy(self, loss: Loss) -> CountedLoss:
+        return partial(self.counted_cross_entropy, loss)
+
+    def synchronize_batch_norms(self, model: Model, statistics: StatisticsOf, every: bool) -> list[str]:
+        module = import_module(f"hvdkit.adapters.{self.NAME}.synchronized")  # most runs do not need it
+        layers: list[str] = module.synchronize_batch_norms(model, statistics, every)
+        return layers
 
     def check_synchronized(self, local: Iterable[str]) -> None:
         """Raise RequestError on several ranks if there is a layer that would be `local`, and is a synchronized batch

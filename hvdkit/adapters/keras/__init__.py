@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,9 +13,6 @@ from hvdkit.core.seam import AnyLoss, Observer
 from hvdkit.core.trainable import Trainable
 
 import keras  # isort: skip  # after the other adapter, which sets TensorFlow's log level
-
-if TYPE_CHECKING:
-    from hvdkit.core.batch_statistics import StatisticsOf
 
 
 class Keras(TensorFlow):
@@ -47,11 +43,6 @@ class Keras(TensorFlow):
         synchronized = (layer for layer in model._flatten_layers() if getattr(layer, "synchronized", False))
         self.check_synchronized(layer.name for layer in synchronized if "_moments" not in vars(layer))
         return training.TrainableModel(model, loss, precision)
-
-    def synchronize_batch_norms(self, model: keras.Model, statistics: StatisticsOf, every: bool) -> list[str]:
-        from hvdkit.adapters.keras import synchronized  # most runs do not need it
-
-        return synchronized.synchronize_batch_norms(model, statistics, every)
 
     def observer(self, trainable: Trainable) -> Observer:
         return timing.Observer(self.horovod, trainable)

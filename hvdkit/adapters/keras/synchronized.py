@@ -8,7 +8,7 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from hvdkit.adapters.tensorflow.synchronized import moments, over_ranks
+from hvdkit.adapters.tensorflow.batch_norm import moments
 from hvdkit.core.batch_statistics import BatchStatistics, StatisticsOf
 from hvdkit.core.synchronized import claims, refusal
 
@@ -29,7 +29,7 @@ def synchronize_batch_norms(model: keras.Model, statistics: StatisticsOf, every:
         of_layer = statistics(str(len(done)))
         done.append(layer.path or layer.name)
         if hasattr(type(layer), "over_ranks"):  # hvdkit's own
-            object.__setattr__(layer, "over_ranks", over_ranks(of_layer))
+            object.__setattr__(layer, "over_ranks", of_layer)
             continue
         _check(layer)
         if of_layer is not None:

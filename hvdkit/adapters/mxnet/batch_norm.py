@@ -6,8 +6,6 @@ reads must be waited for, and later operations must write to them first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import mxnet as mx
 from mxnet.gluon import nn
 
@@ -27,18 +25,20 @@ class BatchNorm(nn.BatchNorm):
         self.keep = momentum
 
 
-class Statistics:
-    """Corrects the running statistics of a model's norms, for batches of one shape.
+class RunningVariances:
+    """Makes the running variances of a model's norms unbiased, after each training step.
 
-    `_old` are the values of `_running` before the batch; `_counts` are the batch's values per channel of each norm.
+    `_old` are the values of `_running` before the step; `_counts` are the values per channel of each norm, by the
+    shapes of a batch's inputs.
     """
 
-    def __init__(self, model: nn.HybridBlock, norms: list[BatchNorm], shapes: Shapes) -> None:
-        values = _values_a_channel(model, shapes)
-        self._keep = norms[0].keep
-        self._counts = [values[norm.name] for norm in norms]
-        self._running = [norm.running_var.data() for norm in norms]
+    def __init__(self, model: mx.gluon.Block) -> None:
+        norms: list[BatchNorm] = []
+        model.apply(lambda block: norms.append(block) if isinstance(block, BatchNorm) else None)
+        self._model, self._norms = model, [norm for norm in norms if norm.by_operator is None]
+        self._running = [norm.running_var.data() for norm in self._norms]
         self._old = [variance.copy() for variance in self._running]
+        self._counts: dict[Shapes, list[int]] = {}
 
     def before_step(self) -> None:
         """Save the running statistics."""
@@ -47,34 +47,25 @@ class Statistics:
         for old in self._old:
             old.wait_to_read()
 
-    def after_step(self) -> None:
-        """Make the running variances unbiased.
+    def after_step(self, shapes: Shapes) -> None:
+        """Correct the variances that a batch of these shapes has changed.
 
         With n values per channel, MXNet computes  new = keep × old + (1 - keep) × biased,  but the last term should be
         (1 - keep) × c × biased  with c = n / (n - 1). The result is  c × new - keep × (c - 1) × old,  which one kernel
         call computes for all norms as  w - rate × (g + decay × w)  with w = new and g = old.
         """
-        keep = self._keep
-        rates = [keep / (count - 1) for count in self._counts]
+        if not self._norms:
+            return
+        if shapes not in self._counts:
+            values = _values_a_channel(self._model, shapes)
+            self._counts[shapes] = [values[norm.name] for norm in self._norms]
+        keep = self._norms[0].keep
+        rates = [keep / (count - 1) for count in self._counts[shapes]]
         for start in range(0, len(rates), _KERNEL_TENSORS):
             part = slice(start, start + _KERNEL_TENSORS)
             new, old, some = self._running[part], self._old[part], rates[part]
             pairs = [tensor for pair in zip(new, old, strict=True) for tensor in pair]
             mx.nd.multi_sgd_update(*pairs, lrs=some, wds=[-1 / keep] * len(new), num_weights=len(new), out=new)
-
-
-def statistics_of(model: mx.gluon.Block) -> Callable[[Shapes], Statistics | None]:
-    """A function of the inputs' shapes that returns `Statistics`, or None if the model has no local `BatchNorm`."""
-    norms: list[BatchNorm] = []
-
-    def collect(block: mx.gluon.Block) -> None:
-        if isinstance(block, BatchNorm) and block.by_operator is None:
-            norms.append(block)
-
-    model.apply(collect)
-    if not norms:
-        return lambda shapes: None
-    return lambda shapes: Statistics(model, norms, shapes)
 
 
 def _values_a_channel(model: nn.HybridBlock, inputs: Shapes) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 from functools import cache
 from typing import Any
@@ -17,7 +16,7 @@ from hvdkit.core.synchronized import claims, refusal
 
 _REMEDY = "give it a mxnet.gluon.nn.BatchNorm in its place"
 _OPERATOR = "hvdkit_batch_norm"
-_by_key: dict[str, tuple[BatchStatistics | OneRank, bool]] = {}  # with whether the running variance is unbiased
+_layers: dict[str, tuple[BatchStatistics | OneRank, _BatchNorm]] = {}
 _keys = itertools.count()
 
 
@@ -61,7 +60,7 @@ def sum_exactly(model: mx.gluon.Block) -> None:
 
 def _use_operator(model: mx.gluon.Block, block: _BatchNorm, statistics: BatchStatistics | OneRank) -> None:
     key = str(next(_keys))
-    _by_key[key] = statistics, isinstance(block, BatchNorm)
+    _layers[key] = statistics, block
     block.__dict__["by_operator"] = key
     block.__class__ = _by_operator(block.__class__)
     model.register_forward_pre_hook(lambda *_: block.__dict__.update(uses=0))
@@ -72,6 +71,10 @@ def _named(block: mx.gluon.Block, path: str) -> Any:
     yield path or "model", block
     for name, child in block._children.items():
         yield from _named(child, f"{path}.{name}" if path else name)
+
+
+def _axis(layer: _BatchNorm) -> int:
+    return int(layer._kwargs.get("axis", 1))
 
 
 def _check(name: str, block: _BatchNorm) -> None:
@@ -87,11 +90,9 @@ def _by_operator(kind: Any) -> Any:
         settings = self._kwargs
         if settings["use_global_stats"]:
             return kind.hybrid_forward(self, F, x, gamma, beta, running_mean, running_var)
-        how = {key: settings.get(key, 1) for key in ("eps", "momentum", "fix_gamma", "axis")}
-        how["use"] = self.uses  # of this block in a forward pass, since MXNet may compute two at the same time
+        how = {"key": self.by_operator, "use": self.uses}  # in a forward pass: MXNet may compute two at the same time
         self.__dict__["uses"] += 1
-        parameters = gamma, beta, running_mean, running_var
-        y = F.Custom(x, *parameters, op_type=_OPERATOR, key=self.by_operator, how=repr(how))
+        y = F.Custom(x, gamma, beta, running_mean, running_var, op_type=_OPERATOR, **how)
         return F.Activation(y, act_type="relu") if self.fuse_relu else y
 
     return type(kind.__name__, (kind,), {"hybrid_forward": hybrid_forward, "uses": 0})
@@ -101,9 +102,10 @@ def _by_operator(kind: Any) -> Any:
 class _Properties(mx.operator.CustomOpProp):
     """What MXNet asks of the operator. An error in here ends the process."""
 
-    def __init__(self, key: str, how: str) -> None:
+    def __init__(self, key: str, use: str) -> None:
         super().__init__(need_top_grad=True)
-        self._key, self._how = key, how
+        self._statistics, self._layer = _layers[key]
+        self._use = int(use)
 
     def list_arguments(self) -> list[str]:
         return ["data", "gamma", "beta"]
@@ -112,30 +114,22 @@ class _Properties(mx.operator.CustomOpProp):
         return ["running_mean", "running_var"]
 
     def infer_shape(self, in_shape: list[Any]) -> Any:
-        channels = [in_shape[0][ast.literal_eval(self._how)["axis"]]]
+        channels = [in_shape[0][_axis(self._layer)]]
         return [in_shape[0], channels, channels], [in_shape[0]], [channels, channels]
 
     def create_operator(self, ctx: Any, shapes: Any, dtypes: Any) -> _Operator:
-        return _Operator(*_by_key[self._key], **ast.literal_eval(self._how))
+        statistics = self._statistics.used_again(self._use) if self._use else self._statistics
+        return _Operator(statistics, self._layer)
 
 
 class _Operator(mx.operator.CustomOp):
     """Normalizes by MXNet's own operator, which gets the statistics as if they were constants."""
 
-    def __init__(
-        self,
-        statistics: BatchStatistics | OneRank,
-        unbiased: bool,
-        eps: float,
-        momentum: float,
-        fix_gamma: bool,
-        axis: int,
-        use: int,
-    ) -> None:
+    def __init__(self, statistics: BatchStatistics | OneRank, layer: _BatchNorm) -> None:
         super().__init__()
-        self._statistics = statistics.used_again(use) if use else statistics
-        self._unbiased, self._eps, self._momentum = unbiased, eps, momentum
-        self._fix_gamma, self._axis = fix_gamma, axis
+        settings = layer._kwargs
+        self._statistics, self._axis, self._unbiased = statistics, _axis(layer), isinstance(layer, BatchNorm)
+        self._eps, self._momentum, self._fix_gamma = (settings[key] for key in ("eps", "momentum", "fix_gamma"))
         self._batch: Any = None  # of the last forward pass: the number of values, mean and variance of all ranks
 
     def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:

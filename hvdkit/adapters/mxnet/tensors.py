@@ -14,6 +14,11 @@ class MXNetTensors(Tensors):
     """The operations on `context`."""
 
     context = mx.cpu()
+    variable = staticmethod(mx.nd.zeros_like)
+    sqrt = staticmethod(mx.nd.sqrt)
+    where = staticmethod(mx.nd.where)
+    matmul = staticmethod(mx.nd.dot)
+    gather = staticmethod(mx.nd.take)
 
     def from_numpy(self, array: np.ndarray) -> mx.nd.NDArray:
         return mx.nd.array(array, ctx=self.context, dtype=array.dtype)
@@ -21,14 +26,8 @@ class MXNetTensors(Tensors):
     def to_numpy(self, tensor: mx.nd.NDArray) -> np.ndarray:
         return np.asarray(tensor.asnumpy())
 
-    def variable(self, like: mx.nd.NDArray) -> mx.nd.NDArray:
-        return mx.nd.zeros_like(like)
-
     def assign(self, variable: mx.nd.NDArray, value: mx.nd.NDArray) -> None:
         value.copyto(variable)
-
-    def sqrt(self, tensor: mx.nd.NDArray) -> mx.nd.NDArray:
-        return mx.nd.sqrt(tensor)
 
     def norm(self, tensor: mx.nd.NDArray) -> mx.nd.NDArray:
         # mx.nd.norm is inexact: for a million float32 values its error is 3e-4, and 1e-6 here. A sum is 100 times
@@ -36,14 +35,8 @@ class MXNetTensors(Tensors):
         values = tensor.reshape(-1)
         return mx.nd.sqrt(mx.nd.sum(values * values) if tensor.dtype == np.float16 else mx.nd.dot(values, values))
 
-    def where(self, condition: mx.nd.NDArray, if_true: mx.nd.NDArray, if_false: mx.nd.NDArray) -> mx.nd.NDArray:
-        return mx.nd.where(condition, if_true, if_false)
-
     def scaled(self, tensor: mx.nd.NDArray, factor: mx.nd.NDArray) -> mx.nd.NDArray:
         return mx.nd.broadcast_mul(tensor, factor, out=tensor)
-
-    def matmul(self, left: mx.nd.NDArray, right: mx.nd.NDArray) -> mx.nd.NDArray:
-        return mx.nd.dot(left, right)
 
     def concat(self, tensors: Sequence[mx.nd.NDArray], axis: int = 0) -> mx.nd.NDArray:
         if axis:
@@ -59,9 +52,6 @@ class MXNetTensors(Tensors):
 
     def top_k(self, matrix: mx.nd.NDArray, count: int) -> mx.nd.NDArray:
         return mx.nd.topk(matrix, axis=1, k=count, ret_typ="indices", dtype="int32")
-
-    def gather(self, vector: mx.nd.NDArray, indices: mx.nd.NDArray) -> mx.nd.NDArray:
-        return mx.nd.take(vector, indices)
 
     def scatter_add(self, vector: mx.nd.NDArray, indices: mx.nd.NDArray, values: mx.nd.NDArray) -> mx.nd.NDArray:
         return vector + mx.nd.scatter_nd(values, indices.reshape((1, -1)), shape=vector.shape)

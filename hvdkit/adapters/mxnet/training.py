@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import mxnet as mx
 import numpy as np
 
 from hvdkit.adapters.mxnet import timing
-from hvdkit.adapters.mxnet.batch_norm import Statistics, statistics_of
+from hvdkit.adapters.mxnet.batch_norm import RunningVariances
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import AnyLoss, class_weights
 from hvdkit.core.state import canonical_name, cast_lines, check_kinds, is_statistic
 from hvdkit.core.tensors import Scalar, Shape
-from hvdkit.core.trainable import Trainable, UpdateKernel, one_tensor
+from hvdkit.core.trainable import Slots, Trainable, UpdateKernel, one_tensor
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.errors import RequestError
@@ -39,8 +39,7 @@ class TrainableModel(Trainable):
             from hvdkit.adapters.mxnet.synchronized import sum_exactly  # most runs do not need it
 
             sum_exactly(model)
-        self._statistics: dict[tuple[tuple[int, ...], ...], Statistics | None] = {}  # by the shapes of a batch's inputs
-        self._statistics_of = statistics_of(model)
+        self._variances = RunningVariances(model)
         with warnings.catch_warnings():  # of hooks that children would lose; those of the model itself take effect
             warnings.filterwarnings("ignore", f'(?s)"{re.escape(str(model))}" is being hybridized')
             model.hybridize(static_alloc=True, static_shape=True)
@@ -52,7 +51,7 @@ class TrainableModel(Trainable):
         }
         self.parameters = {name: each.data() for name, each in self._trained.items()}
         self._buffers = {name: each.data() for name, each in named.items() if name not in self._trained}
-        self._loss = _CrossEntropy(loss.label_smoothing) if isinstance(loss, Loss) else loss
+        self._loss = partial(cross_entropy, smoothing=loss.label_smoothing) if isinstance(loss, Loss) else loss
         self.stamp = timing.stamp
         self._pools: dict[int, mx.nd.NDArray] = {}  # of inputs that stay on the device
 
@@ -69,20 +68,14 @@ class TrainableModel(Trainable):
     def backward(
         self, inputs: mx.nd.NDArray, targets: mx.nd.NDArray, scale: Scalar | None
     ) -> tuple[mx.nd.NDArray, mx.nd.NDArray, dict[str, mx.nd.NDArray]]:
-        shapes = tuple(each.shape for each in arguments(inputs))
-        if shapes not in self._statistics:
-            self._statistics[shapes] = self._statistics_of(shapes)
-        statistics = self._statistics[shapes]
-        if statistics:
-            statistics.before_step()
+        self._variances.before_step()
         with mx.autograd.record():
             logits = one_tensor(self.model(*arguments(inputs)))
             loss = self._loss(logits, targets)
             scaled = loss if scale is None else loss * scale
         self.stamp((trace_events.FORWARD,), [logits])  # not the loss, which backward does not need and may precede
         scaled.backward()
-        if statistics:
-            statistics.after_step()
+        self._variances.after_step(tuple(each.shape for each in arguments(inputs)))
         for parameter in self._trained.values():
             weight = parameter.data()
             if not weight._fresh_grad:  # unused in this batch, but maybe used in the last one or on other ranks
@@ -121,10 +114,10 @@ class TrainableModel(Trainable):
             return None
         decays = [decay_of(settings, shape) for shape in shapes]
         if isinstance(settings, AdamW):
-            return partial(_adamw, settings, decays, mx.nd.ones(1, self._context))
+            return partial(_in_parts, partial(_adamw, settings), decays, [])
         if not isinstance(settings, Sgd) or (settings.decoupled and settings.weight_decay > 0):
             return None
-        return partial(_sgd, settings, decays, [mx.nd.zeros_like(each) for each in like])
+        return partial(_in_parts, partial(_sgd, settings), decays, [mx.nd.zeros_like(each) for each in like])
 
     def _put(self, inputs: np.ndarray) -> mx.nd.NDArray:
         """Inputs on the device; images (n, height, width, channels) as (n, channels, height, width)."""
@@ -140,19 +133,15 @@ class TrainableModel(Trainable):
         return mx.nd.array(array, ctx=self._context, dtype=array.dtype)
 
 
-class _CrossEntropy:
+def cross_entropy(logits: mx.nd.NDArray, labels: mx.nd.NDArray, smoothing: float) -> mx.nd.NDArray:
     """Mean softmax cross-entropy of logits (…, classes) and labels (…), with label smoothing."""
-
-    def __init__(self, smoothing: float) -> None:
-        self._smoothing = smoothing
-        self._criterion = mx.gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=smoothing == 0)
-
-    def __call__(self, logits: mx.nd.NDArray, labels: mx.nd.NDArray) -> mx.nd.NDArray:
-        if self._smoothing == 0:
-            return self._criterion(logits, labels).mean()
-        classes = logits.shape[-1]
-        hot = mx.nd.one_hot(labels, classes, dtype=logits.dtype)
-        return self._criterion(logits, hot * (1 - self._smoothing) + self._smoothing / classes).mean()
+    classes, every = logits.shape[-1], mx.nd.log_softmax(logits)
+    if smoothing == 0:
+        losses = -mx.nd.pick(every, labels, axis=-1, keepdims=True)
+    else:
+        hot = mx.nd.one_hot(labels, classes, dtype=logits.dtype) * (1 - smoothing) + smoothing / classes
+        losses = -mx.nd.sum(every * hot, axis=-1, keepdims=True)
+    return losses.mean(axis=0, exclude=True).mean()
 
 
 def counted_cross_entropy(
@@ -215,41 +204,45 @@ def _initialize(model: mx.gluon.Block, context: mx.Context) -> None:
     parameters.reset_ctx(context)
 
 
-Tensors = list[mx.nd.NDArray]
-Slots = list[tuple[mx.nd.NDArray, ...]]
+Arrays = list[mx.nd.NDArray]
+Corrections = tuple[float, float]
+
+
+def _in_parts(
+    kernel: Callable[..., None],
+    decays: list[float],
+    scratch: Arrays,
+    weights: Arrays,
+    gradients: Arrays,
+    slots: list[Slots],
+    rate: float,
+    corrections: Corrections,
+) -> Arrays:
+    """The weights, updated by a kernel for as many at a time as it takes."""
+    for start in range(0, len(weights), _KERNEL_TENSORS):
+        part = slice(start, start + _KERNEL_TENSORS)
+        by_slot = [list(slot) for slot in zip(*slots[part], strict=True)]
+        kernel(decays[part], scratch[part], weights[part], gradients[part], by_slot, rate, corrections)
+    return weights
 
 
 def _sgd(
     settings: Sgd,
     decays: list[float],
-    scratch: Tensors,
-    weights: Tensors,
-    gradients: Tensors,
-    slots: Slots,
+    scratch: Arrays,
+    weights: Arrays,
+    gradients: Arrays,
+    slots: list[Arrays],
     rate: float,
-    corrections: tuple[float, float],
-) -> Tensors:
-    """Core's SGD with coupled decay; MXNet's own includes the learning rate in the velocity."""
-    for start in range(0, len(weights), _KERNEL_TENSORS):
-        part = slice(start, start + _KERNEL_TENSORS)
-        velocities = [velocity for (velocity,) in slots[part]]
-        _sgd_part(settings, decays[part], scratch[part], weights[part], gradients[part], velocities, rate)
-    return weights
-
-
-def _sgd_part(
-    settings: Sgd,
-    decays: list[float],
-    scratch: Tensors,
-    weights: Tensors,
-    gradients: Tensors,
-    velocities: Tensors,
-    rate: float,
+    _: Corrections,
 ) -> None:
-    count, momentum = len(weights), settings.momentum
+    """Core's SGD with coupled decay; MXNet's own includes the learning rate in the velocity.
+
+    velocity = momentum × velocity + gradient + decay × weight: the kernel's formula at a rate of -1. The weights that
+    it writes, old weights plus velocity, are not used.
+    """
+    count, momentum, (velocities,) = len(weights), settings.momentum, slots
     none, rates = [0.0] * count, [rate] * count
-    # velocity = momentum × velocity + gradient + decay × weight: the kernel's formula at a rate of -1. The weights
-    # that it writes, old weights plus velocity, are not used.
     mx.nd.multi_sgd_mom_update(
         *_interleaved(weights, gradients, velocities),
         lrs=[-1.0] * count, wds=decays, momentum=momentum, num_weights=count, out=scratch,
@@ -263,28 +256,21 @@ def _sgd_part(
 def _adamw(
     settings: AdamW,
     decays: list[float],
-    one: mx.nd.NDArray,
-    weights: Tensors,
-    gradients: Tensors,
-    slots: Slots,
+    scratch: Arrays,
+    weights: Arrays,
+    gradients: Arrays,
+    slots: list[Arrays],
     rate: float,
-    corrections: tuple[float, float],
-) -> Tensors:
+    corrections: Corrections,
+) -> None:
     """Core's AdamW. MXNet's kernel corrects no bias, and multiplies only `lrs` by the direction, not the decay."""
-    root = math.sqrt(corrections[1])
-    for start in range(0, len(weights), _KERNEL_TENSORS):
-        part = slice(start, start + _KERNEL_TENSORS)
-        count = len(weights[part])
-        mx.nd.contrib.multi_adamw_update(
-            weights[part], gradients[part], [mean for mean, _ in slots[part]], [square for _, square in slots[part]],
-            one,  # times the gradients
-            lrs=[rate * root / corrections[0]] * count,
-            wds=[rate * decay for decay in decays[part]],
-            etas=[1.0] * count,
-            beta1=settings.beta1, beta2=settings.beta2, epsilon=settings.epsilon * root, out=weights[part],
-        )  # fmt: skip
-    return weights
+    count, root = len(weights), math.sqrt(corrections[1])
+    mx.nd.contrib.multi_adamw_update(
+        weights, gradients, *slots, mx.nd.ones(1, weights[0].context),  # times the gradients
+        lrs=[rate * root / corrections[0]] * count, wds=[rate * decay for decay in decays], etas=[1.0] * count,
+        beta1=settings.beta1, beta2=settings.beta2, epsilon=settings.epsilon * root, out=weights,
+    )  # fmt: skip
 
 
-def _interleaved(*tensors: Tensors) -> Tensors:
+def _interleaved(*tensors: Arrays) -> Arrays:
     return [one for group in zip(*tensors, strict=True) for one in group]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
 
 import horovod.torch as hvd
 import numpy as np
@@ -16,13 +14,9 @@ from hvdkit.adapters.pytorch import timing, training
 from hvdkit.adapters.pytorch.collectives import TorchCollectives
 from hvdkit.adapters.pytorch.tensors import TorchTensors
 from hvdkit.core.group import Topology, threads_per_rank, wants_gpu
-from hvdkit.core.seam import AnyLoss, CountedLoss, Observer
+from hvdkit.core.seam import AnyLoss, Observer
 from hvdkit.core.trainable import Trainable
 from hvdkit.errors import RequestError
-from hvdkit.recipe.schema import Loss
-
-if TYPE_CHECKING:
-    from hvdkit.core.batch_statistics import StatisticsOf
 
 
 class PyTorch(TorchTensors, TorchCollectives):
@@ -31,6 +25,7 @@ class PyTorch(TorchTensors, TorchCollectives):
     NAME = "pytorch"
     CAPABILITIES = capabilities.CAPABILITIES[NAME]
     CHOSEN = capabilities.CHOSEN[NAME]
+    counted_cross_entropy = staticmethod(training.counted_cross_entropy)
 
     def bind_device(self, topology: Topology, device: str, threads: int | None) -> Topology:
         torch.set_num_threads(threads_per_rank(threads, topology.local_size))
@@ -65,14 +60,6 @@ class PyTorch(TorchTensors, TorchCollectives):
         kind, each = torch.nn.SyncBatchNorm, model.named_modules()
         self.check_synchronized(name for name, m in each if isinstance(m, kind) and "statistics" not in vars(m))
         return training.TrainableModel(model, loss, precision, self.device)
-
-    def cross_entropy(self, loss: Loss) -> CountedLoss:
-        return partial(training.counted_cross_entropy, loss)
-
-    def synchronize_batch_norms(self, model: torch.nn.Module, statistics: StatisticsOf, every: bool) -> list[str]:
-        from hvdkit.adapters.pytorch import synchronized  # most runs do not need it
-
-        return synchronized.synchronize_batch_norms(model, statistics, every)
 
     def observer(self, trainable: Trainable) -> Observer:
         assert isinstance(trainable, training.TrainableModel)

@@ -7,10 +7,14 @@ the pixels in a tree. The result is as exact as that of the contiguous kernel, a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import batch_norm
+
+if TYPE_CHECKING:
+    from hvdkit.core.batch_statistics import BatchStatistics
 
 
 class BatchNorm2d(torch.nn.BatchNorm2d):
@@ -20,7 +24,8 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
         """Input and output have shape (n, channels, height, width)."""
         if not (self.training and _fits(input, self.weight)):
             return super().forward(input)
-        return _Exact.apply(input, self.weight, self.bias, self.running_mean, self.running_var, self.momentum, self.eps)
+        running = self.running_mean, self.running_var
+        return Normalized.apply(None, input, *running, self.weight, self.bias, self.momentum, self.eps)
 
 
 def _fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -48,33 +53,59 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return x.permute(0, 2, 3, 1).reshape(len(x), -1)
 
 
-class _Exact(torch.autograd.Function):
-    """Ioffe and Szegedy 2015, algorithm 1 and section 3; the running variance is unbiased, as in algorithm 2."""
+class Normalized(torch.autograd.Function):
+    """Ioffe and Szegedy 2015, algorithm 1 and section 3; the running variance is unbiased, as in algorithm 2.
+
+    With `statistics` those of all ranks, else of this rank's batch.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
+        statistics: BatchStatistics | None,
         x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        running_mean: torch.Tensor,
-        running_var: torch.Tensor,
+        running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
         momentum: float,
         eps: float,
     ) -> torch.Tensor:
-        mean, variance = moments(x)
-        count = x.numel() // x.shape[1]
-        running_mean.lerp_(mean, momentum)
-        running_var.lerp_(variance * (count / (count - 1)), momentum)
-        ctx.save_for_backward(x, weight, mean, torch.rsqrt(variance + eps))
-        ctx.eps = eps
+        mean, variance = moments(_wide(x))
+        count, values = None, x.numel() // x.shape[1]
+        if statistics is None:
+            unbiased = variance * (values / (values - 1))
+        else:
+            count = torch.full((1,), float(values), dtype=torch.float64, device=x.device)
+            count, mean, variance = statistics.moments(count, mean, variance)
+            unbiased = variance * (count / (count - 1)).to(variance.dtype)
+        if running_mean is not None:
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+        if running_var is not None:
+            running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+        ctx.save_for_backward(x, weight, mean, variance, count)
+        ctx.statistics, ctx.eps = statistics, eps
         return batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, mean, scale = ctx.saved_tensors
-        dy = gradients[0].contiguous(memory_format=torch.channels_last)
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, mean, variance, count = ctx.saved_tensors
+        wide, scale, alone = _wide(x), torch.rsqrt(variance + ctx.eps), ctx.statistics is None
+        layout = torch.channels_last if is_channels_last(x) else torch.contiguous_format
+        dy = _wide(dy).contiguous(memory_format=layout)
+        own = (None, None, mean, scale, True) if alone else (mean, variance, None, None, False)
         dx, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
-            dy, x, weight, None, None, mean, scale, True, ctx.eps, [True, True, True]
-        )
-        return dx, dweight, dbias, None, None, None, None
+            dy, wide, weight, *own, ctx.eps, [True, True, True]
+        )  # of all ranks' statistics as if they were constants: the sums are those of dy × normalized x, and of dy
+        if ctx.needs_input_grad[1] and not alone:
+            scale = -scale if weight is None else -scale * weight
+            by_bias, by_weight = ctx.statistics.gradients(count, dbias, dweight)
+            dx += batch_norm(wide, mean, variance, scale * by_weight, scale * by_bias, False, 0.0, ctx.eps)
+        given = None if weight is None else dweight, None if weight is None else dbias
+        return None, dx.to(x.dtype), None, None, *given, None, None
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """In float32 if it has less."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import cache
 from typing import Any
 
 import horovod.torch as hvd
-import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from hvdkit.adapters.pytorch.batch_norm import BatchNorm2d, is_channels_last, moments
+from hvdkit.adapters.pytorch.batch_norm import BatchNorm2d, Normalized
 from hvdkit.core.batch_statistics import BatchStatistics, StatisticsOf
 from hvdkit.core.synchronized import claims, refusal
 
+_SIGNATURE = inspect.signature(batch_norm)
 _SELF_MADE = (BatchNorm2d, hvd.SyncBatchNorm)  # their `forward` does not call `batch_norm`; that of their base does
 _REMEDY = "give it a torch.nn.BatchNorm in its place"
 
@@ -66,71 +66,9 @@ class _Calls(TorchFunctionMode):
         if function is not batch_norm:
             return function(*arguments, **named)
         self.seen = True
-        return _batch_norm(self._statistics, *arguments, **named)
-
-
-def _batch_norm(
-    statistics: BatchStatistics,
-    input: torch.Tensor,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> torch.Tensor:
-    """`torch.nn.functional.batch_norm`."""
-    if not training:
-        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    return _Synchronized.apply(statistics, input, running_mean, running_var, weight, bias, momentum, eps)
-
-
-class _Synchronized(torch.autograd.Function):
-    """The running variance is unbiased, as in PyTorch."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        statistics: BatchStatistics,
-        x: torch.Tensor,
-        running_mean: torch.Tensor | None,
-        running_var: torch.Tensor | None,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        momentum: float,
-        eps: float,
-    ) -> torch.Tensor:
-        values = x.numel() // x.shape[1]
-        count = torch.full((1,), float(values), dtype=torch.float64, device=x.device)
-        count, mean, variance = statistics.moments(count, *moments(_wide(x)))
-        if running_mean is not None:
-            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-        if running_var is not None:
-            unbiased = variance * (count / (count - 1)).to(variance.dtype)
-            running_var.lerp_(unbiased.to(running_var.dtype), momentum)
-        ctx.save_for_backward(x, weight, mean, variance, count)
-        ctx.statistics, ctx.eps = statistics, eps
-        return batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, mean, variance, count = ctx.saved_tensors
-        wide, scale = _wide(x), torch.rsqrt(variance + ctx.eps)
-        layout = torch.channels_last if is_channels_last(x) else torch.contiguous_format
-        dy = _wide(dy).contiguous(memory_format=layout)
-        dx, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
-            dy, wide, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]
-        )  # as if the statistics were constants; the sums are those of dy × normalized x, and of dy
-        if ctx.needs_input_grad[1]:
-            scale = -scale if weight is None else -scale * weight
-            by_bias, by_weight = ctx.statistics.gradients(count, dbias, dweight)
-            dx += batch_norm(wide, mean, variance, scale * by_weight, scale * by_bias, False, 0.0, ctx.eps)
-        given = None if weight is None else dweight, None if weight is None else dbias
-        return None, dx.to(x.dtype), None, None, *given, None, None
-
-
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    """In float32 if it has less."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+        given = _SIGNATURE.bind(*arguments, **named)
+        given.apply_defaults()
+        x, mean, variance, weight, bias, training, momentum, eps = given.args
+        if not training:
+            return function(*given.args)
+        return Normalized.apply(self._statistics, x, mean, variance, weight, bias, momentum, eps)

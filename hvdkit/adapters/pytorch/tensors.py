@@ -14,6 +14,9 @@ class TorchTensors(Tensors):
     """The operations on `device`."""
 
     device = torch.device("cpu")
+    variable = staticmethod(torch.zeros_like)
+    norm = staticmethod(torch.linalg.vector_norm)
+    where = staticmethod(torch.where)
 
     def from_numpy(self, array: np.ndarray) -> torch.Tensor:
         return torch.tensor(array, device=self.device)
@@ -28,18 +31,9 @@ class TorchTensors(Tensors):
     def cast(self, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
         return tensor.to(getattr(torch, dtype))
 
-    def variable(self, like: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(like)
-
     def assign(self, variable: torch.Tensor, value: torch.Tensor) -> None:
         with torch.no_grad():
             variable.copy_(value)
-
-    def norm(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.vector_norm(tensor)
-
-    def where(self, condition: torch.Tensor, if_true: torch.Tensor, if_false: torch.Tensor) -> torch.Tensor:
-        return torch.where(condition, if_true, if_false)
 
     def scaled(self, tensor: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
         return tensor.mul_(factor.reshape(()))

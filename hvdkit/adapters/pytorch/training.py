@@ -21,7 +21,7 @@ from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import AnyLoss, class_weights
 from hvdkit.core.state import COUNT, cast_lines, check_kinds
 from hvdkit.core.tensors import Scalar, Shape
-from hvdkit.core.trainable import Block, Trainable, UpdateKernel, Uses, one_tensor
+from hvdkit.core.trainable import Block, Slots, Trainable, UpdateKernel, Uses, one_tensor
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.errors import RequestError
@@ -153,32 +153,27 @@ class TrainableModel(Trainable):
         }
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
-        self.model.eval()
-        with (
-            torch.no_grad(),
-            self._autocast(),
-        ):  # not inference_mode, whose tensors a model that keeps them cannot train on
-            logits = self.model(*arguments(mapped(self._put, inputs)))
-        return np.array(one_tensor(logits).to(self._dtype).cpu().numpy())
+        return np.array(self._evaluated(mapped(self._put, inputs)).cpu())
 
     def losses(self, batch: Batch) -> np.ndarray:
         inputs, targets = self.inputs(batch)
+        losses = cross_entropy(self._evaluated(inputs), targets, reduction="none")
+        return np.array(losses.reshape(targets.shape).cpu())
+
+    def _evaluated(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The outputs in evaluation mode."""
         self.model.eval()
-        with torch.no_grad():
-            with self._autocast():
-                logits = self.model(*arguments(inputs))
-            each = cross_entropy(one_tensor(logits).to(self._dtype), targets, reduction="none")
-            return np.array(each.reshape(targets.shape).cpu())
+        # not inference_mode, whose tensors a model that keeps them cannot train on
+        with torch.no_grad(), self._autocast():
+            outputs = self.model(*arguments(inputs))
+        return one_tensor(outputs).to(self._dtype)
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Buffers of all kinds, and tensors and numbers that modules keep as plain attributes, are as they were."""
-        modules = list(self.model.modules())
-        places = [place for each in modules for place in (vars(each), each._buffers)]
-        kept = [
-            (place, {name: value for name, value in place.items() if isinstance(value, torch.Tensor | float | int)})
-            for place in places
-        ]
+        places = [place for module in self.model.modules() for place in (vars(module), module._buffers)]
+        kinds = torch.Tensor | float | int
+        kept = [(at, {name: value for name, value in at.items() if isinstance(value, kinds)}) for at in places]
         tensors = {value for _, values in kept for value in values.values() if isinstance(value, torch.Tensor)}
         copies = [(tensor, tensor.detach().clone()) for tensor in tensors]
         devices = [] if self.device.type == "cpu" else [self.device]
@@ -202,11 +197,10 @@ class TrainableModel(Trainable):
             return partial(_sgd, settings, decays)
         if not isinstance(settings, AdamW) or not all(each.is_contiguous() for each in like):
             return None
-        return partial(_adamw, settings, decays, torch.tensor(_MANY, device=self.device))
+        return partial(_adamw, settings, decays)
 
     def on_ready(self, ready: Callable[[str, torch.Tensor], bool]) -> None:
-        def take(parameter: torch.Tensor, name: str) -> None:
-            assert parameter.grad is not None
+        def take(parameter: Any, name: str) -> None:
             if ready(name, dense(parameter.grad)):
                 parameter.grad = None
                 self._taken.add(name)
@@ -333,19 +327,13 @@ def counted_cross_entropy(loss: Loss, logits: torch.Tensor, labels: torch.Tensor
     return total, counts.sum() if weights is None else weights[labels[counts]].sum()
 
 
-Tensors = list[torch.Tensor]
-Slots = list[tuple[torch.Tensor, ...]]
+Weights = list[torch.Tensor]
+Corrections = tuple[float, float]
 
 
 def _sgd(
-    settings: Sgd,
-    decays: list[float],
-    weights: Tensors,
-    gradients: Tensors,
-    slots: Slots,
-    rate: float,
-    corrections: tuple[float, float],
-) -> Tensors:
+    settings: Sgd, decays: list[float], weights: Weights, gradients: Weights, slots: list[Slots], rate: float, _: object
+) -> Weights:
     """SGD with momentum and coupled decay by `_foreach` calls; importing `torch.optim` would take another second."""
     velocities = [velocity for (velocity,) in slots]
     gradients = [
@@ -364,31 +352,30 @@ def _sgd(
 def _adamw(
     settings: AdamW,
     decays: list[float],
-    many: torch.Tensor,
-    weights: Tensors,
-    gradients: Tensors,
-    slots: Slots,
+    weights: Weights,
+    gradients: Weights,
+    slots: list[Slots],
     rate: float,
-    corrections: tuple[float, float],
-) -> Tensors:
+    corrections: Corrections,
+) -> Weights:
     """Core's AdamW by PyTorch's fused kernel, which reads and writes each tensor once.
 
     The kernel's own corrections, made from a count of updates, are 1 after `many` of them; the rate and epsilon have
     core's instead.
     """
     root = math.sqrt(corrections[1])
-    factor = root / corrections[0]
-    by_decay: dict[float, list[int]] = {}
-    for place, decay in enumerate(decays):
-        by_decay.setdefault(decay, []).append(place)
-    for decay, places in by_decay.items():
+    factor, many = root / corrections[0], torch.full((), _MANY, device=weights[0].device)
+    for decay in dict.fromkeys(decays):
+        rows = [
+            row for row, own in zip(zip(weights, gradients, slots, strict=True), decays, strict=True) if own == decay
+        ]
         torch._fused_adamw_(
-            [weights[place] for place in places],
-            [gradients[place].contiguous() for place in places],
-            [slots[place][0] for place in places],
-            [slots[place][1] for place in places],
+            [weight for weight, _, _ in rows],
+            [gradient.contiguous() for _, gradient, _ in rows],
+            [mean for _, _, (mean, _) in rows],
+            [square for _, _, (_, square) in rows],
             [],
-            [many] * len(places),
+            [many] * len(rows),
             lr=rate * factor, beta1=settings.beta1, beta2=settings.beta2, weight_decay=decay / factor,
             eps=settings.epsilon * root, amsgrad=False, maximize=False,
         )  # fmt: skip

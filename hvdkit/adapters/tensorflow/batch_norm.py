@@ -1,14 +1,16 @@
-"""Batch norm for TensorFlow and Keras as PyTorch computes it, in every precision."""
+"""Batch norm for TensorFlow and Keras as PyTorch computes it, in every precision, over one rank or all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-# (x, scale, offset, epsilon) -> x normalized, mean, biased variance and number of values, of all ranks
-OverRanks = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, float], tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]]
+if TYPE_CHECKING:
+    from hvdkit.core.batch_statistics import BatchStatistics
+
+Moments = tuple[tf.Tensor, tf.Tensor, tf.Tensor]  # mean, biased variance and number of values
 
 
 class BatchNorm(tf.Module):
@@ -17,7 +19,7 @@ class BatchNorm(tf.Module):
     `momentum` is the weight of the old running values. `dtype` is that of the variables.
     """
 
-    over_ranks: OverRanks | None = None  # where the model's batch norms are synchronized
+    over_ranks: BatchStatistics | None = None  # where the model's batch norms are synchronized
 
     def __init__(
         self, name: str, channels: int, dtype: str = "float32", *, momentum: float = 0.9, epsilon: float = 1e-5
@@ -58,7 +60,7 @@ def batch_norm(
     momentum: float,
     epsilon: float,
     training: bool,
-    over_ranks: OverRanks | None = None,
+    over_ranks: BatchStatistics | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Normalize `x` (…, channels). Returns `x` normalized, and the new running mean and variance.
 
@@ -67,15 +69,9 @@ def batch_norm(
     With `over_ranks` those of the batch are over all ranks. Nothing is assigned, so that activations can be computed
     again without updating the statistics twice.
     """
-    if training and over_ranks is not None:
-        y, center, spread, count = over_ranks(x, scale, offset, epsilon)
-    elif training and x.dtype == tf.float32 and x.shape.rank == 4 and not tf.config.list_logical_devices("GPU"):
-        y, center, spread = _exact(x, scale, offset, epsilon)
-    elif x.dtype == tf.float64 or x.shape.rank != 4:  # the fused kernel supports neither
-        wide = tf.cast(x, scale.dtype)
-        center, spread = moments(wide, range(x.shape.rank - 1)) if training else (mean, variance)
-        y = tf.cast((wide - center) * (scale / tf.sqrt(spread + epsilon)) + offset, x.dtype)
-    else:
+    fused = x.dtype != tf.float64 and x.shape.rank == 4  # the fused kernel supports no others
+    exact = x.dtype == tf.float32 and not tf.config.list_logical_devices("GPU")
+    if fused and not (training and (exact or over_ranks)):
         # The raw operation, because tf.nn's raises epsilon to 1.001e-5. Its variance is unbiased, as in PyTorch.
         y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
             x=x,
@@ -88,54 +84,105 @@ def batch_norm(
             is_training=training,
         )
         return y, mean, variance
+    if fused:
+        y, center, spread, count = _by_kernels(x, scale, offset, epsilon, over_ranks)
+    else:
+        wide = tf.cast(x, scale.dtype)
+        axes = range(x.shape.rank - 1)
+        center, spread, count = moments(wide, axes, over_ranks) if training else (mean, variance, None)
+        y = tf.cast((wide - center) * (scale / tf.sqrt(spread + epsilon)) + offset, x.dtype)
     if training:
-        if over_ranks is None:
-            count = tf.size(x, tf.int64) / x.shape[-1]
         count = tf.cast(count, mean.dtype)
         mean = momentum * mean + (1 - momentum) * center
         variance = momentum * variance + (1 - momentum) * spread * (count / (count - 1))
     return y, tf.stop_gradient(mean), tf.stop_gradient(variance)
 
 
-def _exact(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The normalized `x`, and the batch's mean and biased variance, as exact as PyTorch's on a CPU.
+def _by_kernels(
+    x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float, over_ranks: BatchStatistics | None
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The normalized `x`, and the moments of the batch, as exact as PyTorch's on a CPU.
 
     TensorFlow's fused CPU kernel sums one value after the other. The errors of its mean and variance are about 20 times
     as large, and so are those of a model's logits, since they affect whole channels. Here sums are taken axis by
-    axis, which is effectively a tree. The fused kernels do the rest; the backward kernel gets the mean and variance in
-    place of the values that the forward kernel would save.
+    axis, which is effectively a tree. The fused kernels do the rest: forward with the statistics as if they were
+    constants, backward with them in place of the values that the forward kernel would save. Over all ranks, they are
+    constants for it too, and what they add to the gradient comes after it.
     """
 
     @tf.custom_gradient
     def normalized(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor) -> Any:
-        center, spread = moments(x, range(3))
+        center, spread, count = _own_moments(tf.cast(x, scale.dtype), range(3))
+        if over_ranks:
+            count, center, spread = over_ranks.moments(count, center, spread)
         y, *_ = tf.raw_ops.FusedBatchNormV3(
             x=x, scale=scale, offset=offset, mean=center, variance=spread, epsilon=epsilon, is_training=False
         )
 
         def backward(dy: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            wide = tf.cast(x, scale.dtype)
             dx, d_scale, d_offset, *_ = tf.raw_ops.FusedBatchNormGradV3(
-                y_backprop=dy,
-                x=x,
+                y_backprop=tf.cast(dy, scale.dtype),
+                x=wide,
                 scale=scale,
                 reserve_space_1=center,
                 reserve_space_2=spread,
                 reserve_space_3=tf.zeros([0]),
                 epsilon=epsilon,
-                is_training=True,
+                is_training=not over_ranks,
             )
-            return dx, d_scale, d_offset
+            if over_ranks:
+                by_offset, by_scale = over_ranks.gradients(count, d_offset, d_scale)
+                root = tf.math.rsqrt(spread + epsilon)
+                slope = scale * tf.square(root) * by_scale
+                dx -= (wide - center) * slope + scale * root * by_offset
+            return tf.cast(dx, x.dtype), d_scale, d_offset
 
-        return (y, center, spread), backward
+        return (y, center, spread, count), backward
 
-    y, center, spread = normalized(x, scale, offset)
-    return y, center, spread
+    y, center, spread, count = normalized(x, scale, offset)
+    return y, center, spread, count
 
 
-def moments(x: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
-    """The mean and the biased variance of `x` along the axes, which it loses, by sums in a tree."""
+def moments(
+    x: tf.Tensor, axes: Sequence[int], over_ranks: BatchStatistics | None = None, mask: tf.Tensor | None = None
+) -> Moments:
+    """The moments (channels,) of `x` along `axes`, which are all but one: of this rank's values, or of all ranks'.
+
+    `mask`, True for values that count, can be broadcast to the shape of `x`; the number is then (channels,), else (1,).
+    """
+    if not over_ranks:
+        return _own_moments(x, axes)
+    shape = [1 if axis in axes else -1 for axis in range(x.shape.rank)]
+
+    @tf.custom_gradient
+    def compute(x: tf.Tensor) -> Any:
+        if mask is None:
+            mean, variance, count = _own_moments(x, axes)
+        else:
+            count = tf.math.count_nonzero(tf.broadcast_to(mask, tf.shape(x)), axes)
+            number = tf.cast(tf.maximum(count, 1), x.dtype)
+            mean = tf.reduce_sum(tf.where(mask, x, 0), axes) / number
+            variance = tf.reduce_sum(tf.where(mask, tf.square(x - tf.reshape(mean, shape)), 0), axes) / number
+        count, mean, variance = over_ranks.moments(tf.cast(count, tf.float64), mean, variance)
+
+        def backward(d_mean: tf.Tensor, d_variance: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+            d_mean, d_variance = over_ranks.gradients(count, d_mean, d_variance)
+            dx = tf.reshape(d_mean, shape) + 2 * (x - tf.reshape(mean, shape)) * tf.reshape(d_variance, shape)
+            return dx if mask is None else tf.where(mask, dx, 0)
+
+        return (mean, variance, count), backward
+
+    mean, variance, count = compute(x)
+    return mean, variance, count
+
+
+def _own_moments(x: tf.Tensor, axes: Sequence[int]) -> Moments:
+    """Those of this rank's values, by sums in a tree."""
     square = tf.math.squared_difference(x, _mean(x, axes, keepdims=True))
-    return _mean(x, axes), _mean(square, axes)
+    mean = _mean(x, axes)
+    count = tf.reshape(tf.cast(tf.size(x, tf.int64) // tf.size(mean, tf.int64), tf.float64), [1])
+    return mean, _mean(square, axes), count
 
 
 def _mean(x: tf.Tensor, axes: Sequence[int], keepdims: bool = False) -> tf.Tensor:

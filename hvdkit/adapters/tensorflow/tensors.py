@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from hvdkit.core.tensors import Number, Scalar, Tensors
@@ -26,14 +25,16 @@ class _Number(Number):
 class TensorFlowTensors(Tensors):
     """Eager, and traced into a graph."""
 
-    def from_numpy(self, array: np.ndarray) -> tf.Tensor:
-        return tf.constant(array)
+    from_numpy = staticmethod(tf.constant)
+    cast = staticmethod(tf.cast)
+    sqrt = staticmethod(tf.sqrt)
+    norm = staticmethod(tf.norm)
+    where = staticmethod(tf.where)
+    reshape = staticmethod(tf.reshape)
+    gather = staticmethod(tf.gather)
 
     def dtype(self, tensor: tf.Tensor) -> str:
         return str(tensor.dtype.name)
-
-    def cast(self, tensor: tf.Tensor, dtype: str) -> tf.Tensor:
-        return tf.cast(tensor, dtype)
 
     def variable(self, like: tf.Tensor) -> tf.Variable:
         return tf.Variable(tf.zeros_like(like), trainable=False)
@@ -51,18 +52,6 @@ class TensorFlowTensors(Tensors):
 
         tf.cond(tf.reshape(condition, ()), lambda: done(then), lambda: done(otherwise))
 
-    def sqrt(self, tensor: tf.Tensor) -> tf.Tensor:
-        return tf.sqrt(tensor)
-
-    def norm(self, tensor: tf.Tensor) -> tf.Tensor:
-        return tf.norm(tensor)
-
-    def where(self, condition: tf.Tensor, if_true: tf.Tensor, if_false: tf.Tensor) -> tf.Tensor:
-        return tf.where(condition, if_true, if_false)
-
-    def reshape(self, tensor: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-        return tf.reshape(tensor, tuple(shape))
-
     def transpose(self, tensor: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
         return tf.transpose(tensor, tuple(axes))
 
@@ -74,9 +63,6 @@ class TensorFlowTensors(Tensors):
 
     def top_k(self, matrix: tf.Tensor, count: int) -> tf.Tensor:
         return tf.math.top_k(matrix, count, sorted=False).indices
-
-    def gather(self, vector: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
-        return tf.gather(vector, indices)
 
     def scatter_add(self, vector: tf.Tensor, indices: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
         return tf.tensor_scatter_nd_add(vector, tf.expand_dims(indices, 1), values)

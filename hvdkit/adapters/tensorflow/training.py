@@ -14,13 +14,15 @@ from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import AnyLoss, class_weights
 from hvdkit.core.state import canonical_name, check_distinct, check_kinds
 from hvdkit.core.tensors import Shape
-from hvdkit.core.trainable import Function, Trainable, UpdateKernel, one_tensor
+from hvdkit.core.trainable import Function, Slots, Trainable, UpdateKernel, one_tensor
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Sgd
 
 Variables = list[tuple[str, tf.Variable]]
+Weights = list[tf.Variable] | list[tf.Tensor]
+Corrections = tuple[tf.Tensor, tf.Tensor]
 
 
 class TrainableModel(Trainable):
@@ -132,6 +134,7 @@ class ModuleModel(TrainableModel):
     """A `tf.Module` in training, which is called with inputs and `training`."""
 
     def __init__(self, model: tf.Module, loss: AnyLoss, precision: str) -> None:
+        check_kind(model)
         variables = [(_name(variable), variable) for variable in model.variables]
         # Whole numbers have no gradients, but a `tf.Variable` of them is trainable unless it says otherwise.
         trainable = [each for each in model.trainable_variables if not (each.dtype.is_integer or each.dtype.is_bool)]
@@ -187,12 +190,12 @@ def _by_kernel(
     update: Callable[..., None],
     decays: list[float],
     scratch: tf.Variable,
-    weights: list[tf.Variable] | list[tf.Tensor],
+    weights: Weights,
     gradients: list[tf.Tensor],
-    slots: list[tuple[tf.Variable, ...]],
+    slots: list[Slots],
     rate: tf.Tensor,
-    corrections: tuple[tf.Tensor, tf.Tensor],
-) -> list[tf.Variable] | list[tf.Tensor]:
+    corrections: Corrections,
+) -> Weights:
     """The new weights, by `update` for each. TensorFlow's kernels take variables: a tensor goes through `scratch`,
     which takes its memory over, so that nothing is copied."""
     renewed = []
@@ -207,13 +210,7 @@ def _by_kernel(
 
 
 def _sgd(
-    settings: Sgd,
-    variable: tf.Variable,
-    gradient: tf.Tensor,
-    slots: tuple[tf.Variable],
-    decay: float,
-    rate: tf.Tensor,
-    corrections: tuple[Any, Any],
+    settings: Sgd, variable: tf.Variable, gradient: tf.Tensor, slots: Slots, decay: float, rate: tf.Tensor, _: object
 ) -> None:
     """Core's SGD with coupled decay. TensorFlow's momentum kernel keeps the rate out of the velocity too."""
     (velocity,) = slots
@@ -231,10 +228,10 @@ def _adamw(
     settings: AdamW,
     variable: tf.Variable,
     gradient: tf.Tensor,
-    slots: tuple[tf.Variable, tf.Variable],
+    slots: Slots,
     decay: float,
     rate: tf.Tensor,
-    corrections: tuple[tf.Tensor, tf.Tensor],
+    corrections: Corrections,
 ) -> None:
     """Core's AdamW by TensorFlow's kernel for Adam, which adds epsilon before the second correction, not behind it."""
     own, dtype = partial(tf.cast, dtype=variable.dtype), variable.dtype
@@ -253,6 +250,13 @@ def _adamw(
         epsilon=own(settings.epsilon * tf.sqrt(corrections[1])),
         grad=gradient,
     )
+
+
+def check_kind(model: Any) -> None:
+    """Raise RequestError unless it is a `tf.Module`."""
+    if not isinstance(model, tf.Module):
+        kind = f"{type(model).__module__.partition('.')[0]}'s {type(model).__name__}"
+        raise RequestError(f"model: expected a tf.Module, got {kind}; for a Keras model, import hvdkit.adapters.keras")
 
 
 def check_complete(known: Collection[str], names: list[str]) -> None:
