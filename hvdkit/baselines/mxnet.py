@@ -13,7 +13,6 @@ from pathlib import Path
 
 import horovod.mxnet as hvd
 import mxnet as mx
-import numpy as np
 
 from hvdkit.adapters.mxnet import MXNet
 from hvdkit.baselines import base
@@ -61,49 +60,29 @@ class Plain(Baseline, MXNet):
 
 
 class KeyValue(Strategy):
-    """Pushes gradients to a store, which sums them, and pulls the sums."""
+    """Pushes gradients to a store, which sums them, and pulls the sums.
+
+    The server would sum float64 in float32, so these are exchanged as the rarer tensors are.
+    """
 
     def __init__(self, store: mx.kv.KVStore, mesh: Mesh) -> None:
-        self._store, self._size, self._rank = store, mesh.data.size, mesh.data.index
-        self._prefix = f"model.{next(_models)}"
+        self._store, self._group = store, mesh.data
         self._keys: list[str] = []
 
     def average(self, session: SessionView, gradients: Gradients) -> Gradients:
         tensors = list(gradients.values())
-        if session.dtype == "float32":
-            self._average(tensors)
-        else:
-            self._average_exactly(session, tensors)
-        return gradients
-
-    def _average(self, gradients: list[mx.nd.NDArray]) -> None:
+        if session.dtype != "float32":
+            return dict(zip(gradients, session.adapter.allreduce(tensors, self._group), strict=True))
         if not self._keys:
-            self._keys = [f"{self._prefix}.{index}" for index in range(len(gradients))]
-            self._store.init(self._keys, [mx.nd.zeros(gradient.shape) for gradient in gradients])
-        for index, (key, gradient) in enumerate(zip(self._keys, gradients, strict=True)):
+            model = next(_models)
+            self._keys = [f"model.{model}.{index}" for index in range(len(tensors))]
+            self._store.init(self._keys, [mx.nd.zeros(gradient.shape) for gradient in tensors])
+        for index, (key, gradient) in enumerate(zip(self._keys, tensors, strict=True)):
             self._store.push(key, gradient, priority=-index)
             self._store.pull(key, out=gradient, priority=-index)
-        for gradient in gradients:
-            gradient /= self._size
-
-    def _average_exactly(self, session: SessionView, gradients: list[mx.nd.NDArray]) -> None:
-        """Average float64 gradients exactly. The server would sum them in float32, so each rank sends its bits in
-        pieces of 16 bits, in a slice where the other ranks have zeros, and the mean is computed here."""
-        mine = np.concatenate([gradient.asnumpy().ravel() for gradient in gradients])
-        pieces = np.zeros((self._size, 4, mine.size), np.float32)
-        pieces[self._rank] = [(mine.view(np.uint64) >> np.uint64(16 * digit)) & np.uint64(0xFFFF) for digit in range(4)]
-        if not self._keys:
-            self._keys = [self._prefix]
-            self._store.init(self._prefix, mx.nd.zeros(pieces.shape))
-        carrier = mx.nd.array(pieces)
-        self._store.push(self._prefix, carrier)
-        self._store.pull(self._prefix, out=carrier)
-        bits = carrier.asnumpy().astype(np.uint64)
-        sums = sum(bits[:, digit] << np.uint64(16 * digit) for digit in range(4))
-        mean = np.ascontiguousarray(sums).view(np.float64).mean(axis=0)
-        for gradient in gradients:
-            part, mean = mean[: gradient.size], mean[gradient.size :]
-            gradient[:] = session.adapter.from_numpy(part.reshape(gradient.shape))
+        for gradient in tensors:
+            gradient /= self._group.size
+        return gradients
 
 
 class KvStore(WithoutHorovod, MXNet):

@@ -1,36 +1,25 @@
-"""PyTorch's baselines. Those with slow imports of their own are imported when one is asked for."""
+"""PyTorch's baselines. Each is imported when it is asked for, as some have slow imports of their own."""
 
 from __future__ import annotations
 
-from hvdkit.baselines.base import Baseline
-from hvdkit.baselines.pytorch.ddp import Ddp, ZeroRedundancy
-from hvdkit.baselines.pytorch.plain import Independent, Plain
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from hvdkit.baselines.base import Baseline
 
 
-def _fsdp() -> Baseline:
-    from hvdkit.baselines.pytorch.fsdp import Fsdp
-
-    return Fsdp()
-
-
-def _deepspeed() -> Baseline:
-    from hvdkit.baselines.pytorch.deepspeed import DeepSpeed
-
-    return DeepSpeed()
-
-
-def _deepspeed_offload() -> Baseline:
-    from hvdkit.baselines.pytorch.deepspeed import DeepSpeedOffload
-
-    return DeepSpeedOffload()
+def _of(module: str, name: str) -> Callable[[], Baseline]:
+    return lambda: cast("Baseline", getattr(import_module(f"{__name__}.{module}"), name)())
 
 
 RIVALS = {
-    "plain": Plain,
-    "ddp": Ddp,
-    "zero_redundancy": ZeroRedundancy,
-    "fsdp": _fsdp,
-    "deepspeed": _deepspeed,
-    "deepspeed_offload": _deepspeed_offload,
-    "independent": Independent,
+    "plain": _of("plain", "Plain"),
+    "ddp": _of("ddp", "Ddp"),
+    "zero_redundancy": _of("ddp", "ZeroRedundancy"),
+    "fsdp": _of("fsdp", "Fsdp"),
+    "deepspeed": _of("deepspeed", "DeepSpeed"),
+    "deepspeed_offload": _of("deepspeed", "DeepSpeedOffload"),
+    "independent": _of("plain", "Independent"),
 }

@@ -8,20 +8,19 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
 from hvdkit.adapters.pytorch.training import TrainableModel
-from hvdkit.baselines.pytorch.process_group import ProcessGroup
-from hvdkit.baselines.pytorch.sessions import torch_optimizer
-from hvdkit.baselines.pytorch.shares import Share, SharesSession, Slots
-from hvdkit.core import seam
-from hvdkit.core.group import Mesh, Ranks, Topology
+from hvdkit.baselines.pytorch.by_hand import ByHandSession, Outputs, ProcessGroup, torch_optimizer
+from hvdkit.baselines.pytorch.shares import Share, Shares, SharesScript
+from hvdkit.core.group import Group, Mesh, Ranks, Topology
 from hvdkit.core.pieces import Partition
-from hvdkit.core.session import Gradients, Session
+from hvdkit.core.seam import SessionView
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.update_rules import rule_of
 from hvdkit.data.dataset import Batch
@@ -31,93 +30,72 @@ from hvdkit.recipe.schema import AdamW, Optimizer, Recipe
 _STAGES = {"optimizer": 1, "gradients": 2, "parameters": 3}
 
 
-class _Weight(Share):
+def _weight(parameter: torch.nn.Parameter) -> Share:
     """A parameter, which stages 1 and 2 keep whole, beside this rank's share of a copy that the optimizer updates."""
+    from deepspeed import zero
+    from deepspeed.utils import safe_get_full_fp32_param, safe_set_full_fp32_param
 
-    def __init__(self, parameter: torch.nn.Parameter) -> None:
-        self._parameter, self._divided = parameter, hasattr(parameter, "ds_shape")
-        self.shape, self.dtype = (parameter.ds_shape if self._divided else parameter.shape), parameter.dtype
-        self.nbytes = (parameter.ds_tensor if self._divided else parameter).nbytes
+    divided = hasattr(parameter, "ds_shape")
 
-    def detach(self) -> torch.Tensor:
-        from deepspeed.utils import safe_get_full_fp32_param
+    def whole() -> torch.Tensor:
+        tensor: torch.Tensor = safe_get_full_fp32_param(parameter) if divided else parameter.detach()
+        return tensor
 
-        whole: torch.Tensor = safe_get_full_fp32_param(self._parameter) if self._divided else self._parameter.detach()
-        return whole
-
-    def copy_(self, whole: torch.Tensor) -> None:
-        from deepspeed import zero
-        from deepspeed.utils import safe_set_full_fp32_param
-
+    def set_from(whole: torch.Tensor) -> None:
         # Rank 0's is sent to the others; it is the same there.
-        with zero.GatheredParameters([self._parameter], modifier_rank=0, enabled=self._divided), torch.no_grad():
-            self._parameter.copy_(whole)
-        safe_set_full_fp32_param(self._parameter, whole)
+        with zero.GatheredParameters([parameter], modifier_rank=0, enabled=divided), torch.no_grad():
+            parameter.copy_(whole)
+        safe_set_full_fp32_param(parameter, whole)
+
+    shape, held = (parameter.ds_shape, parameter.ds_tensor) if divided else (parameter.shape, parameter)
+    return Share(shape, parameter.dtype, held.nbytes, whole, set_from)
 
 
-class _Slot(Share):
+def _slot(parameter: torch.nn.Parameter, key: str, weight: Share) -> Share:
     """A slot of a parameter. DeepSpeed has those of all parameters in vectors, whose sizes the session counts."""
+    from deepspeed.utils import safe_get_full_optimizer_state, safe_set_full_optimizer_state
 
-    nbytes = 0
-
-    def __init__(self, parameter: torch.nn.Parameter, key: str, weight: _Weight) -> None:
-        self._parameter, self._key = parameter, key
-        self.shape, self.dtype = weight.shape, weight.dtype
-
-    def detach(self) -> torch.Tensor:
-        from deepspeed.utils import safe_get_full_optimizer_state
-
-        whole: torch.Tensor = safe_get_full_optimizer_state(self._parameter, self._key)
-        return whole
-
-    def copy_(self, whole: torch.Tensor) -> None:
-        from deepspeed.utils import safe_set_full_optimizer_state
-
-        safe_set_full_optimizer_state(self._parameter, whole, self._key)
+    whole = partial(safe_get_full_optimizer_state, parameter, key)
+    set_from = partial(safe_set_full_optimizer_state, parameter, optim_state_key=key)
+    return Share(weight.shape, weight.dtype, 0, whole, set_from)
 
 
-class _Slots(Slots):
-    """The slots of one optimizer, in the order of `update_rules.Rule.slots`."""
-
-    def __init__(self, session: Session, trained: dict[str, torch.nn.Parameter], keys: Iterable[str]) -> None:
-        super().__init__(session.adapter, session.trainable.parameters)
-        self._trained, self._keys = trained, iter(keys)
-
-    def variables(self) -> dict[str, Any]:
-        key = next(self._keys)
-        return {name: _Slot(self._trained[name], key, weight) for name, weight in self.parameters.items()}
-
-
-class _Zero(Strategy):
+class _Zero(SharesScript):
     """Has the session's DeepSpeed engine, of a stage."""
 
     engine: Any
 
-    def __init__(self, stage: int, offloads: bool) -> None:
+    def __init__(self, group: Group, stage: int, offloads: bool) -> None:
+        super().__init__(group)
         self._stage, self._offloads = stage, offloads
 
-    def partition(self, session: seam.SessionView, settings: Optimizer) -> Partition:
+    def partition(self, session: SessionView, settings: Optimizer) -> Partition:
         import deepspeed
 
         trainable = session.trainable
-        assert isinstance(session, Session) and isinstance(trainable, TrainableModel)
+        assert isinstance(trainable, TrainableModel)
+        trained = trainable.trained
         if frozen := [name for name, parameter in trainable.model.named_parameters() if not parameter.requires_grad]:
             raise RequestError(f"--rival deepspeed: expected all parameters to be trained, got the frozen {frozen[0]}")
-        chosen = torch_optimizer(settings, list(trainable.trained.values()))
-        assert chosen, "registry.check_recipe refuses the other optimizers"
-        optimizer_class, groups, options = chosen
+        optimizer = torch_optimizer(settings, list(trained.values()))
         trainable.parameters = {}  # DeepSpeed moves the weights, and nothing else may keep the old ones
         self.engine, *_ = deepspeed.initialize(
             model=trainable.model,
-            optimizer=optimizer_class(groups, **options),
+            optimizer=optimizer,
             config=self._config(settings),
             dist_init_required=False,
         )
         trainable.forward = self.engine
-        trainable.parameters = {name: _Weight(parameter) for name, parameter in trainable.trained.items()}
+        weights = trainable.parameters = {name: _weight(parameter) for name, parameter in trained.items()}
         keys = rule_of(settings).slots if isinstance(settings, AdamW) else ("momentum_buffer",)
         self._make_slots(keys)
-        return _Slots(session, trainable.trained, keys)
+        next_key = iter(keys)  # in the order of `update_rules.Rule.slots`
+
+        def slots() -> dict[str, Share]:
+            key = next(next_key)
+            return {name: _slot(parameter, key, weights[name]) for name, parameter in trained.items()}
+
+        return Shares(session, self.group, slots)
 
     def _config(self, settings: Optimizer) -> dict[str, Any]:
         """DeepSpeed's defaults but for what the recipe says, and small parameters, which stage 3 would keep whole."""
@@ -170,69 +148,58 @@ class _Zero(Strategy):
         held = zero.fp16_partitioned_groups_flat if self._stage == 3 else zero.bit16_groups_flat
         return sum(parameter.nbytes for parameter in held)
 
-
-class _DeepSpeedSession(SharesSession):
-    strategy: _Zero
-
-    @property
-    def _engine(self) -> Any:
-        return self.strategy.engine
-
     @contextmanager
-    def _without_communication(self) -> Iterator[None]:
+    def apart(self) -> Iterator[None]:
         """A batch whose gradients DeepSpeed adds up, and sends as the stage does."""
-        self._engine.set_gradient_accumulation_boundary(False)
+        self.engine.set_gradient_accumulation_boundary(False)
         yield
-        self._engine.set_gradient_accumulation_boundary(True)
+        self.engine.set_gradient_accumulation_boundary(True)
 
-    def _backward_of(self, batch: Batch, parts: float) -> tuple[torch.Tensor, torch.Tensor]:
-        outputs, loss = self.trainable.loss_of(*self.trainable.inputs(batch))
-        self._engine.backward(loss / parts)
-        return outputs.detach(), loss.detach()
+    def backward(self, loss: torch.Tensor) -> None:
+        self.engine.backward(loss)
 
-    def _step(self) -> None:
-        self.step.gradient_bytes = self.strategy.gradient_bytes()
-        steps = self.update.steps.get()
-        for state in self._engine.optimizer.optimizer.state.values():
+    def step(self, session: ByHandSession) -> None:
+        session.step.gradient_bytes = self.gradient_bytes()
+        steps = session.update.steps.get()
+        for state in self.engine.optimizer.optimizer.state.values():
             if "step" in state:
                 state["step"].fill_(steps)
-        self._step_at(self.update.rate.get())
-        self.update.steps.set(steps + 1)
+        self._step_at(session.update.rate.get())
+        session.update.steps.set(steps + 1)
 
     def _step_at(self, rate: float) -> None:
-        for group in self._engine.optimizer.param_groups:
+        for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
-        self._engine.step()
+        self.engine.step()
 
-    def gradients(self, batch: Batch) -> Gradients:
-        slots = [slot.clone() for slot in self.strategy.slots()]
-        reduced = super().gradients(batch)
-        for slot, before in zip(self.strategy.slots(), slots, strict=True):
-            slot.copy_(before)
-        return reduced
-
-    def _reduced(self, batch: Batch, weight: float) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    def averaged(self, session: ByHandSession, batch: Batch, weight: float = 1.0) -> tuple[Outputs, dict[str, Any]]:
         from deepspeed.utils import safe_get_full_grad
 
-        outputs, loss = self.trainable.loss_of(*self.trainable.inputs(batch))
-        self._engine.backward(loss * weight)
-        means = {name: safe_get_full_grad(parameter) for name, parameter in self.trainable.trained.items()}
+        before = [slot.clone() for slot in self.slots()]
+        outputs = session.forward_backward(batch, weight=weight)
+        means = {name: safe_get_full_grad(parameter) for name, parameter in session.trainable.trained.items()}
         self._step_at(0.0)  # ends the update, after which DeepSpeed begins to add up anew
-        return outputs.detach(), loss.detach(), means
+        for slot, value in zip(self.slots(), before, strict=True):
+            slot.copy_(value)
+        return outputs, means
+
+
+class _ZeroSession(ByHandSession):
+    strategy: _Zero
 
     def state_bytes(self) -> dict[str, int]:
-        optimizer = sum(tensor.nbytes for tensor in (*self.strategy.shares, *self.strategy.slots()))
+        held = self.strategy
         return {
-            "parameters": self.strategy.parameter_bytes(),
+            "parameters": held.parameter_bytes(),
             "gradients": self.step.gradient_bytes,
-            "optimizer": optimizer,
+            "optimizer": sum(tensor.nbytes for tensor in (*held.shares, *held.slots())),
         }
 
 
 class DeepSpeed(ProcessGroup):
     """`deepspeed.initialize` with the stage of the recipe's `sharding`, over PyTorch's process group."""
 
-    session_class = _DeepSpeedSession
+    session_class = _ZeroSession
     offloads = False
 
     def versions(self) -> dict[str, str]:
@@ -255,7 +222,7 @@ class DeepSpeed(ProcessGroup):
         return topology
 
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
-        return _Zero(_STAGES[recipe.sharding], self.offloads)
+        return _Zero(mesh.data, _STAGES[recipe.sharding], self.offloads)
 
 
 class DeepSpeedOffload(DeepSpeed):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,32 +12,28 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hvdkit.adapters.pytorch.training import TrainableModel
-from hvdkit.baselines.pytorch.process_group import ProcessGroup
-from hvdkit.baselines.pytorch.sessions import TorchOptimSession, torch_optimizer
-from hvdkit.baselines.pytorch.shares import Share, SharesSession, Slots
-from hvdkit.core import seam
-from hvdkit.core.group import Mesh
+from hvdkit.baselines.pytorch.by_hand import ByHandSession, ProcessGroup, TorchOptim, torch_optimizer
+from hvdkit.baselines.pytorch.shares import Share, Shares, SharesScript
+from hvdkit.core.group import Group, Mesh
 from hvdkit.core.pieces import ROOT_BLOCK, Partition
-from hvdkit.core.seam import Adapter, AnyLoss
+from hvdkit.core.seam import AnyLoss, SessionView
 from hvdkit.core.strategy import Strategy
 from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Optimizer, Recipe
 
 
-class _Sharded(Share):
+def _share(tensor: DTensor) -> Share:
     """A tensor that FSDP has divided along its first axis."""
 
-    def __init__(self, tensor: DTensor) -> None:
-        self.tensor, self.shape, self.dtype = tensor, tensor.shape, tensor.dtype
-        self.nbytes = tensor.to_local().nbytes
+    def set_from(whole: torch.Tensor) -> None:
+        divided = distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
+        tensor.to_local().copy_(divided.to_local())
 
-    def detach(self) -> torch.Tensor:
-        return self.tensor.detach().full_tensor()
+    def whole() -> torch.Tensor:
+        return tensor.detach().full_tensor()
 
-    def copy_(self, whole: torch.Tensor) -> None:
-        divided = distribute_tensor(whole, self.tensor.device_mesh, self.tensor.placements, src_data_rank=None)
-        self.tensor.to_local().copy_(divided.to_local())
+    return Share(tensor.shape, tensor.dtype, tensor.to_local().nbytes, whole, set_from, tensor)
 
 
 class _Model(TrainableModel):
@@ -58,11 +53,11 @@ class _Model(TrainableModel):
         for module in (*blocks, self.model):
             fully_shard(module, mesh=mesh, reshard_after_forward=frees, ignored_params=frozen)
         self.trained = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
-        self.parameters = {name: _Sharded(parameter.detach()) for name, parameter in self.trained.items()}
+        self.parameters = {name: _share(parameter.detach()) for name, parameter in self.trained.items()}
 
     def gradients(self) -> dict[str, Any]:
         return {
-            name: _Sharded(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+            name: _share(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
             for name, parameter in self.trained.items()
         }
 
@@ -83,60 +78,31 @@ class _Model(TrainableModel):
                 module.reshard()
 
 
-class _Slots(Slots):
-    """Slots divided as the parameters are."""
-
-    parameters: Mapping[str, _Sharded]
-
-    def variables(self) -> dict[str, Any]:
-        return {name: _Sharded(torch.zeros_like(parameter.tensor)) for name, parameter in self.parameters.items()}
-
-
-class _FullyShard(Strategy):
+class _FullyShard(SharesScript, TorchOptim):
     """Divides the session's model. With `frees` gathered parameters are freed after forward (ZeRO-3)."""
 
-    def __init__(self, frees: bool) -> None:
+    def __init__(self, group: Group, frees: bool) -> None:
+        super().__init__(group)
         self._frees = frees
 
-    def bind(self, session: seam.SessionView, parameters: int) -> None:
+    def bind(self, session: SessionView, parameters: int) -> None:
         assert isinstance(session.trainable, _Model)
         session.trainable.shard(self._frees, session.trainable.device.type)
 
-    def partition(self, session: seam.SessionView, settings: Optimizer) -> Partition:
-        return _Slots(session.adapter, session.trainable.parameters)
+    def partition(self, session: SessionView, settings: Optimizer) -> Partition:
+        assert isinstance(session.trainable, _Model)
+        self.settings, shares = settings, session.trainable.parameters.items()
+        self._optimizer = torch_optimizer(settings, list(session.trainable.trained.values()))
+        self._state = self._optimizer.state
+        return Shares(session, self.group, lambda: {name: _share(torch.zeros_like(each.held)) for name, each in shares})
 
+    def _held_gradients(self, session: ByHandSession) -> list[torch.Tensor]:
+        return [gradient.held.to_local() for gradient in session.trainable.gradients().values()]
 
-class _FsdpSession(SharesSession, TorchOptimSession):
-    trainable: _Model
-
-    def __init__(self, adapter: Adapter, model: Any, optimizer: Optimizer, *others: Any) -> None:
-        super().__init__(adapter, model, optimizer, *others)
-        self.settings = optimizer
-        chosen = torch_optimizer(optimizer, list(self.trainable.trained.values()))
-        assert chosen, "registry.check_recipe refuses the other optimizers"
-        optimizer_class, groups, options = chosen
-        self._optimizer = optimizer_class(groups, **options)
-
-    def _reduced(self, batch: Batch, weight: float) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        self._begin(1)
-        logits, loss = self.trainable.loss_of(*self.trainable.inputs(batch))
-        (loss * weight).backward()
-        return logits.detach(), loss.detach(), self.trainable.gradients()
-
-    def _step(self) -> None:
-        self.step.gradient_bytes = self._bytes_of(self.trainable.gradients())
-        self._step_by(self._optimizer, self._optimizer.state)
-
-    def _total(self, norms: list[torch.Tensor]) -> torch.Tensor:
-        total = super()._total(norms)
+    def _total(self, session: ByHandSession, norms: list[torch.Tensor]) -> torch.Tensor:
+        total = super()._total(session, norms)
         dist.all_reduce(total)
         return total
-
-    def _held_gradients(self) -> list[torch.Tensor]:
-        return [gradient.tensor.to_local() for gradient in self.trainable.gradients().values()]
-
-    def _torch_slot(self, slot: _Sharded) -> torch.Tensor:
-        return slot.tensor
 
 
 class Fsdp(ProcessGroup):
@@ -146,10 +112,8 @@ class Fsdp(ProcessGroup):
     again.
     """
 
-    session_class = _FsdpSession
-
     def bind(self, model: torch.nn.Module, loss: AnyLoss, precision: str) -> TrainableModel:
         return _Model(model, loss, precision, self.device, torch.contiguous_format)
 
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
-        return _FullyShard(frees=recipe.sharding != "gradients")
+        return _FullyShard(mesh.data, frees=recipe.sharding != "gradients")
