@@ -159,25 +159,25 @@ def small_imagenet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[P
     yield folder, logits
 
 
-def test_models_for_imagenet_are_the_same_in_pytorch_and_onnx(small_imagenet: tuple[Path, np.ndarray]) -> None:
-    folder, expected = small_imagenet
-    code = "import numpy, torch\nfrom resnet import load\n"
-    code += "logits = load('small.safetensors')(torch.from_numpy(numpy.load('images.npy')))"
-    logits, _ = logits_without_hvdkit("pytorch", code, folder)
-    assert off(logits, expected) < 1e-6
+BY_PYTORCH = """import numpy, torch
+from resnet import load
+logits = load('small.safetensors')(torch.from_numpy(numpy.load('images.npy')))"""
+BY_KERAS = """import keras, numpy
+images = numpy.load('images.npy').transpose(0, 2, 3, 1)
+logits = keras.saving.load_model('small.keras').predict(images, verbose=0)"""
 
 
-def test_models_for_imagenet_are_the_same_in_keras_and_onnx(small_imagenet: tuple[Path, np.ndarray]) -> None:
+@pytest.mark.parametrize(("framework", "code"), [("pytorch", BY_PYTORCH), ("keras", BY_KERAS)])
+def test_models_for_imagenet_are_the_same_as_in_onnx(
+    framework: str, code: str, small_imagenet: tuple[Path, np.ndarray]
+) -> None:
     folder, expected = small_imagenet
-    runtime, script = find("keras"), ROOT / "recipes" / "keras" / "export.py"
-    command = [str(runtime.python), str(script), "unused", "small.safetensors", "small.keras"]
-    environment = os.environ | runtime.environment | {"PYTHONPATH": str(ROOT)}
-    done = run(command, 120, cwd=folder, env=environment)
-    assert done.returncode == 0, done.stderr
-    code = "import keras, numpy\nimages = numpy.load('images.npy').transpose(0, 2, 3, 1)\n"
-    code += "logits = keras.saving.load_model('small.keras').predict(images, verbose=0)"
-    logits, _ = logits_without_hvdkit("keras", code, folder)
-    assert off(logits, expected) < 1e-6
+    if framework == "keras":
+        runtime, script = find("keras"), ROOT / "recipes" / "keras" / "export.py"
+        command = [str(runtime.python), str(script), "unused", "small.safetensors", "small.keras"]
+        done = run(command, 120, cwd=folder, env=os.environ | runtime.environment | {"PYTHONPATH": str(ROOT)})
+        assert done.returncode == 0, done.stderr
+    assert off(logits_without_hvdkit(framework, code, folder)[0], expected) < 1e-6
 
 
 def test_files_say_what_is_in_them(checkpoint_40: Path, inside: Hvdkit, tmp_path: Path) -> None:
@@ -194,13 +194,11 @@ def test_files_say_what_is_in_them(checkpoint_40: Path, inside: Hvdkit, tmp_path
         session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
         assert found[folder].items() >= session.get_modelmeta().custom_metadata_map.items()
     about = found[known]
-    assert (about["architecture"], about["classes"], about["layout"], about["dtype"]) == (
-        "resnet20", "10", "NCHW", "float32",
-    )  # fmt: skip
-    assert about["size"] == "24" and json.loads(about["class_names"])[3] == "digit 3"
-    assert json.loads(about["mean"]) == MEAN and json.loads(about["std"]) == STD and about["channels"] == "3"
-    assert about["step"] == "40" and about["trained_with"].startswith("mxnet 1.9.1, hvdkit ")
-    assert len(about["recipe_sha256"]) == 64 and about["hvdkit_version"] and about["format"] == "pt"
+    plain = {"architecture": "resnet20", "classes": "10", "layout": "NCHW", "dtype": "float32", "step": "40"}
+    assert about.items() >= (plain | {"size": "24", "channels": "3", "format": "pt"}).items()
+    assert [json.loads(about[key]) for key in ("class_names", "mean", "std")] == [NAMES, MEAN, STD]
+    assert about["trained_with"].startswith("mxnet 1.9.1, hvdkit ")
+    assert len(about["recipe_sha256"]) == 64 and about["hvdkit_version"]
     assert found[unnamed].keys() == about.keys() - {"class_names"}
     assert found[old].keys() == about.keys() - {"class_names", "mean", "std", "size", "resize"}
     assert found[other]["recipe_sha256"] != found[old]["recipe_sha256"] == about["recipe_sha256"]
@@ -238,8 +236,10 @@ def test_wrong_requests_are_lines_and_write_nothing(checkpoint_40: Path, inside:
         assert done.returncode == 2 and part in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.keras", "there.safetensors"]
     assert (tmp_path / "there.safetensors").read_text() == "mine"
-    done = inside("export", checkpoint_40, "--out", "there.safetensors", "--overwrite")
-    assert done.returncode == 0 and len(load_file(tmp_path / "there.safetensors")) > 100, done.stderr
+    assert inside("export", checkpoint_40, "--out", "there.safetensors", "--overwrite").returncode == 0
+    with mock.patch.dict(sys.modules, {"onnx": None}):
+        done = inside("export", checkpoint_40, "--out", "net.onnx")
+    assert done.returncode == 2 and "-m pip install onnx`" in done.stderr, done.stderr
 
 
 def test_a_script_that_is_not_hvdkits_is_not_replaced(checkpoint_40: Path, inside: Hvdkit, tmp_path: Path) -> None:
@@ -254,14 +254,6 @@ def test_a_script_that_is_not_hvdkits_is_not_replaced(checkpoint_40: Path, insid
     assert inside("export", checkpoint_40, "--out", "net.safetensors", "--overwrite").returncode == 0
     assert inside("export", checkpoint_40, "--out", "second.safetensors").returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net.safetensors", "resnet.py", "second.safetensors"]
-
-
-def test_without_the_package_onnx_a_line_says_how_to_get_it(
-    checkpoint_40: Path, inside: Hvdkit, tmp_path: Path
-) -> None:
-    with mock.patch.dict(sys.modules, {"onnx": None}):
-        done = inside("export", checkpoint_40, "--out", "net.onnx")
-    assert done.returncode == 2 and "-m pip install onnx`" in done.stderr, done.stderr
 
 
 def test_a_model_of_ones_own_is_exported_as_safetensors_alone(
@@ -293,13 +285,11 @@ def test_weights_of_another_model_leave_the_old_file(
 def test_an_archive_that_cannot_be_made_leaves_the_old_file(
     checkpoint_40: Path, hvdkit: Hvdkit, tmp_path: Path
 ) -> None:
-    """The runtime's script ends before it has written."""
     (tmp_path / "net.keras").write_text("mine")
     (tmp_path / "keras.py").write_text("raise RuntimeError('no Keras today')\n")
     done = hvdkit("export", checkpoint_40, "--out", "net.keras", "--overwrite", PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert done.returncode == 1 and "no Keras today" in done.stderr, done.stderr
-    assert (tmp_path / "net.keras").read_text() == "mine"
-    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".keras") == ["net.keras"]
+    assert [path.read_text() for path in tmp_path.glob("*.keras")] == ["mine"]
 
 
 def test_how_many_ranks_have_trained_does_not_matter(checkpoint_40: Path, tmp_path: Path) -> None:

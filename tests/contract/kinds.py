@@ -61,15 +61,18 @@ def _pytorch() -> Any:
             self.fine = nn.Parameter(torch.full((WIDTH,), 1 / 3, dtype=torch.float64))
             self.rough = nn.Parameter(torch.full((WIDTH,), 1 / 3, dtype=torch.bfloat16))
             self.turned = nn.Parameter(torch.ones(WIDTH, 3).T)  # not contiguous
-            for dtype, values in constants((*WHOLE, *COMPLEX, "float16", "float64")).items():
-                self.register_buffer(f"of_{dtype}", torch.from_numpy(values))
-            self.register_buffer("of_bfloat16", torch.ones(WIDTH, dtype=torch.bfloat16) / 3)
-            self.register_buffer("no_rows", torch.empty(0, 3))
-            self.register_buffer("seen", torch.tensor(0))
-            self.register_buffer("large", torch.tensor(0))
-            self.register_buffer("size", torch.tensor(1.0))
-            self.register_buffer("phase", torch.zeros(WIDTH, dtype=torch.complex64))
-            self.register_buffer("third", torch.tensor(1 / 3))
+            found = constants((*WHOLE, *COMPLEX, "float16", "float64")).items()
+            buffers = {f"of_{dtype}": torch.from_numpy(values) for dtype, values in found} | {
+                "of_bfloat16": torch.ones(WIDTH, dtype=torch.bfloat16) / 3,
+                "no_rows": torch.empty(0, 3),
+                "seen": torch.tensor(0),
+                "large": torch.tensor(0),
+                "size": torch.tensor(1.0),
+                "phase": torch.zeros(WIDTH, dtype=torch.complex64),
+                "third": torch.tensor(1 / 3),
+            }
+            for name, tensor in buffers.items():
+                self.register_buffer(name, tensor)
             self.register_buffer("drawn", torch.randn(WIDTH), persistent=False)
 
         def forward(self, x: Any) -> Any:
@@ -93,25 +96,18 @@ def _tensorflow() -> Any:
     class Odd(tf.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.table = tf.Variable(tf.random.normal((ROWS, WIDTH)), name="table")
-            self.weight = tf.Variable(tf.random.normal((WIDTH, WIDTH)), name="weight")
+            random = tf.random.normal
+            trained = {"table": random((ROWS, WIDTH)), "weight": random((WIDTH, WIDTH)), "head": random((WIDTH, 2))}
+            trained |= {"scale": 1.0, "nothing": tf.zeros((0, 3)), "seen": tf.constant(0, tf.int64)}
+            kept = {"frozen": random((WIDTH, WIDTH)), "large": 0, "size": 1.0, "phase": tf.zeros(WIDTH, tf.complex64)}
+            kept |= {"pairs": tf.ones((3, 2), tf.complex128) / 3, "rough": tf.ones((3, 2), tf.bfloat16) / 3}
+            kept |= {"no_rows": tf.zeros((0, 3)), "third": 1 / 3}
+            for trainable, values in ((True, trained), (False, kept)):
+                for name, value in values.items():
+                    setattr(self, name, tf.Variable(value, trainable=trainable, name=name))
             self.again = self.weight
-            self.head = tf.Variable(tf.random.normal((WIDTH, 2)), name="head")
-            self.scale = tf.Variable(1.0, name="scale")
-            self.nothing = tf.Variable(tf.zeros((0, 3)), name="nothing")
-            self.frozen = tf.Variable(tf.random.normal((WIDTH, WIDTH)), trainable=False, name="frozen")
-            self.seen = tf.Variable(0, dtype=tf.int64, name="seen")
-            self.large = tf.Variable(0, trainable=False, name="large")
-            self.size = tf.Variable(1.0, trainable=False, name="size")
-            self.phase = tf.Variable(tf.zeros(WIDTH, tf.complex64), trainable=False, name="phase")
-            self.pairs = tf.Variable(tf.ones((3, 2), tf.complex128) / 3, trainable=False, name="pairs")
-            self.rough = tf.Variable(tf.ones((3, 2), tf.bfloat16) / 3, trainable=False, name="rough")
-            self.no_rows = tf.Variable(tf.zeros((0, 3)), trainable=False, name="no_rows")
-            self.third = tf.Variable(1 / 3, trainable=False, name="third")
-            found = constants((*WHOLE, *COMPLEX, "float16", "float64"))
-            self.kinds = {
-                dtype: tf.Variable(values, trainable=False, name=f"of_{dtype}") for dtype, values in found.items()
-            }
+            found = constants((*WHOLE, *COMPLEX, "float16", "float64")).items()
+            self.kinds = {each: tf.Variable(values, trainable=False, name=f"of_{each}") for each, values in found}
 
         def __call__(self, x: Any, training: bool) -> Any:
             h = tf.reduce_mean(tf.nn.embedding_lookup(self.table, x), 1)
@@ -135,23 +131,16 @@ def _keras() -> Any:
         def __init__(self) -> None:
             super().__init__(name="state")
             self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
-            self.size = self.add_weight(shape=(), initializer="ones", trainable=False, name="size")
-            self.seen = self.add_weight(shape=(), initializer="zeros", dtype="int64", trainable=False, name="seen")
+            self.size = self.kept("size", np.float32(1))
+            self.seen = self.kept("seen", np.int64(0))
             kinds = constants((*WHOLE, "float16", "float64"))
-            self.kinds = [
-                self.add_weight(
-                    shape=(WIDTH,),
-                    initializer=lambda shape, dtype, values=values: tf.constant(values),
-                    dtype=dtype,
-                    trainable=False,
-                    autocast=False,
-                    name=f"of_{dtype}",
-                )
-                for dtype, values in kinds.items()
-            ]
-            self.rough = self.add_weight(
-                shape=(3,), initializer="ones", dtype="bfloat16", trainable=False, autocast=False, name="rough"
-            )
+            self.kinds = [self.kept(f"of_{dtype}", values) for dtype, values in kinds.items()]
+            self.rough = self.kept("rough", np.ones(3), "bfloat16")
+
+        def kept(self, name: str, values: Any, dtype: str = "") -> Any:
+            how = {"dtype": dtype or str(values.dtype), "trainable": False, "autocast": False, "name": name}
+            start = lambda shape, dtype: tf.cast(tf.constant(values), dtype)  # noqa: E731
+            return self.add_weight(shape=values.shape, initializer=start, **how)
 
         def call(self, x: Any, training: bool = False) -> Any:
             if training:
