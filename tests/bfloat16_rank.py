@@ -31,32 +31,23 @@ def array(rank: int, rows: int = 4) -> np.ndarray:
     return rounded(values.astype(np.float32))
 
 
-def with_torch() -> tuple[Callable[[np.ndarray], Any], Callable[[Any], np.ndarray], Callable[[list[int]], Any]]:
-    torch = importlib.import_module("torch")
+def conversions(framework: str) -> tuple[Callable[[np.ndarray], Any], Callable[[Any], np.ndarray]]:
+    """From float32 to a tensor of bfloat16, and back."""
+    module = importlib.import_module(framework)
+    torch = framework == "torch"
+
+    def put(values: np.ndarray) -> Any:
+        return module.from_numpy(values.copy()).bfloat16() if torch else module.cast(values, "bfloat16")
 
     def get(tensor: Any) -> np.ndarray:
-        assert tensor.dtype == torch.bfloat16, tensor.dtype
-        return tensor.float().numpy()
+        assert tensor.dtype == module.bfloat16, tensor.dtype
+        return (tensor.float() if torch else module.cast(tensor, "float32")).numpy()
 
-    return (
-        lambda values: torch.from_numpy(values.copy()).to(torch.bfloat16),
-        get,
-        lambda counts: torch.tensor(counts, dtype=torch.int32),
-    )
-
-
-def with_tensorflow() -> tuple[Callable[[np.ndarray], Any], Callable[[Any], np.ndarray], Callable[[list[int]], Any]]:
-    tf = importlib.import_module("tensorflow")
-
-    def get(tensor: Any) -> np.ndarray:
-        assert tensor.dtype == tf.bfloat16, tensor.dtype
-        return tf.cast(tensor, tf.float32).numpy()
-
-    return lambda values: tf.cast(values, tf.bfloat16), get, lambda counts: tf.constant(counts, tf.int32)
+    return put, get
 
 
 def main(framework: str) -> None:
-    put, get, integers = {"torch": with_torch, "tensorflow": with_tensorflow}[framework]()
+    put, get = conversions(framework)
     hvd = importlib.import_module(f"horovod.{framework}")
     hvd.init()
     rank, right = hvd.rank(), 0
@@ -88,7 +79,7 @@ def main(framework: str) -> None:
         same(one, np.concatenate(every))
     same(hvd.broadcast(mine, 1), every[1])
     same(hvd.alltoall(mine), np.concatenate([one[part] for one in every]))
-    received, counts = hvd.alltoall(mine, integers([1, 3]))
+    received, counts = hvd.alltoall(mine, [1, 3])
     same(received, np.concatenate([one[:1] if rank == 0 else one[1:] for one in every]))
     assert list(counts) == [[1, 1], [3, 3]][rank]
     in_place_and_trained(framework, hvd, put, same)
@@ -99,23 +90,22 @@ def main(framework: str) -> None:
 def in_place_and_trained(framework: str, hvd: Any, put: Any, same: Any) -> None:
     """Variables are broadcast in place, and gradients reduced by what the framework offers for it."""
     ones = np.ones(4, np.float32)
+    module = importlib.import_module(framework)
     if framework == "torch":
-        torch = importlib.import_module("torch")
-        weight = torch.nn.Parameter(put(ones * hvd.rank()))
+        weight = module.nn.Parameter(put(ones * hvd.rank()))
         hvd.broadcast_parameters([("weight", weight)], root_rank=1)
         same(weight.data, ones)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 1.0), named_parameters=[("weight", weight)])
+        optimizer = hvd.DistributedOptimizer(module.optim.SGD([weight], 1.0), named_parameters=[("weight", weight)])
         (weight * (hvd.rank() + 1)).sum().backward()
         optimizer.step()
         same(weight.data, -0.5 * ones)
         return
-    tf = importlib.import_module("tensorflow")
     for inplace in (False, True):
-        weight = tf.Variable(put(ones * hvd.rank()))
+        weight = module.Variable(put(ones * hvd.rank()))
         hvd.broadcast_variables([weight], root_rank=1, inplace=inplace)
         same(weight.read_value(), ones)
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(weight * tf.cast(hvd.rank() + 1, tf.bfloat16))
+    with module.GradientTape() as tape:
+        loss = module.reduce_sum(weight * module.cast(hvd.rank() + 1, "bfloat16"))
     same(hvd.DistributedGradientTape(tape).gradient(loss, [weight])[0], 1.5 * ones)
 
 

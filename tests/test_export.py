@@ -36,6 +36,7 @@ pytestmark = pytest.mark.long
 NAMES = [f"digit {n}" for n in range(10)]
 MEAN, STD = [0.25, 0.5, 0.75], [0.5, 1.0, 0.25]
 PREPROCESSING = {"class_names": NAMES, "size": 24, "resize": 28, "mean": MEAN, "std": STD, "channels": 3}
+OLD_SCRIPT = "# copied by `hvdkit export` of another version\n"
 # Code that finds no hvdkit, run in a process of its own, which then keeps the logits.
 WITHOUT_HVDKIT = """
 import sys
@@ -221,65 +222,64 @@ def test_a_keras_archive_says_what_is_in_it(checkpoint_40: Path, hvdkit: Hvdkit,
     assert len(names) > 60 and not any("." in name for name in names), "Keras on PyTorch takes no dots"
 
 
-def test_wrong_requests_are_lines_and_write_nothing(checkpoint_40: Path, inside: Hvdkit, tmp_path: Path) -> None:
-    (tmp_path / "there.safetensors").write_text("mine")
-    (tmp_path / "folder.keras").mkdir()
-    for arguments, part in (
-        ((checkpoint_40, "--out", "net.h5"), "net.h5: expected a file that ends in .safetensors, .onnx or .keras"),
-        ((checkpoint_40, "--out", "there.safetensors"), "the file exists; add --overwrite"),
-        ((checkpoint_40, "--out", "folder.keras"), "expected a file, got a folder"),
-        ((checkpoint_40, "--out", "nowhere/net.keras"), "nowhere is no folder that can be written"),
-        (("nothing", "--out", "net.keras"), "nothing: no such folder"),
-        ((checkpoint_40, "--out", checkpoint_40 / "model.safetensors", "--overwrite"), "it lies in the checkpoint"),
-    ):
-        done = inside("export", *arguments)
-        assert done.returncode == 2 and part in done.stderr and "Traceback" not in done.stderr, done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.keras", "there.safetensors"]
-    assert (tmp_path / "there.safetensors").read_text() == "mine"
-    assert inside("export", checkpoint_40, "--out", "there.safetensors", "--overwrite").returncode == 0
+OWN, OTHER = {"model": {"name": "own", "script": "mine.py"}}, {"model": {"name": "resnet32", "classes": 10}}
+# files that are there, keys of the checkpoint's recipe, options, what is said
+REFUSED: list[tuple[dict[str, str], dict[str, Any], tuple[str, ...], str]] = [
+    ({}, {}, ("net.h5",), "net.h5: expected a file that ends in .safetensors, .onnx or .keras"),
+    ({"net.safetensors": "mine"}, {}, ("net.safetensors",), "the file exists; add --overwrite"),
+    ({"net.keras/file": "mine"}, {}, ("net.keras",), "expected a file, got a folder"),
+    ({}, {}, ("nowhere/net.keras",), "nowhere is no folder that can be written"),
+    ({}, {}, ("checkpoint/model.safetensors", "--overwrite"), "it lies in the checkpoint"),
+    ({"resnet.py": "print('mine')\n"}, {}, ("net.safetensors",), "resnet.py is another file; choose another folder"),
+    ({"resnet.py": "print('mine')\n"}, {}, ("net.safetensors", "--overwrite"), "resnet.py is another file; choose"),
+    ({"resnet.py": OLD_SCRIPT}, {}, ("net.safetensors",), "resnet.py is of another version; add --overwrite"),
+    ({}, OWN, ("net.onnx",), "expected .safetensors, the only file for a model of your"),
+    ({}, OWN, ("net.keras",), "expected .safetensors, the only file for a model of your"),
+    ({"net.safetensors": "mine"}, OTHER, ("net.safetensors", "--overwrite"), "is missing"),
+    ({"net.onnx": "mine"}, OTHER, ("net.onnx", "--overwrite"), "is missing"),
+    ({"net.keras": "mine"}, OTHER, ("net.keras", "--overwrite"), "is missing"),
+]
+
+
+@pytest.mark.parametrize(("there", "keys", "options", "said"), REFUSED)
+def test_wrong_requests_are_lines_and_change_nothing(
+    there: dict[str, str],
+    keys: dict[str, Any],
+    options: tuple[str, ...],
+    said: str,
+    checkpoint_40: Path,
+    inside: Hvdkit,
+    tmp_path: Path,
+) -> None:
+    checkpoint = changed(checkpoint_40, tmp_path / "checkpoint", recipe=keys)
+    for name, text in there.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    before = sorted(tmp_path.rglob("*"))
+    done = inside("export", checkpoint, "--out", *options)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+    assert all((tmp_path / name).read_text() == text for name, text in there.items())
+
+
+def test_what_is_missing_is_named(checkpoint_40: Path, inside: Hvdkit) -> None:
+    done = inside("export", "nothing", "--out", "net.keras")
+    assert done.returncode == 2 and "nothing: no such folder" in done.stderr
     with mock.patch.dict(sys.modules, {"onnx": None}):
         done = inside("export", checkpoint_40, "--out", "net.onnx")
     assert done.returncode == 2 and "-m pip install onnx`" in done.stderr, done.stderr
 
 
-def test_a_script_that_is_not_hvdkits_is_not_replaced(checkpoint_40: Path, inside: Hvdkit, tmp_path: Path) -> None:
-    (tmp_path / "resnet.py").write_text("print('mine')\n")
-    for more in ((), ("--overwrite",)):
-        done = inside("export", checkpoint_40, "--out", "net.safetensors", *more)
-        assert done.returncode == 2 and "resnet.py is another file; choose another folder" in done.stderr, done.stderr
-    (tmp_path / "resnet.py").write_text("# copied by `hvdkit export` of another version\n")
-    done = inside("export", checkpoint_40, "--out", "net.safetensors")
-    assert done.returncode == 2 and "resnet.py is of another version; add --overwrite" in done.stderr, done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["resnet.py"]
+def test_hvdkits_own_files_are_replaced(checkpoint_40: Path, inside: Hvdkit, tmp_path: Path) -> None:
+    (tmp_path / "resnet.py").write_text(OLD_SCRIPT)
+    (tmp_path / "net.safetensors").write_text("mine")
     assert inside("export", checkpoint_40, "--out", "net.safetensors", "--overwrite").returncode == 0
     assert inside("export", checkpoint_40, "--out", "second.safetensors").returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net.safetensors", "resnet.py", "second.safetensors"]
-
-
-def test_a_model_of_ones_own_is_exported_as_safetensors_alone(
-    checkpoint_40: Path, inside: Hvdkit, tmp_path: Path
-) -> None:
-    own = changed(checkpoint_40, tmp_path / "own", recipe={"model": {"name": "own", "script": "mine.py"}})
-    for name in ("net.onnx", "net.keras"):
-        done = inside("export", own, "--out", name)
-        assert done.returncode == 2 and "expected .safetensors, the only file for a model of your" in done.stderr
-    assert inside("export", own, "--out", "net.safetensors").returncode == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["net.safetensors", "own"]
-    with safe_open(tmp_path / "net.safetensors", "np") as file:
+    own = changed(checkpoint_40, tmp_path / "own", recipe=OWN)
+    assert inside("export", own, "--out", "own.safetensors").returncode == 0
+    with safe_open(tmp_path / "own.safetensors", "np") as file:
         assert file.metadata()["architecture"] == "own" and "table" not in file.metadata()
-
-
-@pytest.mark.parametrize("name", ["net.safetensors", "net.onnx", "net.keras"])
-def test_weights_of_another_model_leave_the_old_file(
-    name: str, checkpoint_40: Path, inside: Hvdkit, tmp_path: Path
-) -> None:
-    """The recipe says another model than the weights are of."""
-    broken = changed(checkpoint_40, tmp_path / "broken", recipe={"model": {"name": "resnet32", "classes": 10}})
-    (tmp_path / name).write_text("mine")
-    done = inside("export", broken, "--out", name, "--overwrite")
-    assert done.returncode == 2 and "is missing" in done.stderr and "Traceback" not in done.stderr, done.stderr
-    assert (tmp_path / name).read_text() == "mine"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", name]
 
 
 def test_an_archive_that_cannot_be_made_leaves_the_old_file(

@@ -80,14 +80,19 @@ def _anywhere(chosen: dict[str, tuple[str, str]]) -> _Chosen:
     return {"cpu": chosen, "gpu": chosen}
 
 
+# What a framework lacks that does not support this sharding; nothing where all do.
+_LACKING = {
+    "none": "",
+    "optimizer": "",
+    "gradients": "its gradients are all in memory at once",
+    "parameters": "it does not free parameters between their uses",
+}
+
 # By device: what was chosen, how, and why.
 CHOSEN: dict[str, _Chosen] = {
     "pytorch": {
         "cpu": {
-            "images": (
-                "channels last",
-                "convolutions have faster kernels; a step took 0.83 times the CPU time in one process with AVX2",
-            ),
+            "images": ("channels last", "a step took 0.83 times the CPU time in one process with AVX2"),
             "gradients": _GROUP,
             "wait": ("sleeps, checking every 0.1 ms", "Horovod's own wait keeps the core busy, which reducing needs"),
         },
@@ -100,10 +105,7 @@ CHOSEN: dict[str, _Chosen] = {
     "keras": _anywhere({"step": _GRAPH, "gradients": _GROUP, "pool": _ONE_POOL}),
     "mxnet": _anywhere(
         {
-            "step": (
-                "hybridized, static memory and shapes",
-                "one call of the engine per step, not per operation",
-            ),
+            "step": ("hybridized, static memory and shapes", "one call of the engine per step, not per operation"),
             "gradients": _GROUP,
         }
     ),
@@ -113,36 +115,26 @@ CHOSEN: dict[str, _Chosen] = {
 
 def unsupported(framework: str, capabilities: frozenset[str], recipe: Recipe, device: str) -> list[str]:
     """Error lines for what the recipe needs and a framework with these capabilities cannot do on `cpu` or `gpu`."""
-    found = []
+    lines = []
     if not _supports(recipe.precision, capabilities, device):
         able = [name for name in PRECISIONS if _supports(name, capabilities, device)]
-        found.append(
+        lines.append(
             f"precision: {framework} cannot train in {recipe.precision} on a {device}; "
             f"expected one of {', '.join(able)}"
         )
     if recipe.recompute and "recompute" not in capabilities:
-        found.append(f"recompute: {framework} cannot compute activations again in backward; expected false")
-    return found + _sharding(framework, capabilities, recipe)
-
-
-def _sharding(framework: str, capabilities: frozenset[str], recipe: Recipe) -> list[str]:
-    asked, able = recipe.sharding, ["none", "optimizer"]
-    able += [each for each in ("gradients", "parameters") if f"shard-{each}" in capabilities]
-    if asked in able:
-        return []
-    why = (
-        "it does not free parameters between their uses"
-        if asked == "parameters"
-        else "its gradients are all in memory at once"
-    )
-    return [f"sharding: {framework} cannot shard {asked}, as {why}; expected one of {', '.join(able)}"]
+        lines.append(f"recompute: {framework} cannot compute activations again in backward; expected false")
+    stages = [stage for stage, reason in _LACKING.items() if not reason or f"shard-{stage}" in capabilities]
+    if recipe.sharding not in stages:
+        why = f"{framework} cannot shard {recipe.sharding}, as {_LACKING[recipe.sharding]}"
+        lines.append(f"sharding: {why}; expected one of {', '.join(stages)}")
+    return lines
 
 
 def check_can(adapter: Adapter, recipe: Recipe, topology: Topology) -> None:
     """Check that the framework supports the recipe on this rank's device. Raises RequestError."""
-    found = unsupported(adapter.NAME, adapter.CAPABILITIES, recipe, topology.device)
-    if found:
-        raise RequestError("\n".join(found))
+    if lines := unsupported(adapter.NAME, adapter.CAPABILITIES, recipe, topology.device):
+        raise RequestError("\n".join(lines))
 
 
 def _supports(precision: str, capabilities: frozenset[str], device: str) -> bool:

@@ -30,7 +30,8 @@ class HorovodAdapter(Adapter):
     framework: ModuleType
     overwrites = True  # whether Horovod has functions that overwrite their tensors
     on_gpu = False
-    counted_cross_entropy: Callable[[Loss, Tensor, Tensor], tuple[Tensor, Tensor]]
+    counted_cross_entropy: Callable[[Loss, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    batch_norms: str | None = None  # the module that synchronizes them; most runs do not need it
 
     def __init__(self) -> None:
         self._sets: dict[Ranks, ProcessSet] = {}
@@ -85,8 +86,8 @@ class HorovodAdapter(Adapter):
     def _reduces_as_one(self, tensors: list[Tensor]) -> bool:
         """Whether tensors are joined first: Horovod copies a group's into its buffer and back, and of one that is made
         of them no copy comes back."""
-        least, dtypes = capabilities.REDUCES_AS_ONE[self.NAME], {self.dtype(tensor) for tensor in tensors}
-        if self.on_gpu or len(dtypes) > 1:
+        least, dtypes = capabilities.REDUCES_AS_ONE.get(self.NAME), {self.dtype(tensor) for tensor in tensors}
+        if least is None or self.on_gpu or len(dtypes) > 1:
             return False
         elements = sum(math.prod(tensor.shape) for tensor in tensors)
         return not least or elements * np.dtype(dtypes.pop()).itemsize >= least * len(tensors)
@@ -108,11 +109,13 @@ class HorovodAdapter(Adapter):
         return self._sets[ranks] if ranks in self._sets else self.horovod.add_process_set(list(ranks))
 
     def cross_entropy(self, loss: Loss) -> CountedLoss:
-        return partial(self.counted_cross_entropy, loss)
+        counted = self.counted_cross_entropy
+        return super().cross_entropy(loss) if counted is None else partial(counted, loss)
 
     def synchronize_batch_norms(self, model: Model, statistics: StatisticsOf, every: bool) -> list[str]:
-        module = import_module(f"hvdkit.adapters.{self.NAME}.synchronized")  # most runs do not need it
-        layers: list[str] = module.synchronize_batch_norms(model, statistics, every)
+        if self.batch_norms is None:
+            return super().synchronize_batch_norms(model, statistics, every)
+        layers: list[str] = import_module(self.batch_norms).synchronize_batch_norms(model, statistics, every)
         return layers
 
     def check_synchronized(self, local: Iterable[str]) -> None:

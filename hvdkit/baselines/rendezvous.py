@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -19,8 +20,7 @@ class Rendezvous:
     """Connects all `size` ranks of a job; `rank` is this process's rank. The constructor waits for all of them.
 
     Rank 0 listens on a port that the kernel chooses, and publishes it with its secret on the launcher's rendezvous
-    server. Raises
-    RequestError if there is no server, RunError if a rank does not connect within 120 s.
+    server. Raises RequestError if there is no server, RunError if a rank does not connect within 120 s.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -92,12 +92,9 @@ def _ask(published: bytes | None = None) -> bytes | None:
 
 def _look_up() -> str:
     deadline = time.monotonic() + _TIMEOUT_S
-    while True:
-        try:
+    while time.monotonic() < deadline:
+        with contextlib.suppress(TimeoutError):
             if (address := _ask()) is not None:
                 return address.decode()
-        except TimeoutError:
-            pass
-        if time.monotonic() > deadline:
-            raise RunError(f"rank 0 did not come within {_TIMEOUT_S:.0f} s")
         time.sleep(_PAUSE_S)
+    raise RunError(f"rank 0 did not come within {_TIMEOUT_S:.0f} s")

@@ -21,6 +21,7 @@ class Keras(TensorFlow):
     NAME = "keras"
     CAPABILITIES = capabilities.CAPABILITIES[NAME]
     CHOSEN = capabilities.CHOSEN[NAME]
+    batch_norms = "hvdkit.adapters.keras.synchronized"
 
     def versions(self) -> dict[str, str]:
         both = super().versions()

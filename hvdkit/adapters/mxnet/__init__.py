@@ -32,6 +32,7 @@ class MXNet(MXNetTensors, HorovodAdapter):
     NAME = "mxnet"
     CAPABILITIES = capabilities.CAPABILITIES[NAME]
     CHOSEN = capabilities.CHOSEN[NAME]
+    batch_norms = "hvdkit.adapters.mxnet.synchronized"
     counted_cross_entropy = staticmethod(training.counted_cross_entropy)
     horovod, framework = hvd, mx
 

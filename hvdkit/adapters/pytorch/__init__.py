@@ -25,6 +25,7 @@ class PyTorch(TorchTensors, TorchCollectives):
     NAME = "pytorch"
     CAPABILITIES = capabilities.CAPABILITIES[NAME]
     CHOSEN = capabilities.CHOSEN[NAME]
+    batch_norms = "hvdkit.adapters.pytorch.synchronized"
     counted_cross_entropy = staticmethod(training.counted_cross_entropy)
 
     def bind_device(self, topology: Topology, device: str, threads: int | None) -> Topology:

@@ -29,6 +29,7 @@ class TensorFlow(TensorFlowTensors, HorovodAdapter):
     NAME = "tensorflow"
     CAPABILITIES = capabilities.CAPABILITIES[NAME]
     CHOSEN = capabilities.CHOSEN[NAME]
+    batch_norms = "hvdkit.adapters.tensorflow.synchronized"
     counted_cross_entropy = staticmethod(training.counted_cross_entropy)
     horovod, framework = hvd, tf
     overwrites = False
