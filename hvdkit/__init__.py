@@ -15,7 +15,7 @@ _LAZY = {
     "dry_run": "hvdkit.commands.dry_run",
     "Own": "hvdkit.tasks.own",
     "Handler": "hvdkit.core.loop",
-    "run_task": "hvdkit.worker.entry",
+    "run_task": "hvdkit.worker.own_task",
     "Metrics": "hvdkit.tasks.task",
     **dict.fromkeys(("ArraySplit", "Batch"), "hvdkit.data.dataset"),
     **dict.fromkeys(("NativeJob", "NativePipeline"), "hvdkit.data.user_pipeline"),

@@ -21,7 +21,7 @@ import numpy as np
 from hvdkit.adapters import {framework} as adapter
 from hvdkit.data.batches import ArraySplit
 from hvdkit.tasks.own import Own
-from hvdkit.worker.entry import run_task
+from hvdkit import run_task
 
 {model}
 

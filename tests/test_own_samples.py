@@ -18,7 +18,7 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks.own import Own
 from hvdkit.tasks.task import Metrics
-from hvdkit.worker import sanity_check, user_code
+from hvdkit.worker import own_task, sanity_check
 
 pytestmark = pytest.mark.check
 
@@ -96,7 +96,7 @@ def test_samples_and_labels_are_looked_at_before_training() -> None:
             checked(classifier, ones, targets)
     with pytest.raises(ValueError, match="no good") as caught:
         checked(type("Task", (Spread,), {"metrics": Metrics(("e",), refused)})(recipe), ones, ones)
-    what = user_code.described(caught.value, __file__)
+    what = own_task.described(caught.value, __file__)
     assert f"{__file__}, line {refused.__code__.co_firstlineno + 1}, in refused: ValueError: no good" in what
     assert "(in the metrics, with outputs of shape (4, 2) and targets of shape (4, 2)); the line is `raise Val" in what
 

@@ -30,7 +30,7 @@ from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks.own import Own
 from hvdkit.tasks.task import Metrics
-from hvdkit.worker import evaluate, setup, train, tuning
+from hvdkit.worker import inference, setup, train, tuning
 
 pytestmark = pytest.mark.long
 
@@ -67,7 +67,7 @@ def test_a_task_of_ones_own_trains_and_is_evaluated_by_its_metrics(tmp_path: Pat
     errors = {line["step"]: line["validation"]["wrong"] for line in ends if line["ends_epoch"]}
     best = snapshots.read(tmp_path / "run" / "checkpoints" / "best").record.progress
     assert errors[best.step] == min(errors.values()), "the best has the lowest, not the highest"
-    evaluate.evaluate(adapter, script, recipe, tmp_path / "run" / "checkpoints" / "last", tmp_path, Heartbeat())
+    inference.evaluate(adapter, script, recipe, tmp_path / "run" / "checkpoints" / "last", tmp_path, Heartbeat())
     found = json.loads((tmp_path / "evaluate.json").read_text())
     assert found["metrics"] == {"wrong": errors[30]} and (found["accuracy"], found["total"]) == (None, 40)
     again = train.train(adapter, script, recipe.model_copy(update={"epochs": 4}), tmp_path / "run", Heartbeat(), True)
@@ -122,7 +122,7 @@ import sys
 from hvdkit.adapters import {framework}
 from hvdkit.data.batches import ArraySplit
 from hvdkit.tasks.own import Own
-from hvdkit.worker.entry import run_task
+from hvdkit import run_task
 
 class Task(Own):
     def samples(self):

@@ -9,8 +9,6 @@ import shutil
 import signal
 import struct
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -39,10 +37,6 @@ pytestmark = pytest.mark.long
 
 RUN = ROOT / "tests" / "data" / "comparison" / "runs" / "pytorch-np2"
 SECRET = "0123456789abcdef0123456789abcdef01234567"
-LIMITS = ("OPEN_S", "END_S", "KILLED_S")
-# The command line, which waits longer for trackers than a user would.
-PATIENT = f"from hvdkit.tracking import trackers as t; {' = '.join(f't.{name}' for name in LIMITS)} = "
-PATIENT += f"{hygiene.patience(60)}; from hvdkit.__main__ import main; main()"
 Points = dict[str, list[tuple[int, float]]]
 
 
@@ -58,8 +52,6 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     for name in ("WANDB_INIT_TIMEOUT", "WANDB_X_SERVICE_WAIT"):
         monkeypatch.setenv(name, str(hygiene.patience(60)))
-    for name in LIMITS:
-        monkeypatch.setattr(trackers, name, hygiene.patience(60))
 
 
 @pytest.fixture
@@ -211,7 +203,7 @@ def test_a_tracker_that_fails_in_the_middle_is_one_warning(folder: Path, tmp_pat
         place.write_text("no folder")  # the disk is gone, as far as MLflow can see
         for line in read_metrics(folder / "metrics.jsonl"):
             opened.log(line)
-        assert wait_until(lambda: len(said) > 1, 30)
+        assert len(said) == 2
         place.unlink()
         place.mkdir()
     assert len(said) == 2 and "metrics cannot be logged" in said[1] and "training continues" in said[1], said
@@ -230,35 +222,6 @@ def test_the_process_of_wandb_is_killed(folder: Path) -> None:
             opened.log(line)
     assert 2 <= len(said) <= 3 and all(line.startswith("wandb: ") for line in said), said
     assert all("\n" not in line for line in said)
-
-
-def test_nobody_waits_for_a_tracker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the lines of a run nor its end wait for a library that hangs."""
-    hung = threading.Event()
-
-    class Hung:
-        id, where = "1", "here"
-
-        def __init__(self, *_: Any) -> None: ...
-
-        def log(self, *_: Any) -> None:
-            hung.wait(hygiene.patience(60))
-
-        def end(self, *_: Any) -> None: ...
-
-        def close(self) -> None: ...
-
-    monkeypatch.setitem(trackers.LIBRARIES, "wandb", Hung)
-    monkeypatch.setattr(trackers, "END_S", 0.2)
-    said: list[str] = []
-    began = time.monotonic()
-    with Trackers(["wandb"], said.append) as opened:
-        opened.begin(begun(folder))
-        for line in read_metrics(folder / "metrics.jsonl"):
-            opened.log(line)
-    took = time.monotonic() - began
-    hung.set()
-    assert took < 10 and said[1:] == ["wandb: the run is not logged completely: no answer within 0 s"], said
 
 
 def test_a_tracker_that_cannot_be_opened_is_refused_without_its_password(
@@ -329,7 +292,7 @@ def test_a_real_run_is_interrupted_and_goes_on_in_the_same_runs(hvdkit: Hvdkit, 
     gate.write_text("hold 5")  # of 11 updates
     options = ("--framework", "mxnet", "-np", 2, "--log", "wandb", "--log", "mlflow", "--log", "tensorboard")
     settings = (*SETTINGS, *paced.overrides(gate))
-    with under_way(tmp_path / "run", recipe, *options, *settings, program=("-c", PATIENT)) as process:
+    with under_way(tmp_path / "run", recipe, *options, *settings) as process:
         assert wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").read_text(), 60)
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=hygiene.patience(60))[1]

@@ -347,7 +347,7 @@ def _worst(errors: Mapping[str, float]) -> tuple[str, float]:
 
 def _check_room(plan: ParityPlan, folder: Path) -> None:
     slots = len(rule_of(plan.recipe.optimizer).slots)
-    states, probes = (1 + slots) * (plan.steps + 1), 2 * min(plan.steps, SINGLE_BATCHES)
+    states, probes = (1 + slots) * (plan.steps + 1), min(plan.steps, SINGLE_BATCHES)
     needed = 8 * parameter_count(tasks.choose(plan.recipe).architecture()) * (states + probes)
     if needed > (free := shutil.disk_usage(folder).free):
         raise RunError(

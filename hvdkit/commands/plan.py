@@ -208,7 +208,7 @@ def program(plan: Plan) -> list[str]:
     if plan.script is not None:
         return [str(plan.script)]
     if isinstance(model, OwnModel):
-        return [str(paths.program("own_script")), plan.framework, str(own_script.location(model))]
+        return [str(paths.program("own_task")), plan.framework, str(own_script.location(model))]
     return [str(paths.script(plan.framework, model.SCRIPT))]
 
 

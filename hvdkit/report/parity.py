@@ -80,14 +80,10 @@ def parity_markdown(parity: Parity) -> str:
 
 
 def deviations(parity: Parity) -> list[str]:
-    """A line for each framework that did not pass: where it deviates first, and the likely cause."""
+    """A line for each framework that did not pass: where it deviates first, and of what part of a step that is."""
     return [
         f"{name}: missed {', '.join(result.missed)}"
-        + (
-            f"; deviates first in {result.first_deviation}. Likely: {result.likely_cause}."
-            if result.first_deviation
-            else "."
-        )
+        + (f"; deviates first in {result.first_deviation}: {result.likely_cause}." if result.first_deviation else ".")
         for name, result in parity.frameworks.items()
         if not result.passed
     ]

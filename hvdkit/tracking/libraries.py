@@ -7,28 +7,44 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hvdkit.results.json_files import flat
 
+Values = Mapping[str, float]
+Files = Mapping[str, Path]  # by the names to show
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run of `hvdkit train` as trackers get it. `group` is the comparison that it belongs to."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    group: str | None = None
+
+    @property
+    def tracking(self) -> Path:
+        """The folder of what trackers keep."""
+        return self.folder / "tracking"
+
 
 class Wandb:
     """A run in W&B, set up by its own environment variables (WANDB_MODE, WANDB_PROJECT, ...) or `wandb login`."""
 
-    def __init__(
-        self, config: Mapping[str, Any], name: str, group: str | None, folder: Path, known: str | None
-    ) -> None:
+    def __init__(self, run: TrackedRun, known: str | None) -> None:
         """Begin a run, or continue the `known` one. `id` identifies it, and `where` is where it can be seen."""
         import wandb
 
         wandb.setup(wandb.Settings(silent=True))  # `init` logs in before it reads its settings
         waits = {"INIT_TIMEOUT": 30.0, "FINISH_TIMEOUT": 30.0}
-        self._run = run = wandb.init(
+        self._run = opened = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "hvdkit"),
-            name=os.environ.get("WANDB_NAME", name),
-            group=os.environ.get("WANDB_RUN_GROUP", group),
-            dir=os.environ.get("WANDB_DIR", folder),
+            name=os.environ.get("WANDB_NAME", run.folder.name),
+            group=os.environ.get("WANDB_RUN_GROUP", run.group),
+            dir=os.environ.get("WANDB_DIR", run.tracking),
             id=known,
             resume="allow" if known else None,
             reinit="create_new",
@@ -36,38 +52,34 @@ class Wandb:
             | {key.lower(): seconds for key, seconds in waits.items() if f"WANDB_{key}" not in os.environ},
         )
         os.environ.pop("WANDB_SERVICE", None)  # the command's own; a script of the user's may start another
-        run.config.update(dict(config), allow_val_change=True)
-        run.define_metric("*", step_metric="step")  # a resumed run may send a step again
-        self.id = run.id
-        if run.offline:
-            self.where = f"offline; upload it with `wandb sync {Path(run.dir).parents[1]}/offline-run-*-{run.id}`"
-        else:
-            self.where = run.url or "disabled"
+        opened.config.update(dict(run.config), allow_val_change=True)
+        opened.define_metric("*", step_metric="step")  # a resumed run may send a step again
+        self.id, self.where = opened.id, opened.url or "disabled"
+        if opened.offline:
+            folder = Path(opened.dir).parents[1]
+            self.where = f"offline; upload it with `wandb sync {folder}/offline-run-*-{opened.id}`"
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def log(self, step: int, values: Values) -> None:
         """Log the metrics of a step."""
         self._run.log({"step": step, **values})
 
-    def end(self, status: str, step: int, summary: Mapping[str, float], files: Mapping[str, Path]) -> None:
-        """End the run, `finished`, `failed` or `killed` after the step, with files by the names to show."""
-        self._run.summary.update(dict(summary))
-        for name, path in files.items():
-            self._run.save(shutil.copy(path, Path(self._run.dir) / name), self._run.dir, "now")
-        self._run.finish(exit_code={"finished": 0, "failed": 1, "killed": 255}[status])  # 255: W&B's for Ctrl-C
-
-    def close(self) -> None:
-        """End W&B's process, for which the command would wait at its end."""
+    def end(self, status: str, step: int, summary: Values, files: Files) -> None:
+        """End the run, `finished`, `failed` or `killed` after the step, and W&B's process."""
         import wandb
 
-        wandb.teardown()
+        try:
+            self._run.summary.update(dict(summary))
+            for name, path in files.items():
+                self._run.save(shutil.copy(path, Path(self._run.dir) / name), self._run.dir, "now")
+            self._run.finish(exit_code={"finished": 0, "failed": 1, "killed": 255}[status])  # 255: W&B's for Ctrl-C
+        finally:
+            wandb.teardown()
 
 
 class MLflow:
     """A run in MLflow, set up by its own environment variables (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, ...)."""
 
-    def __init__(
-        self, config: Mapping[str, Any], name: str, group: str | None, folder: Path, known: str | None
-    ) -> None:
+    def __init__(self, run: TrackedRun, known: str | None) -> None:
         """As `Wandb`'s."""
         # Else it tries for minutes before it reports that a server is gone.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
@@ -76,26 +88,26 @@ class MLflow:
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         import mlflow
 
-        self._mlflow, run = mlflow, None
+        self._mlflow, opened = mlflow, None
         try:
-            run = mlflow.start_run(known) if known else None
+            opened = mlflow.start_run(known) if known else None
         except mlflow.MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":  # deleted, or of another server
                 raise
-        if run is None:
+        if opened is None:
             if not os.environ.get("MLFLOW_EXPERIMENT_ID"):
                 mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "hvdkit"))
-            run = mlflow.start_run(run_name=name, tags={"group": group} if group else None)
-            params = iter({_allowed(key): value for key, value in flat(config).items()}.items())
+            opened = mlflow.start_run(run_name=run.folder.name, tags={"group": run.group} if run.group else None)
+            params = iter({_allowed(key): value for key, value in flat(run.config).items()}.items())
             while some := dict(itertools.islice(params, 100)):  # the most that a request may have
                 mlflow.log_params(some)
-        self.id, self.where = run.info.run_id, f"run {run.info.run_id} at {mlflow.get_tracking_uri()}"
+        self.id, self.where = opened.info.run_id, f"run {opened.info.run_id} at {mlflow.get_tracking_uri()}"
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log the metrics of a step."""
+    def log(self, step: int, values: Values) -> None:
+        """As `Wandb.log`."""
         self._mlflow.log_metrics({_allowed(tag): value for tag, value in values.items()}, step)
 
-    def end(self, status: str, step: int, summary: Mapping[str, float], files: Mapping[str, Path]) -> None:
+    def end(self, status: str, step: int, summary: Values, files: Files) -> None:
         """As `Wandb.end`."""
         try:
             self.log(step, summary)
@@ -103,9 +115,6 @@ class MLflow:
                 self._mlflow.log_text(path.read_text(), name)
         finally:
             self._mlflow.end_run("FINISHED" if status == "finished" else status.upper())
-
-    def close(self) -> None:
-        """Nothing: it has no process."""
 
 
 def _allowed(name: str) -> str:

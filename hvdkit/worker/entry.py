@@ -10,17 +10,14 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from hvdkit.core.seam import Adapter
-from hvdkit.errors import HvdkitError, RequestError, RunError, Stopped
+from hvdkit.errors import HvdkitError, RequestError, Stopped
 from hvdkit.heartbeat import Heartbeat, first_line, lost_a_peer
 from hvdkit.recipe import schema
 from hvdkit.worker import startup
 from hvdkit.worker.setup import Script
-
-if TYPE_CHECKING:
-    from hvdkit.tasks.own import Own
 
 
 def main(adapter: Adapter, build: Callable[[Any], Any], argv: list[str]) -> NoReturn:
@@ -28,56 +25,13 @@ def main(adapter: Adapter, build: Callable[[Any], Any], argv: list[str]) -> NoRe
 
     `build` makes the framework's model from the architecture table.
     """
-    end_as_rank(lambda heartbeat: _run(adapter, Script(build), argv, heartbeat))
+    end_as_rank(lambda heartbeat: run_mode(adapter, Script(build), argv, heartbeat))
 
 
-def run_task(framework: str | Adapter, task: type[Own]) -> NoReturn:
-    """Run one rank of a task of the user's own, by the process's command line, as `main` does.
-
-    `framework` is its name, such as "pytorch", or its adapter.
-    """
-
-    def run(heartbeat: Heartbeat) -> None:
-        from hvdkit import adapters
-        from hvdkit.tasks.own import Own
-
-        if not (isinstance(task, type) and issubclass(task, Own)):
-            raise RequestError(f"run_task: expected a subclass of hvdkit.Own, got {task!r}")
-        name = getattr(framework, "NAME", framework)
-        if name not in adapters.NAMES:
-            known = ", ".join(each for each in adapters.NAMES if each != "local")
-            raise RequestError(f"run_task: expected a framework, one of {known}, got {framework!r}")
-        adapter = adapters.load(framework) if isinstance(framework, str) else framework
-
-        def make(recipe: schema.Recipe) -> Own:
-            try:
-                made = task(recipe)
-            except TypeError as error:
-                error.add_note(f"in {task.__name__}(recipe)")
-                raise
-            if not hasattr(made, "recipe"):
-                raise RequestError(f"{task.__name__}.__init__: expected super().__init__(recipe) in it, got none")
-            return made
-
-        try:
-            _run(adapter, Script(task.build, make), sys.argv[1:], heartbeat)
-        except (HvdkitError, _Usage):
-            raise
-        except (Exception, SystemExit) as error:
-            raise _own_fault(error, heartbeat) from error
-
-    end_as_rank(run)
-
-
-def _own_fault(error: Exception | SystemExit, heartbeat: Heartbeat) -> Exception | SystemExit:
-    """The error to report for one in a task of the user's own: before the first update it is a fault of the request."""
-    from hvdkit.worker.user_code import described, is_own
-
-    if lost_a_peer(error) or not is_own(error, sys.argv[0]):
-        return error
-    traceback.print_exc()
-    kind = RunError if heartbeat.updates else RequestError
-    return kind(f"model.script: {described(error, sys.argv[0], heartbeat.phase)}")
+def __getattr__(name: str) -> Any:
+    if name == "run_task":  # where earlier versions had it
+        raise ImportError("hvdkit.worker.entry.run_task is hvdkit.run_task now")
+    raise AttributeError(name)
 
 
 def end_as_rank(work: Callable[[Heartbeat], None]) -> NoReturn:
@@ -105,60 +59,62 @@ def _report_crashes() -> None:
     faulthandler.enable()
 
 
-def _run(adapter: Adapter, script: Script, argv: list[str], heartbeat: Heartbeat) -> None:
-    arguments = _parse(argv)
-    if arguments.framework not in (None, adapter.NAME):
+def run_mode(adapter: Adapter, script: Script, argv: list[str], heartbeat: Heartbeat) -> None:
+    """Do what the command line asks for: train, or another mode, whose module alone is imported."""
+    given = _parse(argv)
+    if given.framework not in (None, adapter.NAME):
         raise RequestError(
-            f"model.script: {sys.argv[0]}: it trains with {adapter.NAME}, got --framework {arguments.framework}; "
-            f"give --framework {adapter.NAME}, or a script for {arguments.framework}"
+            f"model.script: {sys.argv[0]}: it trains with {adapter.NAME}, got --framework {given.framework}; "
+            f"give --framework {adapter.NAME}, or a script for {given.framework}"
         )
-    if arguments.out and not arguments.out.is_dir() and _first():
-        what = "is a file; expected a folder" if arguments.out.exists() else "no such folder; make it with mkdir -p"
-        raise RequestError(f"--out {arguments.out}: {what}")
+    out: Path | None = given.out
+    if out and not out.is_dir() and _first():
+        what = "is a file; expected a folder" if out.exists() else "no such folder; make it with mkdir -p"
+        raise RequestError(f"--out {out}: {what}")
+    recipe = _recipe(given)
+    if given.rival:
+        from hvdkit import baselines
+
+        adapter = baselines.load(adapter.NAME, given.rival)
+    if given.parity:
+        from hvdkit.worker import parity
+
+        part = parity.Part(given.parity, given.steps, given.leads, given.precision)
+        parity.take_part(adapter, script, recipe, part, heartbeat)
+    elif given.profile:
+        from hvdkit.worker import profile
+
+        profile.profile(adapter, script, recipe, profile.Part(given.profile, given.steps, given.own_profile), heartbeat)
+    elif given.evaluate or given.predict_images or given.generate:
+        from hvdkit.worker import inference
+
+        if given.evaluate:
+            average = not given.no_average
+            inference.evaluate(adapter, script, recipe, given.evaluate, out, heartbeat, average)
+        elif given.predict_images:
+            inference.predict_images(adapter, script, recipe, given.predict_images, given.out, heartbeat)
+        else:
+            inference.generate(adapter, script, recipe, given.generate, given.out, heartbeat)
+    else:
+        from hvdkit.worker.train import train
+
+        train(adapter, script, recipe, out, heartbeat, given.resume)
+
+
+def _recipe(given: argparse.Namespace) -> schema.Recipe:
     notes: list[str] = []
-    if not os.path.lexists(arguments.recipe):  # the name of a recipe that comes with hvdkit
+    if not os.path.lexists(given.recipe):  # the name of a recipe that comes with hvdkit
         from hvdkit.recipe import registry
 
-        arguments.recipe = registry.locate(arguments.recipe)
-    recipe = schema.load(arguments.recipe, arguments.overrides, notes, "command line")
+        given.recipe = registry.locate(given.recipe)
+    recipe = schema.load(given.recipe, given.overrides, notes, "command line")
     if recipe.undecided:  # without the command line, which decides once for all ranks
         from hvdkit.tasks import folder
 
         recipe = folder.decide(recipe).recipe
     if notes and _first():
         print("\n".join(notes), file=sys.stderr, flush=True)
-    if arguments.rival:
-        from hvdkit import baselines
-
-        adapter = baselines.load(adapter.NAME, arguments.rival)
-    # Imported for each mode separately, so that training starts without loading the others.
-    if arguments.parity:
-        from hvdkit.worker import parity
-
-        request = parity.Part(arguments.parity, arguments.steps, arguments.leads, arguments.precision)
-        parity.take_part(adapter, script, recipe, request, heartbeat)
-    elif arguments.profile:
-        from hvdkit.worker import profile
-
-        part = profile.Part(arguments.profile, arguments.steps, arguments.own_profile)
-        profile.profile(adapter, script, recipe, part, heartbeat)
-    elif arguments.evaluate:
-        from hvdkit.worker.evaluate import evaluate
-
-        average = not arguments.no_average
-        evaluate(adapter, script, recipe, arguments.evaluate, arguments.out, heartbeat, average)
-    elif arguments.predict_images:
-        from hvdkit.worker.predict_images import predict_images
-
-        predict_images(adapter, script, recipe, arguments.predict_images, arguments.out, heartbeat)
-    elif arguments.generate:
-        from hvdkit.worker.generate import generate
-
-        generate(adapter, script, recipe, arguments.generate, arguments.out, heartbeat)
-    else:
-        from hvdkit.worker.train import train
-
-        train(adapter, script, recipe, arguments.out, heartbeat, arguments.resume)
+    return recipe
 
 
 def _first() -> bool:
@@ -173,7 +129,7 @@ def _exit_status(work: Callable[[Heartbeat], None]) -> int:
         work(heartbeat)
     except Stopped as stopped:
         print(stopped, flush=True)
-    except _Usage as usage:
+    except Usage as usage:
         heartbeat.finished()  # the parser has said all
         return usage.status
     except HvdkitError as error:
@@ -234,7 +190,7 @@ def _path(text: str) -> Path:
     return expanded(text)
 
 
-class _Usage(BaseException):
+class Usage(BaseException):
     """The command line asks for help, or is wrong; all is said. `status` is the exit status."""
 
     def __init__(self, status: int) -> None:
@@ -246,7 +202,7 @@ class _Parser(argparse.ArgumentParser):
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         print(message or "", end="", file=sys.stderr, flush=True)
-        raise _Usage(status)
+        raise Usage(status)
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments"):

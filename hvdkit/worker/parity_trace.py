@@ -1,24 +1,22 @@
-"""The trace that the leader of a parity run writes, and the comparison of other frameworks with it.
-
-Errors of arrays are ‖a − reference‖ / ‖reference‖.
-"""
+"""The trace that the leader of a parity run writes, and the comparison of other frameworks with it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
 
 from hvdkit.core.session import Gradients
-from hvdkit.core.state import is_statistic
 from hvdkit.files import unwritable
-from hvdkit.worker.deviation import is_weight
 
 Arrays = Mapping[str, np.ndarray]
+Errors = Mapping[str, float]
 INCOMPARABLE = 1e300  # the error where a value is NaN or infinite; JSON cannot represent infinity
+TOLERANCE = 1e-9  # in float64; correct frameworks are a thousand times closer, and every known fault is far beyond
 
 
 @dataclass(frozen=True)
@@ -33,19 +31,6 @@ class Part:
     leads: bool
     precision: str = "fp64"
 
-    def probe(self, batch: int) -> Path:
-        """The file with a batch's logits, loss and gradients at the initial weights, in float64."""
-        return self.folder / f"probe-{batch}.safetensors"
-
-    @property
-    def figures(self) -> Path:
-        """The file with the leader's numbers (`Figures`)."""
-        return self.folder / "leader.json"
-
-    def state(self, step: int) -> Path:
-        """The file with the complete state after `step` steps."""
-        return self.folder / f"state-{step:04}.safetensors"
-
     def findings(self, framework: str) -> Path:
         """The file with a framework's findings."""
         return self.folder / f"{framework}{'' if self.precision == 'fp64' else '-' + self.precision}.json"
@@ -58,20 +43,20 @@ class Figures:
     `logits_f32` and `gradients_f32` (by batch and parameter) are the errors of the leader's own float32 results.
     """
 
-    batches: list[str] = field(default_factory=list)
+    batches: list[str]
     losses: list[float] = field(default_factory=list)
     logits_f32: float = 0.0
     gradients_f32: list[dict[str, float]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def error(got: np.ndarray, reference: np.ndarray) -> float:
+def error(got: Any, reference: Any) -> float:
     """‖got − reference‖ / ‖reference‖ in float64; ‖got‖ if the reference is zero. INCOMPARABLE for NaN or infinity."""
-    reference = reference.astype(np.float64)
-    size = float(np.linalg.norm(reference))
-    distance = float(np.linalg.norm(got.astype(np.float64) - reference))
-    found = distance / size if size else distance
-    return found if np.isfinite(found) else INCOMPARABLE
+    expected = np.asarray(reference, np.float64)
+    size = float(np.linalg.norm(expected))
+    distance = float(np.linalg.norm(np.asarray(got, np.float64) - expected))
+    relative = distance / size if size else distance
+    return relative if np.isfinite(relative) else INCOMPARABLE
 
 
 def errors(got: Arrays, reference: Arrays) -> dict[str, float]:
@@ -80,6 +65,57 @@ def errors(got: Arrays, reference: Arrays) -> dict[str, float]:
     return {
         name: error(got[name], reference[name]) if name in got and name in reference else INCOMPARABLE for name in names
     }
+
+
+def unequal(got: Arrays, reference: Arrays) -> list[str]:
+    """The tensors that are not equal bit for bit, in the dtype of `got`."""
+    return [
+        name
+        for name in {**reference, **got}
+        if name not in got
+        or name not in reference
+        or got[name].tobytes() != reference[name].astype(got[name].dtype).tobytes()
+    ]
+
+
+def first_deviation(
+    found: Mapping[str, Any], initial: list[str], after: Errors, norms: list[str]
+) -> tuple[str | None, str | None]:
+    """The first tensor that deviates in the order of computation, and the part of a step that it is the result of.
+
+    `found` has the errors as findings have them, `initial` the initial tensors that are `unequal`, `after` the errors
+    of the whole state after the first step. Each batch norm's running mean depends on its input, so those of `norms`,
+    in forward order, show at which layer the forward pass starts to differ.
+    """
+    for part, of_part in _parts(found, initial, after, norms):
+        for name, value in of_part.items():
+            if not value <= TOLERANCE:
+                return name, part
+    return None, None
+
+
+def _parts(
+    found: Mapping[str, Any], initial: list[str], after: Errors, norms: list[str]
+) -> Iterator[tuple[str, Errors]]:
+    """The parts of the first steps in the order of computation, each with the errors of its results."""
+    logits, means = found["logits_f64"], [f"{norm}.running_mean" for norm in norms]
+    gradients = reversed(found["gradients_f64"].items())
+    worst = [max(step.items(), key=lambda item: item[1]) for step in found["step_tensors_f64"]]
+    yield "the data: their order, shuffling or scaling", {"inputs and targets": float(not found["batches_equal"])}
+    yield "the initial weights, or the layout in which they are loaded", dict.fromkeys(initial, INCOMPARABLE)
+    if not logits <= TOLERANCE:
+        yield "the forward pass up to this layer", {name: after[name] for name in means if name in after}
+    yield "the forward pass", {"logits": logits}
+    yield "the update of running statistics", found["buffers_f64"]
+    yield "the loss function", {"loss": found["losses_f64"][0]}
+    yield "the backward pass down to this layer", {f"gradient of {name}": value for name, value in gradients}
+    applied = found["applied_f64"].items()
+    yield "the average over ranks", {f"averaged gradient of {name}": value for name, value in applied}
+    yield "the optimizer's update", found["weights_f64"]
+    yield "what the optimizer keeps", {name: value for name, value in after.items() if name.startswith("optimizer.")}
+    yield "the optimizer's later updates", {f"{name} after step {n}": value for n, (name, value) in enumerate(worst, 1)}
+    yield "the model in evaluation", {"logits in evaluation": found["evaluation_logits"]}
+    yield "the average of metrics over ranks", {"evaluation": found["evaluation_f64"]}
 
 
 def save_arrays(path: Path, arrays: Arrays) -> None:
@@ -94,32 +130,9 @@ def save_arrays(path: Path, arrays: Arrays) -> None:
 
 def named(gradients: Gradients) -> dict[str, np.ndarray]:
     """The arrays of a probe file."""
-    values = {f"own.{name}": value for name, value in gradients.own.items()}
-    values |= {f"averaged.{name}": value for name, value in gradients.averaged.items()}
-    return values | {"logits": gradients.outputs, "loss": np.asarray(gradients.loss)}
+    return {f"own.{name}": value for name, value in gradients.own.items()} | {"logits": gradients.outputs}
 
 
-def unnamed(arrays: Arrays) -> Gradients:
-    """The inverse of `named`."""
-
-    def under(start: str) -> dict[str, np.ndarray]:
-        return {name.removeprefix(start): value for name, value in arrays.items() if name.startswith(start)}
-
-    return Gradients(arrays["logits"], float(arrays["loss"]), under("own."), under("averaged."))
-
-
-def buffers(state: Arrays) -> dict[str, np.ndarray]:
-    """The running statistics in a state."""
-    return {name: value for name, value in state.items() if is_statistic(name)}
-
-
-def weights(state: Arrays) -> dict[str, np.ndarray]:
-    """The parameters in a state."""
-    return {name: value for name, value in state.items() if is_weight(name)}
-
-
-def same(left: Arrays, right: Arrays) -> bool:
-    """Whether both have the same tensors, bit for bit."""
-    return left.keys() == right.keys() and all(
-        left[name].dtype == right[name].dtype and left[name].tobytes() == right[name].tobytes() for name in left
-    )
+def own(probe: Arrays) -> dict[str, np.ndarray]:
+    """The gradients of a probe file."""
+    return {name.removeprefix("own."): value for name, value in probe.items() if name.startswith("own.")}

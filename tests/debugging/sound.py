@@ -5,10 +5,10 @@ import os
 import numpy as np
 from torch import nn
 
+from hvdkit import run_task
 from hvdkit.adapters import pytorch
 from hvdkit.data.batches import ArraySplit
 from hvdkit.tasks.own import Own
-from hvdkit.worker.entry import run_task
 
 RANK = int(os.environ.get("HOROVOD_RANK", "0"))
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from hvdkit import run_task
 from hvdkit.adapters import pytorch as adapter
 from hvdkit.data.batches import ArraySplit
 from hvdkit.data.dataset import Batch
 from hvdkit.tasks.own import Own
 from hvdkit.tasks.task import Metrics
-from hvdkit.worker.entry import run_task
 
 
 class Task(Own):

@@ -5,10 +5,10 @@ import os
 import keras
 import numpy as np
 
+from hvdkit import run_task
 from hvdkit.adapters import keras as adapter
 from hvdkit.data.batches import ArraySplit
 from hvdkit.tasks.own import Own
-from hvdkit.worker.entry import run_task
 
 
 class Task(Own):

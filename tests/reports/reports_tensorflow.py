@@ -5,10 +5,10 @@ import os
 import numpy as np
 import tensorflow as tf
 
+from hvdkit import run_task
 from hvdkit.adapters import tensorflow as adapter
 from hvdkit.data.batches import ArraySplit
 from hvdkit.tasks.own import Own
-from hvdkit.worker.entry import run_task
 
 
 class Net(tf.Module):

@@ -31,7 +31,7 @@ from hvdkit.handlers import stopping
 from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
-from hvdkit.worker.evaluate import evaluate as evaluate_
+from hvdkit.worker.inference import evaluate as evaluate_
 from hvdkit.worker.setup import Script
 from hvdkit.worker.train import train as train_
 
