@@ -16,10 +16,9 @@ import numpy as np
 
 import hvdkit
 from hvdkit.core import metrics
-from hvdkit.core.group import Mesh, threads_per_rank
+from hvdkit.core.group import threads_per_rank
 from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.seam import Adapter
-from hvdkit.core.session import Session
 from hvdkit.core.state import digest
 from hvdkit.core.step_plan import Progress
 from hvdkit.errors import Stopped
@@ -195,8 +194,7 @@ def _train(
     train_s = time.perf_counter() - started
 
     heartbeat.beat("gathering the result")
-    result = _result(setup, loop, session, since_warmup.used(), initial, train_s, first_step)
-    result.bytes_per_step = strategy.bytes_per_step
+    result = _result(setup, loop, since_warmup.used(), initial, train_s, first_step)
     if commits:
         commits.stepped(result.steps, mesh.world.size)  # ranks lost after the last update count too
         result.recoveries = commits.recoveries
@@ -239,24 +237,28 @@ def _metrics_file(
 
 
 def _result(
-    setup: Setup,
-    loop: Loop,
-    session: Session,
-    used: dict[str, float],
-    initial_state_sha256: str,
-    train_s: float,
-    first_step: int,
+    setup: Setup, loop: Loop, used: dict[str, float], initial_state_sha256: str, train_s: float, first_step: int
 ) -> TrainResult:
     """The result of the run; collective, with the same figures on all ranks, but for digests, which rank 0 has."""
-    adapter, recipe, mesh, topology = setup.adapter, setup.recipe, setup.mesh, setup.mesh.topology
-    units = [samples * setup.task.units for samples in loop.step_samples]
-    measured, progress = measurement.gather(adapter, recipe, mesh, loop.clock, used, units), loop.progress
-    versions = adapter.versions()
+    adapter, recipe, mesh, task, dataset = setup.adapter, setup.recipe, setup.mesh, setup.task, setup.dataset
+    session, progress, topology, versions = loop.session, loop.progress, mesh.topology, adapter.versions()
+    units = [samples * task.units for samples in loop.step_samples]
+    measured = measurement.gather(adapter, recipe, mesh, loop.clock, used, units)
+    speed = measured.samples_per_second
     weights = ((name, array) for name, array in session.model_arrays(keep=mesh.is_root) if name in session.shapes)
     final = digest(weights)
-    everyone = adapter.allgather_object(list(setup.dataset.corrupt), mesh.world, name="corrupt")
-    corrupt = {path for paths in everyone for path in paths}
+    everyone = adapter.allgather_object(list(dataset.corrupt), mesh.world, name="corrupt")
+    sizes, chosen = None, None
+    if adapter.rival is None or session.update.partition.groups:  # hvdkit itself, and baselines that shard
+        every = adapter.allgather_object(session.state_bytes(), mesh.world, name="state_bytes")
+        sizes = max(every, key=lambda of_rank: sum(of_rank.values()))
+    if adapter.rival is None:
+        chosen = tuning.listed(tuning.apply(recipe), adapter.CHOSEN[topology.device], recipe.model.TASK)
+    same = {"seed", "batch_size", "allreduce", "sharding", "precision", "accumulate", "recompute"}
     return TrainResult(
+        **recipe.model_dump(include=same),
+        **measured.figures,
+        **scores(progress.validation, progress.average_validation),
         framework=adapter.NAME,
         rival=adapter.rival,
         framework_version=versions["framework"],
@@ -269,52 +271,31 @@ def _result(
         launcher=os.environ.get(LAUNCHED) or ("horovodrun" if "HOROVOD_RANK" in os.environ else "none"),
         device=topology.device,
         threads=threads_per_rank(None if recipe.threads == "auto" else recipe.threads, topology.local_size),
-        seed=recipe.seed,
-        batch_size=recipe.batch_size,
         compression=str(recipe.compression),
         sync=recipe.sync and recipe.sync.model_dump(),
-        allreduce=recipe.allreduce,
-        sharding=recipe.sharding,
-        state_bytes=_largest(adapter, mesh, session) if _counts_states(session) else None,
+        bytes_per_step=session.strategy.bytes_per_step,
+        state_bytes=sizes,
         optimizer=recipe.optimizer.name,
-        precision=recipe.precision,
-        accumulate=recipe.accumulate,
-        recompute=recipe.recompute,
-        epochs=loop.progress.epoch + bool(loop.progress.samples) if loop.stopped_early else loop.epochs,
+        epochs=progress.epoch + bool(progress.samples) if loop.stopped_early else loop.epochs,
         stopped_early=loop.stopped_early,
         steps=progress.step,
         first_step=first_step,
-        images_per_second=measured.samples_per_second,
+        images_per_second=speed,
         cpu_s_per_image=measured.cpu_s_per_sample,
-        **measured.figures,
         train_loss=progress.train_loss,
-        **scores(progress.validation, progress.average_validation),
-        val_samples=len(setup.dataset.val) if progress.validation and not setup.dataset.native else None,
+        val_samples=len(dataset.val) if progress.validation and not dataset.native else None,
         train_s=train_s,
-        corrupt_images=len(corrupt),
-        native_pipeline=setup.dataset.native,
-        tuning=None
-        if adapter.rival
-        else tuning.listed(tuning.apply(recipe), adapter.CHOSEN[topology.device], recipe.model.TASK),
-        unit=setup.task.unit,
-        units_per_sample=setup.task.units,
+        corrupt_images=len({path for paths in everyone for path in paths}),
+        native_pipeline=dataset.native,
+        tuning=chosen,
+        unit=task.unit,
+        units_per_sample=task.units,
         task=recipe.model.TASK,
-        samples_per_second=measured.samples_per_second / setup.task.units,
-        tokens_per_second=measured.samples_per_second if setup.task.unit == "tokens" else None,
-        text_sha256=setup.dataset.text_sha256,
-        model_flop_per_second=setup.task.flop and setup.task.flop * measured.samples_per_second,
+        samples_per_second=speed / task.units,
+        tokens_per_second=speed if task.unit == "tokens" else None,
+        text_sha256=dataset.text_sha256,
+        model_flop_per_second=task.flop and task.flop * speed,
         ended_at=datetime.now(UTC).replace(microsecond=0),
         initial_state_sha256=initial_state_sha256,
         final_weights_sha256=final,
     )
-
-
-def _counts_states(session: Session) -> bool:
-    """Of hvdkit itself, and of baselines that shard."""
-    return session.adapter.rival is None or bool(session.update.partition.groups)
-
-
-def _largest(adapter: Adapter, mesh: Mesh, session: Session) -> dict[str, int]:
-    """The sizes of the rank that holds most; collective."""
-    everyone: list[dict[str, int]] = adapter.allgather_object(session.state_bytes(), mesh.world, name="state_bytes")
-    return max(everyone, key=lambda sizes: sum(sizes.values()))
