@@ -64,6 +64,15 @@ def test_any_flipped_bit_and_any_cut_are_noticed(kept: Path, tmp_path: Path) -> 
     assert found and found.record.progress.step == 2 and not complaints
 
 
+@pytest.mark.parametrize("name", [snapshots.MODEL, snapshots.OPTIMIZER, snapshots.RECORD])
+def test_a_missing_file_is_noticed(name: str, kept: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(kept, tmp_path / "run", symlinks=True)
+    (folder / "step-00000002" / name).unlink()
+    with pytest.raises(RequestError, match=f"{name}: cannot be read"):
+        snapshots.read(folder / "step-00000002")
+    refused(folder, folder / "step-00000002" / name)
+
+
 def test_a_checkpoint_under_another_name_is_refused(kept: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(kept, tmp_path / "run", symlinks=True)
     (folder / "step-00000002").rename(folder / "step-00000009")

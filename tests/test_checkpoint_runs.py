@@ -240,20 +240,6 @@ def test_sigterm_ends_behind_a_checkpoint_with_status_0(hvdkit: Hvdkit, recipe: 
     assert (result.first_step, result.steps) == (step, step + 2)
 
 
-def test_more_classes_and_other_networks_are_refused_by_tensor(
-    checkpoint_40: Path, ranks: START, hvdkit: Hvdkit, tmp_path: Path
-) -> None:
-    """By the command line, and by the ranks themselves."""
-    done = hvdkit("evaluate", checkpoint_40, "--framework", "mxnet", "--out", "more", "model.classes=11")
-    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert "fc.weight: expected shape (11, 64), got (10, 64)" in done.stderr
-    recipe = snapshots.read(checkpoint_40).record.recipe | {"threads": 1}
-    recipe["model"] |= {"name": "resnet18"}
-    case = {"framework": "mxnet", "checkpoint": checkpoint_40, "recipe": recipe, "out": tmp_path / "other"}
-    refused = ranks("mxnet").do("evaluate", **case)
-    assert refused["status"] == 2 and "is missing" in refused["message"], refused
-
-
 def test_wrong_folders_and_options_are_one_line(
     checkpoint_40: Path, inside: Hvdkit, recipe: Path, tmp_path: Path
 ) -> None:
@@ -264,7 +250,6 @@ def test_wrong_folders_and_options_are_one_line(
         (("evaluate", "nowhere"), "nowhere: no such folder"),
         (("evaluate", broken), "model.safetensors: damaged"),
         (("evaluate", checkpoint_40, "epochs=x"), "epochs: expected"),
-        (("train", recipe, "--resume"), "--resume: expected --out"),
         (("train", recipe, "--resume", "--out", "r", "checkpoint=null"), "a recipe without `checkpoint: null`"),
         (("train", recipe, "--resume", "--overwrite", "--out", "r"), "expected one of them, got both"),
         (("train", recipe, "--out", "r", "checkpoint={every_epochs: 0}"), "expected every_epochs or every_steps"),

@@ -128,11 +128,6 @@ def test_what_profiling_costs(made: Profile) -> None:
     assert made.cost.percent == pytest.approx(100 / (STEP - 1))
 
 
-def test_the_file_comes_back_as_it_was(made: Profile, tmp_path: Path) -> None:
-    profile.save(made, tmp_path / "profile.json")
-    assert profile.load(tmp_path / "profile.json") == made
-
-
 def _set(content: dict[str, Any], path: str, value: Any) -> None:
     *parents, leaf = path.split(".")
     place: Any = content

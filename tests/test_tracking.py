@@ -187,13 +187,6 @@ def test_an_mlflow_run_that_goes_on_is_one_run(folder: Path, tmp_path: Path) -> 
     assert (found.info.status, points) == ("FINISHED", written(folder))
 
 
-def test_a_wandb_run_that_goes_on_is_one_run(folder: Path) -> None:
-    logged(folder, "wandb", until=5, error=KeyboardInterrupt())
-    logged(folder, "wandb", until=9)
-    found = Offline(folder)
-    assert (len(found.ids), found.exits, found.points) == (1, [255, 0], written(folder))
-
-
 def test_a_tracker_that_fails_in_the_middle_is_one_warning(folder: Path, tmp_path: Path) -> None:
     said: list[str] = []
     with Trackers(["mlflow"], said.append) as opened:

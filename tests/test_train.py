@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import hygiene
 import pytest
 from conftest import FRAMEWORKS, ROOT, Hvdkit, run
 from residents import Ranks
@@ -142,28 +139,6 @@ def test_hvdkit_train_by_horovodrun(hvdkit: Hvdkit, recipe: Path, tmp_path: Path
 
 
 @pytest.mark.usefixtures("warm")
-def test_null_keeps_nothing(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
-    done = hvdkit("train", recipe, "--framework", "mxnet", "--out", "run", *TWO_STEPS, "checkpoint=null")
-    assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "run" / "checkpoints").exists()
-    assert "weights:" not in done.stdout and "evaluate" not in done.stdout
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["checkpoints"] == {}
-
-
-@pytest.mark.usefixtures("warm")
-def test_fp16_and_synthetic_images(hvdkit: Hvdkit, tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(
-        "name: synthetic\nmodel: {name: resnet18, classes: 7}\ncompression: fp16\nbatch_size: 2\nwarmup_steps: 0\n"
-        "data: {name: synthetic, height: 32, width: 48, train_images: 8}\noptimizer: {learning_rate: 0.01}\n"
-    )
-    done = hvdkit("train", "r.yaml", "--framework", "pytorch", "-np", 2, "--out", "run")
-    assert done.returncode == 0, done.stderr
-    result = TrainResult.model_validate_json((tmp_path / "run" / "result.json").read_text())
-    assert (result.steps, result.measured_steps, result.compression) == (2, 2, "fp16")
-    assert result.val_accuracy is None and result.checkpoints == {"last": "checkpoints/step-00000002"}
-
-
-@pytest.mark.usefixtures("warm")
 def test_compare_writes_one_table_and_replaces_its_folder(
     hvdkit: Hvdkit, inside: Hvdkit, recipe: Path, tmp_path: Path
 ) -> None:
@@ -286,13 +261,6 @@ def test_what_only_a_rank_can_find_leaves_nothing_either(hvdkit: Hvdkit, recipe:
     assert (tmp_path / "runs" / "mine" / "checkpoints" / "last").exists()
 
 
-def test_what_a_framework_cannot_do_is_refused_before_training(inside: Hvdkit, recipe: Path) -> None:
-    done = inside("train", recipe, "--framework", "mxnet", "precision=bf16", "recompute=true")
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "precision: mxnet cannot train in bf16 on a cpu; expected one of fp32, fp64" in done.stderr
-    assert "recompute: mxnet cannot" in done.stderr
-
-
 def test_compare_tells_what_any_framework_cannot_do_before_the_first_starts(
     inside: Hvdkit, recipe: Path, tmp_path: Path
 ) -> None:
@@ -319,9 +287,3 @@ def test_one_value_a_channel_is_one_line(framework: str, recipe: Path, tmp_path:
         assert ranks.do("train", **case, overrides=["batch_size=1", "threads=1", data.format(width=5)])["steps"] == 64
     finally:
         ranks.end()
-
-
-def test_the_installed_command_lists_the_others() -> None:
-    command = Path(sys.executable).with_name("hvdkit")
-    done = subprocess.run([command, "--help"], capture_output=True, text=True, check=True, timeout=hygiene.patience(60))
-    assert all(name in done.stdout for name in ("train", "compare", "runtime", "doctor"))
