@@ -73,6 +73,21 @@ def local_run(
             return None
 
 
+def by_tag(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) by a tracker's tag, as metrics.jsonl has them."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for text in (folder / "metrics.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        names = (
+            {"epoch/train_loss": "loss", "validation/accuracy": "val_accuracy", "validation/loss": "val_loss"}
+            if line["ends_epoch"]
+            else {f"train/{name}": name for name in ("loss", "learning_rate", "images_per_second")}
+        )
+        for tag, name in names.items():
+            points.setdefault(tag, []).append((line["step"], line[name]))
+    return points
+
+
 def lines(folder: Path) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     own = ("images_per_second", "bytes_per_step", "rss_mib")  # of each process

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 from crowd import together
 from resuming import lines, local_recipe, local_run, rewrite_record
+from test_checkpoint import record
 
 from hvdkit import tasks
 from hvdkit.adapters import local
 from hvdkit.adapters.local import Linear
 from hvdkit.checkpoint import snapshots, writing
-from hvdkit.checkpoint.snapshots import Checkpoint, Record
+from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core import loop
 from hvdkit.core.group import Mesh, Topology
@@ -162,12 +163,8 @@ def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytes
         checkpoints = Checkpoints(tmp_path, Checkpointing(), "accuracy") if topology.is_root else None
 
         def keep(progress: Progress, own: object) -> None:
-            record = Record(
-                progress=Progress(step=progress.step), np=2, framework="a", framework_version="1", hvdkit_version="1",
-                recipe={},
-            )  # fmt: skip
             if checkpoints:
-                checkpoints.write(Checkpoint(record, session.state()))
+                checkpoints.write(Checkpoint(record(progress.step), session.state()))
 
         task, mesh = tasks.choose(recipe), Mesh(topology)
         run = attach(Loop(session, task, recipe, mesh, dataset), None, keep)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import hygiene
@@ -11,12 +9,11 @@ import numpy as np
 import paced
 import pytest
 from conftest import Hvdkit
-from resuming import kill_ranks, local_recipe, local_run, under_way
+from resuming import by_tag, kill_ranks, local_recipe, local_run, under_way
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hvdkit.errors import RequestError
 from hvdkit.handlers import tensorboard
-from hvdkit.results.train import MetricLine
 
 pytestmark = pytest.mark.long
 
@@ -37,17 +34,7 @@ def shown(folder: Path) -> Shown:
 
 def told(folder: Path) -> Shown:
     """The same by metrics.jsonl, rounded to what an event holds."""
-    found: Shown = {}
-    for text in (folder / "metrics.jsonl").read_text().splitlines():
-        line = MetricLine.model_validate_json(text)
-        names = (
-            {"epoch/train_loss": "loss", "validation/accuracy": "val_accuracy", "validation/loss": "val_loss"}
-            if line.ends_epoch
-            else {f"train/{name}": name for name in ("loss", "learning_rate", "images_per_second")}
-        )
-        for tag, name in names.items():
-            found.setdefault(tag, []).append((line.step, float(np.float32(getattr(line, name)))))
-    return found
+    return {tag: [(step, float(np.float32(value))) for step, value in of] for tag, of in by_tag(folder).items()}
 
 
 def test_events_are_the_lines_of_metrics(tmp_path: Path) -> None:
@@ -57,20 +44,14 @@ def test_events_are_the_lines_of_metrics(tmp_path: Path) -> None:
     assert [step for step, _ in shown(tmp_path / "run" / "tensorboard")["epoch/train_loss"]] == [15, 30, 45]
 
 
-@pytest.mark.parametrize("kill_at", (3, 10, 30, 44))
-def test_resumed_they_have_no_gaps_and_no_doubles(kill_at: int, tmp_path: Path) -> None:
-    local_run(tmp_path / "run", local_recipe(tensorboard=True), kill_at=kill_at)
+@pytest.mark.parametrize(("kill_at", "before"), [(3, True), (10, True), (30, True), (44, True), (20, False)])
+def test_resumed_they_have_no_gaps_and_no_doubles(kill_at: int, before: bool, tmp_path: Path) -> None:
+    """Where they are first wanted when a run is resumed, they tell its beginning too."""
+    local_run(tmp_path / "run", local_recipe(tensorboard=before), kill_at=kill_at)
     local_run(tmp_path / "run", local_recipe(tensorboard=True), resume=True)
     assert shown(tmp_path / "run" / "tensorboard") == told(tmp_path / "run")
     assert len(shown(tmp_path / "run" / "tensorboard")["train/loss"]) == 45 // 4
     assert len(list((tmp_path / "run" / "tensorboard").iterdir())) == 1
-
-
-def test_asked_for_later_they_tell_the_beginning_too(tmp_path: Path) -> None:
-    local_run(tmp_path / "run", local_recipe(), kill_at=20)
-    assert not (tmp_path / "run" / "tensorboard").exists()
-    local_run(tmp_path / "run", local_recipe(tensorboard=True), resume=True)
-    assert shown(tmp_path / "run" / "tensorboard") == told(tmp_path / "run")
 
 
 def test_without_the_library_one_line_tells_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,19 +60,6 @@ def test_without_the_library_one_line_tells_the_remedy(tmp_path: Path, monkeypat
         with pytest.raises(RequestError, match=r"^tensorboard: tensorboardX.*pip install tensorboardX.*$"):
             local_run(tmp_path / "run", local_recipe(tensorboard=True))
     local_run(tmp_path / "run", local_recipe(steps=2))
-
-
-def test_nothing_is_imported_for_a_run_that_does_not_want_it(tmp_path: Path) -> None:
-    code = """
-import sys; from pathlib import Path
-from resuming import local_recipe, local_run
-local_run(Path(sys.argv[1]), local_recipe(steps=2))
-assert not [name for name in sys.modules if name.startswith("tensorboard")]
-"""
-    here = {"PYTHONPATH": ":".join([*sys.path, str(Path(__file__).parent)])}
-    command = [sys.executable, "-c", code, str(tmp_path / "run")]
-    done = subprocess.run(command, env=here, capture_output=True, text=True, timeout=hygiene.patience(60))
-    assert done.returncode == 0, done.stderr
 
 
 SETTINGS = ("epochs=1", "log_every=3", "batch_size=64", "checkpoint={every_steps: 2}", "tensorboard=true", "threads=1")

@@ -103,8 +103,13 @@ def test_plain_training_loads_nothing_of_the_other_modes(tmp_path: Path) -> None
     assert status == "0", done.stderr
     rooms = {name.split(".")[1] for name in modules if "." in name}
     assert rooms.isdisjoint({"cli", "commands", "report", "simulator", "profiling", "launch", "baselines", "runtimes"})
-    others = {f"hvdkit.worker.{mode}" for mode in ("parity", "profile", "evaluate", "bench", "proof")}
-    others |= {"hvdkit.strategies.codecs", "hvdkit.checkpoint.elastic", "hvdkit.data.imagefolder"}
+    others = {f"hvdkit.worker.{mode}" for mode in ("parity", "profile", "inference", "bench", "proof", "own_task")}
+    others |= {
+        "hvdkit.strategies.codecs",
+        "hvdkit.checkpoint.elastic",
+        "hvdkit.data.imagefolder",
+        "hvdkit.handlers.tensorboard",
+    }
     assert others.isdisjoint(modules)
     paths = [ROOT.joinpath(*name.split(".")) for name in modules]
     files = [path / "__init__.py" if path.is_dir() else path.with_suffix(".py") for path in paths]

@@ -21,7 +21,7 @@ import psutil
 import pytest
 from conftest import ROOT, Hvdkit
 from launching import wait_until
-from resuming import under_way
+from resuming import by_tag, under_way
 from wandb.proto.wandb_internal_pb2 import Record
 
 from hvdkit.commands import compare
@@ -75,21 +75,6 @@ def logged(folder: Path, name: str, until: int, error: BaseException | None = No
         if error:
             raise error
     return said
-
-
-def written(folder: Path) -> Points:
-    """(step, value) by tag, as metrics.jsonl has them."""
-    found: Points = {}
-    for text in (folder / "metrics.jsonl").read_text().splitlines():
-        line = json.loads(text)
-        names = (
-            {"epoch/train_loss": "loss", "validation/accuracy": "val_accuracy", "validation/loss": "val_loss"}
-            if line["ends_epoch"]
-            else {f"train/{name}": name for name in ("loss", "learning_rate", "images_per_second")}
-        )
-        for tag, name in names.items():
-            found.setdefault(tag, []).append((line["step"], line[name]))
-    return found
 
 
 class Offline:
@@ -150,7 +135,7 @@ def test_wandb_gets_settings_metrics_summary_and_files(folder: Path) -> None:
     said = logged(folder, "wandb", until=4)  # the rest is read at the end
     assert len(said) == 1 and f"wandb sync {folder}/tracking/wandb/offline-run-*" in said[0]
     found, result = Offline(folder), read_result(folder / "result.json")
-    assert found.points == written(folder)
+    assert found.points == by_tag(folder)
     assert (found.config["optimizer"]["momentum"], found.config["framework"], found.config["np"]) == (0.9, "pytorch", 2)
     assert found.summary["val_accuracy"] == result.val_accuracy
     assert found.summary["images_per_second"] == result.images_per_second
@@ -165,7 +150,7 @@ def test_wandb_gets_settings_metrics_summary_and_files(folder: Path) -> None:
 def test_mlflow_gets_settings_metrics_summary_and_files(folder: Path, tmp_path: Path) -> None:
     logged(folder, "mlflow", until=4)
     (found, points), result = run_of(tmp_path), read_result(folder / "result.json")
-    assert points == written(folder)
+    assert points == by_tag(folder)
     assert (found.info.status, found.info.run_name) == ("FINISHED", "run")
     assert (found.data.params["optimizer.momentum"], found.data.params["framework"]) == ("0.9", "pytorch")
     assert found.data.metrics["val_accuracy"] == result.val_accuracy
@@ -181,10 +166,10 @@ def test_an_mlflow_run_that_goes_on_is_one_run(folder: Path, tmp_path: Path) -> 
     assert run_of(tmp_path)[0].info.status == "FAILED"
     logged(folder, "mlflow", until=5, error=KeyboardInterrupt())  # rank 0 writes the first lines again
     found, points = run_of(tmp_path)
-    assert found.info.status == "KILLED" and len(points["train/loss"]) < len(written(folder)["train/loss"])
+    assert found.info.status == "KILLED" and len(points["train/loss"]) < len(by_tag(folder)["train/loss"])
     logged(folder, "mlflow", until=9)
     found, points = run_of(tmp_path)
-    assert (found.info.status, points) == ("FINISHED", written(folder))
+    assert (found.info.status, points) == ("FINISHED", by_tag(folder))
 
 
 def test_a_tracker_that_fails_in_the_middle_is_one_warning(folder: Path, tmp_path: Path) -> None:
@@ -200,7 +185,7 @@ def test_a_tracker_that_fails_in_the_middle_is_one_warning(folder: Path, tmp_pat
         place.unlink()
         place.mkdir()
     assert len(said) == 2 and "metrics cannot be logged" in said[1] and "training continues" in said[1], said
-    assert run_of(tmp_path)[1] == written(folder), "the end of the run has brought them"
+    assert run_of(tmp_path)[1] == by_tag(folder), "the end of the run has brought them"
 
 
 def test_the_process_of_wandb_is_killed(folder: Path) -> None:
@@ -296,7 +281,7 @@ def test_a_real_run_is_interrupted_and_goes_on_in_the_same_runs(hvdkit: Hvdkit, 
     assert done.returncode == 0 and SECRET not in done.stdout + done.stderr, done.stderr
     (found, points), files = run_of(tmp_path), Offline(tmp_path / "run")
     assert (found.info.status, files.exits, len(files.ids)) == ("FINISHED", [255, 0], 1)
-    wanted, speeds = written(tmp_path / "run"), "train/images_per_second"
+    wanted, speeds = by_tag(tmp_path / "run"), "train/images_per_second"
     assert points == files.points and points.keys() == wanted.keys()
     assert [step for step, _ in points.pop(speeds)] == [step for step, _ in wanted.pop(speeds)] == [3, 6, 9]
     assert points == wanted, "a step that was made again has the same loss, but another speed"

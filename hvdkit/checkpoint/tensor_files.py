@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -178,10 +178,3 @@ def _converted(path: Path) -> str:
 def wrong_kind(name: str, kind: str) -> str:
     """The message for a tensor of the model that is stored in another dtype."""
     return f"tensor {name} is stored as {kind}; expected float32, float16, bfloat16 or float64"
-
-
-def listed(names: Iterable[str], most: int = 3) -> str:
-    """Names in a message: the first few, and how many there are more."""
-    names = list(names)
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -14,7 +14,7 @@ from safetensors.numpy import save
 
 from hvdkit.checkpoint import tensor_files
 from hvdkit.checkpoint.tensor_files import Stored
-from hvdkit.core.state import check_fits, model_state
+from hvdkit.core.state import check_fits, listed, model_state
 from hvdkit.errors import Faults, RequestError
 from hvdkit.files import unwritable, write_atomic
 
@@ -109,7 +109,7 @@ def _fitting(
     if best.prefix:
         notes.append(f"{best.prefix!r} is removed from the names of its tensors")
     if best.outside:
-        notes.append(f"tensors without {best.prefix!r} are left out: {tensor_files.listed(best.outside)}")
+        notes.append(f"tensors without {best.prefix!r} are left out: {listed(best.outside)}")
     return best.named, notes
 
 

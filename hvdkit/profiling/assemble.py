@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from pydantic import ValidationError
 
 import hvdkit
-from hvdkit.errors import RequestError, RunError, first_fault
+from hvdkit.errors import RunError
 from hvdkit.profiling import breakdown, clocks, communication_time, layers, timeline
 from hvdkit.profiling.breakdown import COMMUNICATION, NEGOTIATION, OVERLAPPED, REDUCTION, TracedStep
 from hvdkit.profiling.clocks import Clock
 from hvdkit.recipe.schema import Recipe
+from hvdkit.results import json_files
 from hvdkit.results.profile import Bound, Cost, Memory, Profile, Rank, Slowest, Split, Tuning
 from hvdkit.results.recording import TRACED, Kind, RankRecord, RunRecord
 from hvdkit.worker.profile import RECORD, TIMELINE
@@ -53,13 +53,7 @@ class Findings:
 
 def read(folder: Path, recipe: Recipe) -> Findings:
     """The records of a profiled run. Raises RequestError, one line, if a file is missing or damaged."""
-    path = folder / RECORD
-    try:
-        record = RunRecord.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise RequestError(f"{path}: cannot be read ({error.strerror}); profile again") from None
-    except ValidationError as error:
-        raise RequestError(f"{path}: not the record of a profiled run: {first_fault(error)}; profile again") from None
+    record = json_files.read(RunRecord, folder / RECORD, "the record of a profiled run")
     return gather(record, _operations(folder, record), recipe)
 
 

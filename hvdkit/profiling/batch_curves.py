@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hvdkit.profiling.layers import backward_times
 from hvdkit.results.batch_times import BatchFit, BatchTime
 from hvdkit.results.profile import Profile, compute_ms
 
@@ -20,7 +21,7 @@ def combined(own: Profile, others: Sequence[Profile]) -> Profile:
         batches = [batch.model_copy(update={"layer_forward_ms": []}) for batch in batches]
     sizes = [batch.batch_size for batch in batches]
     forward = np.array([batch.layer_forward_ms or [np.nan] * len(own.layers) for batch in batches])
-    backward = [_by_layer(own, batch.tensor_ready_ms) for batch in batches]
+    backward = [backward_times(own.tensors, batch.tensor_ready_ms) for batch in batches]
     layers = [
         layer.model_copy(
             update={
@@ -70,11 +71,3 @@ def _times(own: Profile, other: Profile) -> BatchTime:
         layer_forward_ms=[ms for ms in forward if ms is not None] if None not in forward else [],
         tensor_ready_ms=np.maximum.accumulate([ready[tensor.name] for tensor in own.tensors]).tolist(),
     )
-
-
-def _by_layer(own: Profile, ready_ms: Sequence[float]) -> Mapping[str, float]:
-    """Milliseconds of backward by layer: the sums of the times between a gradient and the one before it."""
-    times: dict[str, float] = {}
-    for tensor, ms in zip(own.tensors, np.diff(ready_ms, prepend=0.0), strict=True):
-        times[tensor.layer] = times.get(tensor.layer, 0.0) + float(ms)
-    return times

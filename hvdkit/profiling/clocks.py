@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from hvdkit.results.recording import RankRecord
 
 Interval = tuple[int, int]  # begin and end of a collective on one rank
@@ -19,13 +21,8 @@ class Clock:
     error: int = 0
 
     def __call__(self, at: int) -> int:
-        """Rank 0's time when this rank's is `at`; between two comparisons the offset is interpolated linearly."""
-        if len(self.times) < 2 or at <= self.times[0]:
-            return at - self.offsets[0]
-        if at >= self.times[-1]:
-            return at - self.offsets[-1]
-        share = (at - self.times[0]) / (self.times[-1] - self.times[0])
-        return at - round(self.offsets[0] + share * (self.offsets[-1] - self.offsets[0]))
+        """Rank 0's time when this rank's is `at`; between comparisons the offset is interpolated linearly."""
+        return at - round(float(np.interp(at, self.times, self.offsets)))
 
 
 def of_rank(rank: RankRecord, root: RankRecord) -> Clock:

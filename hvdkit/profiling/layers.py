@@ -45,6 +45,14 @@ def tensors(records: Sequence[TensorRecord], steps: Sequence[TracedStep], backwa
     return sorted(rows, key=lambda tensor: tensor.ready_ms)
 
 
+def backward_times(tensors: Sequence[Tensor], ready_ms: Sequence[float]) -> dict[str, float]:
+    """Milliseconds of backward by layer: the sums of the times between a gradient and the one before it."""
+    times: dict[str, float] = {}
+    for tensor, ms in zip(tensors, np.diff(ready_ms, prepend=0.0), strict=True):
+        times[tensor.layer] = times.get(tensor.layer, 0.0) + float(ms)
+    return times
+
+
 def layers(
     tensors: Sequence[Tensor], steps: Sequence[TracedStep], forward_ms: float, forward_known: bool
 ) -> list[Layer]:
@@ -53,11 +61,7 @@ def layers(
     A layer's time begins when the layer before it ends. So an operation without weights, such as a ReLU or an addition,
     counts to the layer after it. The times of backward come from the readiness of the gradients.
     """
-    backward: dict[str, float] = {}
-    before = 0.0
-    for tensor in tensors:
-        backward[tensor.layer] = backward.get(tensor.layer, 0.0) + tensor.ready_ms - before
-        before = tensor.ready_ms
+    backward = backward_times(tensors, [tensor.ready_ms for tensor in tensors])
     forward = _forward(steps, forward_ms) if forward_known else {}
     ordered = [name for name in forward if name in backward] or list(reversed(backward))
     ordered += [name for name in reversed(backward) if name not in ordered]

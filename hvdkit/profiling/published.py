@@ -7,7 +7,6 @@ proportion to their multiply-adds, gradients are float32, and input, update and 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import hvdkit
@@ -18,19 +17,6 @@ from hvdkit.tasks import gpt, resnet
 _FORWARD = 1 / 3  # of compute
 _KINDS: dict[int, Any] = {1: "norm", 2: "dense", 4: "conv"}  # by the dimensions of the weights
 _CLASSES = {32: 10, 224: 1000}  # by the usual side of the images: CIFAR-10 and ImageNet
-
-
-@dataclass(frozen=True)
-class _Model:
-    """What a figure is about: `shapes` of the parameters and `work` by layer, both in forward order.
-
-    A sample has `units_per_sample` of the `unit` that speeds count.
-    """
-
-    shapes: dict[str, tuple[int, ...]]
-    work: dict[str, int]
-    unit: str = "images"
-    units_per_sample: int = 1
 
 
 def profile(
@@ -64,7 +50,7 @@ def profile(
     if not (device.isprintable() and 0 < len(device.strip()) <= 100):
         faults.append(f"--device {device!r}: expected a name such as a100, or cpu")
     faults.report()
-    return _made(model, _known(model), float(speed), batch_size, device.strip())
+    return _made(model, float(speed), batch_size, device.strip())
 
 
 def lines(profile: Profile) -> list[str]:
@@ -76,18 +62,16 @@ def lines(profile: Profile) -> list[str]:
     ]
 
 
-def _known(model: str) -> _Model:
+def _made(model: str, speed: float, batch_size: int, device: str) -> Profile:
     if model in gpt.NAMES:
         transformer = gpt.published(model)
-        return _Model(transformer.parameter_shapes(), transformer.work_by_layer(), "tokens", transformer.context)
-    side = resnet.architecture(model, 2).usual_side
-    table = resnet.architecture(model, _CLASSES[side])
-    return _Model(table.parameter_shapes(), table.work_by_layer(side))
-
-
-def _made(model: str, known: _Model, speed: float, batch_size: int, device: str) -> Profile:
-    shapes, work, unit = known.shapes, known.work, known.unit
-    step_ms = 1e3 * batch_size * known.units_per_sample / speed
+        unit, units_per_sample = "tokens", transformer.context
+        shapes, work = transformer.parameter_shapes(), transformer.work_by_layer()
+    else:
+        side = resnet.architecture(model, 2).usual_side
+        table, unit, units_per_sample = resnet.architecture(model, _CLASSES[side]), "images", 1
+        shapes, work = table.parameter_shapes(), table.work_by_layer(side)  # by layer, in forward order
+    step_ms = 1e3 * batch_size * units_per_sample / speed
     forward_ms, all_work = step_ms * _FORWARD, sum(work.values())
     backward_ms = step_ms - forward_ms
     tensors, done, last = [], 0, ""
@@ -126,7 +110,7 @@ def _made(model: str, known: _Model, speed: float, batch_size: int, device: str)
         threads=1,
         batch_size=batch_size,
         unit=unit,
-        units_per_sample=known.units_per_sample,
+        units_per_sample=units_per_sample,
         accumulate=1,
         precision="fp32",
         compression="none",

@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, RootModel
 
-from hvdkit.errors import RequestError, first_fault
+from hvdkit.errors import RequestError
+from hvdkit.results.json_files import read as read_json
 
 _NEGOTIATING = "NEGOTIATE_"
 # Activities before the data moves. All others, copies into and out of the fusion buffer too, are communication.
@@ -44,6 +45,10 @@ class _Event(BaseModel):
     args: dict[str, Any] = {}
 
 
+class _Timeline(RootModel[list[_Event]]):
+    root: Annotated[list[_Event], Field(min_length=1)]
+
+
 @dataclass
 class _Part:
     """One tensor's part of a collective, in microseconds from the start of the timeline.
@@ -68,7 +73,7 @@ def read(path: Path, ahead: int = 0) -> list[Operation]:
     `ahead` is how many nanoseconds rank 0's wall clock is ahead of its monotonic clock.
     Raises RequestError, one line, if the file is missing, truncated or not Horovod's.
     """
-    events = _events(path)
+    events = read_json(_Timeline, path, "a whole timeline of Horovod's (profile again)").root
     named = [event for event in events if event.name == "process_name" and event.pid]
     names = {event.pid: str(event.args.get("name", "")) for event in named}
     begin = events[0].args.get("start_time_since_epoch_in_micros")
@@ -76,24 +81,6 @@ def read(path: Path, ahead: int = 0) -> list[Operation]:
         raise RequestError(f"{path}: not a timeline of Horovod's: expected start_time_since_epoch_in_micros at first")
     parts = _parts([event for event in events if event.ph in "BE"], names, path)
     return sorted(_fused(parts, 1000 * begin - ahead), key=lambda operation: operation.start)
-
-
-def _events(path: Path) -> list[_Event]:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise RequestError(f"{path}: cannot be read ({error.strerror}); expected a timeline of Horovod's") from None
-    fault = "it is empty"
-    try:
-        if events := TypeAdapter(list[_Event]).validate_python(json.loads(content)):
-            return events
-    except ValidationError as error:
-        fault = first_fault(error)
-    except json.JSONDecodeError as error:
-        fault = f"cut or damaged at byte {error.pos} of {len(content)} ({error.msg})"
-    except (ValueError, RecursionError):
-        fault = "damaged"
-    raise RequestError(f"{path}: not a whole timeline of Horovod's: {fault}; profile again")
 
 
 def _parts(events: list[_Event], names: dict[int, str], path: Path) -> Iterator[_Part]:

@@ -80,6 +80,7 @@ def gather(
         measured = np.array(max((row["seconds"] for row in rows), key=sum))
     else:
         measured = np.max([row["seconds"] for row in rows], axis=0)
+    shown = np.linspace(0, len(measured) - 1, min(len(measured), _MOST_STEPS)).round().astype(int)
     counted = alone * sum(samples[warmup:])
     here = [row["used"] for row in rows if row["machine"] == rows[0]["machine"]]
     load = load_of_others(here)
@@ -87,7 +88,7 @@ def gather(
         "warmup_steps": warmup,
         "measured_steps": len(measured),
         **{f"step_ms_p{q}": 1e3 * float(np.percentile(measured, q)) if len(measured) else 0.0 for q in (50, 90, 99)},
-        "step_ms": [round(1e3 * float(second), 2) for second in _thinned(measured)],
+        "step_ms": [round(1e3 * float(measured[step]), 2) for step in shown],
         "startup_s": max((row["startup_s"] for row in rows if row["startup_s"] is not None), default=None),
         "peak_rss_mib": max(row["rss_mib"] for row in rows),
         "load": load,
@@ -101,10 +102,3 @@ def gather(
         cpu_s_per_sample=sum(row["cpu_s"] for row in rows) / counted if counted else None,
         figures=figures,
     )
-
-
-def _thinned(steps: np.ndarray) -> np.ndarray:
-    if len(steps) <= _MOST_STEPS:
-        return steps
-    kept: np.ndarray = steps[np.linspace(0, len(steps) - 1, _MOST_STEPS).round().astype(int)]
-    return kept
