@@ -127,46 +127,10 @@ def test_any_hosts(text: str, np: int) -> None:
 
 
 WORDS = [
-    *(
-        "train",
-        "compare",
-        "runtime",
-        "list",
-        "recipes",
-        "doctr",
-        "--framework",
-        "pytorch",
-        "keras",
-        "-np",
-        "2",
-        "0",
-        "-1",
-    ),
-    *(
-        "-H",
-        "localhost:2",
-        "a:;id",
-        "--out",
-        "/dev/null/x",
-        "/proc/nowhere",
-        "--launcher",
-        "direct",
-        "ssh",
-        "--overwrite",
-    ),
-    *(
-        "epochs=0",
-        "model.name=x",
-        "=",
-        "a.b.c=1",
-        "--stall-timeout",
-        "nan",
-        "--help",
-        "recipe.yaml",
-        "missing.yaml",
-        ".",
-    ),
-]
+    "train", "compare", "runtime", "list", "recipes", "doctr", "--framework", "pytorch", "keras", "-np", "2", "0", "-1",
+    "-H", "localhost:2", "a:;id", "--out", "/dev/null/x", "/proc/nowhere", "--launcher", "direct", "ssh", "--overwrite",
+    "epochs=0", "model.name=x", "=", "a.b.c=1", "--stall-timeout", "nan", "--help", "recipe.yaml", "missing.yaml", ".",
+]  # fmt: skip
 beginnings = st.sampled_from([[], [], ["train", "recipe.yaml"], ["train", "recipe.yaml"], ["compare", "recipe.yaml"]])
 words = st.sampled_from(WORDS) | st.text(
     alphabet=st.characters(exclude_characters="\x00", exclude_categories=("Cs",)), max_size=15

@@ -291,6 +291,28 @@ def test_a_host_that_is_cut_off_is_blamed_unless_a_rank_failed_before(clock: Clo
         assert len(said) == 1 and said.pop().startswith(words)
 
 
+def test_a_rank_that_others_have_ended_is_named_with_those_that_they_may_have_lost(
+    clock: Clock, tmp_path: Path
+) -> None:
+    """As where mpirun loses its way to another host: it ends its own ranks, and says why."""
+    ranks = supervise._Ranks(job(2, tmp_path))
+    ranks.note(report(0, 900.0, STOPPED | {"outside": True, "after_stop": False}), clock.now)
+    assert ranks.must_stop
+    ranks.stop()
+    ranks.note(report(1, clock.now, STOPPED), clock.now)
+    ranks.launcher_end = {"name": "mpirun", "exit_code": 1, "signal": None, "tail": "lost a daemon\n"}
+    said = str(ranks.fault())
+    assert said.startswith("rank 0 on localhost was ended after 5.0 s by a signal that hvdkit has not sent"), said
+    assert "; rank 1 on localhost had not ended by then; " in said and said.endswith("ends:\n    lost a daemon"), said
+
+
+def test_hosts_that_did_not_answer_for_a_while_are_no_fault_where_all_ranks_end_well(clock: Clock) -> None:
+    ranks = supervise._Ranks(job(2))
+    for rank in range(2):
+        ranks.note(report(rank, 900.0, {"exit_code": 0, "address": "10.0.0.1", "unanswered": ["10.0.0.2"]}), clock.now)
+    assert ranks.fault() is None
+
+
 def test_an_agent_that_is_killed_behind_its_report_changes_nothing(clock: Clock) -> None:
     ranks = supervise._Ranks(job(1))
     ranks.note(report(0, 900.0, {"exit_code": 3}), clock.now)

@@ -114,7 +114,7 @@ def test_a_host_that_says_nothing_is_not_waited_for_for_long(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["-H", "a;reboot:2"], "-H: 'a;reboot:2': the host's name"),
+        (["-H", "a;reboot:2"], "-H: 'a;reboot:2': expected host:slots"),
         (["-H", "a:1", "--hostfile", "hosts"], "--hostfile: expected either it or -H"),
         (["-H", "a:1", "--interface", "10.0.0/999"], "--interface 10.0.0/999: expected a name such as eth0, or"),
         (["--interface", "eth0"], "--interface: expected -H or --hostfile with it"),

@@ -101,7 +101,16 @@ class _Ranks(Agents):
                 return hang_failure(self._job, self.hangs.values(), ends, self.stalls.values())
         if launcher is not None and launcher_failed:
             return self._launcher_failure(launcher, [end for end in ends if not end.known])
-        return None if verdict is None else blame.failure(self._job, verdict)
+        if verdict is None:
+            return None
+        failure = blame.failure(self._job, verdict)
+        if launcher is not None and launcher["tail"].strip() and verdict.end.cause is exits.Cause.TAKEN:
+            # What has ended the rank may have said why, such as mpirun that has lost its way to another host.
+            failure.args = (f"{failure}; {self._output(launcher)}",)
+        return failure
+
+    def _output(self, end: dict[str, Any]) -> str:
+        return exits.shown_tail(f"{end['name']}'s output, {self._job.log_dir / end['name']}.log", end["tail"])
 
     def _launcher_failure(self, end: dict[str, Any], unknown: list[exits.RankEnd]) -> RunError:
         """The program that starts ranks failed by itself, lost its connection to a rank, or started none in time."""
@@ -111,6 +120,5 @@ class _Ranks(Agents):
             how = f"has started no rank within {self._job.stall_timeout_s:g} s (--stall-timeout)"
         ranks = ", ".join(f"rank {lost.rank} on {lost.host}" for lost in unknown)
         of_ranks = f"; nothing is known of the end of {ranks}" if unknown else ""
-        log = exits.shown_tail(f"its output, {self._job.log_dir / name}.log", end["tail"])
         check = "; where other hosts are named, check `ssh HOST true` for each" if name == "horovodrun" else ""
-        return RunError(f"{name} {how}{of_ranks}{check}; {log}")
+        return RunError(f"{name} {how}{of_ranks}{check}; {self._output(end)}")

@@ -97,7 +97,6 @@ class RankAgent:
         self.log_path, self.failure_path, self.beat_path, self.stack_path = (
             folder / f"{reports.name}.{kind}" for kind in ("log", "failure.json", "beat", "stack")
         )
-        self.scratch: Scratch | None = None  # for temporary files
         self.log = -1
         self.log_error: str | None = None
         self.tail = b""
@@ -121,11 +120,11 @@ class RankAgent:
         if not self._sees_folder():
             return 2
         self._open_log()
+        self.scratch = Scratch(self.reports.name if self.is_rank else None)
         try:
             process = self._start(command)
         except OSError as error:
-            if self.scratch is not None:
-                self.scratch.remove()
+            self.scratch.remove()
             self._keep(f"{command[0]}: cannot be started: {error.strerror}\n".encode())
             self.reports.send("ended", **self._how_it_ended(127 << 8, time.monotonic()))
             return 127
@@ -133,8 +132,7 @@ class RankAgent:
         self.watchdog = Watchdog(self.beat_path, self.stack_path, self.child, self.hang_s)
         self.watchers = [watcher for watcher in (self.watchdog, self.link, self.launcher) if watcher.interval_s]
         self.reports.send("started", pid=self.child)
-        if self.scratch is not None:
-            self.scratch.remove_those_of_the_dead()
+        self.scratch.remove_those_of_the_dead()
         status, ended_at = self._wait()
         process.returncode = exit_status(status)  # reaped here, not by Popen
         self._read_output()
@@ -143,9 +141,9 @@ class RankAgent:
         self._read_output()
         # A rank ended while it wrote its record (files.write_atomic) leaves the temporary file.
         for leftover in (*self.folder.glob(f".{self.failure_path.name}.*"), self.beat_path, self.stack_path):
-            _remove(leftover)
-        if self.scratch is not None:
-            self.scratch.remove()
+            with contextlib.suppress(OSError):  # gone, or the disk has become read-only
+                leftover.unlink()
+        self.scratch.remove()
         self.reports.send("left")
         return exit_status(status) or int(self._left_early(status))
 
@@ -199,11 +197,7 @@ class RankAgent:
             if os.getppid() != agent:
                 os._exit(1)
 
-        added = {"HVDKIT_TRACE": self.reports.name}
-        if self.is_rank:
-            self.scratch = Scratch(self.reports.name)
-            if self.scratch.path is not None:
-                added["TMPDIR"] = str(self.scratch.path)
+        temporary = {} if self.scratch.path is None else {"TMPDIR": str(self.scratch.path)}
         self.output, theirs = os.pipe()
         os.set_blocking(self.output, False)
         try:
@@ -213,7 +207,7 @@ class RankAgent:
                 stdin=subprocess.DEVNULL,
                 stdout=theirs,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **added},
+                env={**os.environ, **temporary, "HVDKIT_TRACE": self.reports.name},
                 start_new_session=True,
                 preexec_fn=die_with_agent,
             )
@@ -254,13 +248,6 @@ class RankAgent:
                         self.stop_requests += 1
                     else:
                         self.reports.send(event, **facts)
-
-    def _ask_to_stop(self) -> None:
-        """Make the file that asks ranks to write a checkpoint and end: the launcher has sent its name."""
-        with contextlib.suppress(OSError):
-            name = os.read(1, 4096).decode("ascii", "replace").strip()
-            if name.isalpha():
-                (self.folder / name).touch()
 
     def _timeout_ms(self) -> float | None:
         """How long to wait for events before the next thing to do by the clock."""
@@ -384,11 +371,6 @@ class RankAgent:
                 data = data[os.write(self.log, data) :]
         except OSError as error:
             self.log_error = error.strerror
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):  # gone, or the disk has become read-only
-        path.unlink()
 
 
 if __name__ == "__main__":

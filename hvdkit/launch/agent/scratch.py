@@ -16,18 +16,19 @@ _NAME = re.compile(r"hvdkit-(?:rank|worker)-[\w.-]+-(\d+)")
 
 
 class Scratch:
-    """The folder `hvdkit-NAME-PID` below TMPDIR; `path` is None where it cannot be made."""
+    """The folder `hvdkit-NAME-PID` below TMPDIR; `path` is None without a name, and where it cannot be made."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str | None) -> None:
         self.path: Path | None = None
         self._above = Path(os.environ.get("TMPDIR") or "/tmp").absolute()
         self._lock = -1
         path = self._above / f"hvdkit-{name}-{os.getpid()}"
         # A full disk, or no such folder: the rank finds another one, or reports what is missing.
         with contextlib.suppress(OSError):
-            path.mkdir(mode=0o700)
-            self._lock = _locked(path)
-            self.path = path
+            if name is not None:
+                path.mkdir(mode=0o700)
+                self._lock = _locked(path)
+                self.path = path
 
     def remove(self) -> None:
         """Remove the folder."""
@@ -37,13 +38,12 @@ class Scratch:
 
     def remove_those_of_the_dead(self) -> None:
         """Remove the folders of this user's agents that were killed."""
-        with contextlib.suppress(OSError), os.scandir(self._above) as entries:
-            for entry in entries:
-                match = _NAME.fullmatch(entry.name)
-                if match and not Path(f"/proc/{match[1]}").exists() and entry.is_dir(follow_symlinks=False):
-                    with contextlib.suppress(OSError):
-                        if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
-                            _remove(Path(entry.path), _locked(Path(entry.path)))
+        for folder in self._above.glob("hvdkit-*-*") if self.path is not None else ():
+            match = _NAME.fullmatch(folder.name)
+            if match and not Path(f"/proc/{match[1]}").exists():
+                with contextlib.suppress(OSError):
+                    if folder.lstat().st_uid == os.geteuid():
+                        _remove(folder, _locked(folder))
 
 
 def _locked(folder: Path) -> int:

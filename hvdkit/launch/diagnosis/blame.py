@@ -55,10 +55,12 @@ def judge(ends: Iterable[RankEnd]) -> Verdict | None:
         return None
     frozen = [end for end in every if end.cause is Cause.FROZEN]
     first = min(failed + frozen, key=lambda end: (end.cause, end.failed_at, end.rank, end.name))
-    if first.cause is not Cause.LOST:
-        return Verdict(first)
-    lost_it = tuple(sorted(failed, key=lambda end: (end.rank, end.name)))
     left = sorted((end for end in every if end.cause is Cause.STOPPED), key=lambda end: (end.rank, end.name))
+    if first.cause is not Cause.LOST:
+        # What has ended it may have lost its way to one of the others, as mpirun by ssh.
+        taken = (end for end in failed if end is not first and first.cause is end.cause is Cause.TAKEN)
+        return Verdict(first, others=(*taken, *(left if first.cause is Cause.TAKEN else ())))
+    lost_it = tuple(sorted(failed, key=lambda end: (end.rank, end.name)))
     if len(left) == 1:
         return Verdict(left[0], lost_by=lost_it)
     well = (end for end in every if end.cause is Cause.WELL)
@@ -86,7 +88,7 @@ def failure(job: Job, verdict: Verdict) -> HvdkitError:
     what = f"rank {end.rank} on {end.host} {_lost(verdict) if verdict.lost_by else _how(end)}"
     for other in verdict.others[:8]:
         well = "ended with exit code 0" + ("" if other.seconds is None else f" after {other.seconds:.1f} s")
-        meanwhile = well if other.cause is Cause.WELL else "had not ended by then"
+        meanwhile = {Cause.WELL: well, Cause.TAKEN: "was ended too"}.get(other.cause, "had not ended by then")
         what += f"{'; ' if other is verdict.others[0] else ', '}rank {other.rank} on {other.host} {meanwhile}"
     return rank_failure(job, what, end)
 
