@@ -23,7 +23,7 @@ _LAZY = {
 # Functions that are made of a module in hvdkit/commands/.
 _COMMANDS = {
     *("train", "evaluate", "export", "compare", "parity", "predict_images", "diff", "generate", "submit", "bench"),
-    *("predict", "sweep", "advise", "memory", "profile", "published_profile"),
+    *("predict", "sweep", "advise", "memory", "profile", "published_profile", "report"),
 }
 # Modules that scripts imported from earlier versions, and what has their content now.
 _MOVED = {
@@ -69,12 +69,19 @@ def __getattr__(name: str) -> object:
     if name == "report":  # the package, which can be called
         return importlib.import_module("hvdkit.report")
     if name in _COMMANDS:
-        globals()[name] = importlib.import_module("hvdkit.commands.request").function(name)
+        globals()[name] = _function(name)
         return globals()[name]
     if name not in _LAZY:
         raise AttributeError(f"module 'hvdkit' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)
 
 
+def _function(command: str) -> object:
+    """The Python function of a command."""
+    import importlib
+
+    return importlib.import_module("hvdkit.commands.request").function(command)
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, *_COMMANDS, "report"})
+    return sorted({*globals(), *_LAZY, *_COMMANDS})

@@ -41,7 +41,7 @@ Names = str | Iterable[str]  # one or several
 Wholes = int | Iterable[int]  # one or several
 Paths = PathLike | Iterable[PathLike]  # one or several
 
-def report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> tuple[Path, Path]: ...
+def _function(command: str) -> Any: ...
 
 # Written by scripts/stub.py, as the commands declare it.
 def advise(
@@ -286,6 +286,12 @@ def published_profile(
     `model` is one of hvdkit's, such as `resnet50` or `gpt2`; `device` is a GPU's name, or `cpu`. `batch_size` counts
     images, or a GPT's windows of 1,024 tokens.
     """
+
+def report(
+    folder: PathLike,
+    out: PathLike | None = None,
+) -> tuple[Path, Path]:
+    """Write report.html and report.md about the results in `folder`, into `out` or there; returns their paths."""
 
 def submit(
     recipe: AnyRecipe,

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hvdkit.commands import horovod
+from hvdkit.commands import horovod_wheel
 from hvdkit.errors import HvdkitError
 from hvdkit.runtimes import cuda, environment, machine, patches, pins, store, target, wheel
 from hvdkit.runtimes.process import Cancellation, Log, pip
@@ -77,7 +77,7 @@ def compiled(name: str, nvcc: cuda.Installed) -> None:
         log.run("making the environment", [machine.python_for(name) or sys.executable, "-m", "venv", place])
         log.run("installing the framework", pip(python, "install", "--progress-bar", "off", *packages))
         found = target.find(python, gpu=False)
-        made = horovod.proved(target.Target(python, found.versions, gpu=True), Console(stderr=True))
+        made = horovod_wheel.proved(target.Target(python, found.versions, gpu=True), Console(stderr=True))
         log.run("installing Horovod", pip(python, "install", "--force-reinstall", "--no-deps", made))
         log.run("installing what Horovod needs", pip(python, "install", made))
     loaded(name, python)

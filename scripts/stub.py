@@ -35,7 +35,9 @@ def _definition(name: str, called: Any) -> str:
     body = "".join(f"    {line}\n" for line in lines)
     described = textwrap.indent(inspect.getdoc(called) or "", "    ", lambda line: bool(line.strip()))
     end = "\n    " if "\n" in described else ""
-    head = f"def {name}(\n{body}) -> {signature.return_annotation.__name__}:\n"
+    returned = signature.return_annotation
+    shown = returned.__name__ if isinstance(returned, type) else str(returned).replace("pathlib.", "")
+    head = f"def {name}(\n{body}) -> {shown}:\n"
     return f'{head}    """{described.strip()}{end}"""\n\n'
 
 

@@ -40,7 +40,7 @@ def here(tmp_path: Path) -> Path:
 )
 def test_output_that_is_not_utf_8(here: Path, environment: dict[str, str]) -> None:
     """Tables are printed by `show`, lines by `typer.echo`."""
-    table = "from hvdkit.cli import terminal; terminal.prepare(); from hvdkit.cli.options import show; "
+    table = "from hvdkit.cli import terminal; terminal.prepare(); from hvdkit.cli.generated import show; "
     table += "from hvdkit.report.tabular import Cell, Table, terminal as drawn; "
     table += "show([drawn(Table('', ['\\u00d7', '\\u2013'], [[Cell('\\u00b5'), Cell('\\u2026')]]), 'a \\u00f7 b')])"
     done = attack(here, [sys.executable, "-c", table], **environment)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hvdkit.commands import horovod
+from hvdkit.commands import horovod_wheel as horovod
+from hvdkit.commands.horovod_wheel import HorovodWheelRequest
 from hvdkit.errors import RunError
 from hvdkit.runtimes import store, wheel
 from hvdkit.runtimes.target import Target
@@ -46,7 +47,7 @@ def test_a_proof_that_finds_a_wrong_result_fails_the_wheel(tmp_path: Path, monke
     broken.write_text(whole.replace(right, wrong), encoding="utf-8")
     monkeypatch.setattr(horovod, "_PROOF", broken)
     with pytest.raises(RunError, match=r"(?s)rank 1.*proof\.int64\.max on rank 1 gave .*must not be used"):
-        horovod.build(store.find(RUNTIME).python, False, tmp_path / "out", Console(quiet=True))
+        horovod.run(HorovodWheelRequest(python=store.find(RUNTIME).python, gpu=False, out=tmp_path / "out"))
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -56,7 +57,7 @@ def test_a_proof_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(horovod, "_PROOF", hanging)
     monkeypatch.setattr(horovod, "_PROOF_TIMEOUT_S", 2)
     with pytest.raises(RunError, match=r"the test of horovod\.mxnet did not end within 2 s"):
-        horovod.build(store.find(RUNTIME).python, False, tmp_path / "out", Console(quiet=True))
+        horovod.run(HorovodWheelRequest(python=store.find(RUNTIME).python, gpu=False, out=tmp_path / "out"))
 
 
 def test_an_out_that_cannot_be_made_is_refused_before_anything_is_built(

@@ -42,7 +42,7 @@ except SystemExit as end:
     status = end.code or 0
 print(status, *sys.modules, file=sys.stderr)
 """
-PARTS = ("app", "completion", "generated", "help", "options", "setting_up", "text")
+PARTS = ("app", "generated", "terminal")
 PLOTS = {"matplotlib", "jinja2"}
 
 
@@ -63,9 +63,7 @@ def test_help_loads_what_it_is_drawn_by_and_no_more(arguments: list[str]) -> Non
     assert heavy.isdisjoint(modules)
     own = {name for name in modules if name.startswith("hvdkit.")}
     commands = {f"hvdkit.cli.{part}" for part in PARTS}
-    ground = {
-        f"hvdkit.{part}" for part in ("__main__", "defaults", "errors", "files", "cli", "cli.terminal", "commands")
-    }
+    ground = {f"hvdkit.{part}" for part in ("__main__", "defaults", "errors", "files", "cli", "commands")}
     assert commands <= own <= ground | commands
     assert "rich.markdown" not in modules, "what stood in its place is gone"
 
@@ -90,7 +88,7 @@ def test_help_is_what_typer_makes_of_the_commands(arguments: list[str]) -> None:
 
 
 def test_who_wants_markdown_after_the_help_gets_it() -> None:
-    code = "from hvdkit.cli import help; help.prepare(); from rich.markdown import Markdown; from rich.traceback "
+    code = "from hvdkit.cli import app; app._load_help(); from rich.markdown import Markdown; from rich.traceback "
     code += "import Traceback; import io; from rich.console import Console; file = io.StringIO(); "
     code += "Console(file=file).print(Markdown('# one')); print('one' in file.getvalue(), Traceback.__module__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=hygiene.patience(60))

@@ -19,7 +19,7 @@ import hygiene
 import numpy as np
 import pytest
 
-from hvdkit.commands.runtime import prove
+from hvdkit.commands.runtime_build import prove
 from hvdkit.core.group import Group
 from hvdkit.errors import RunError
 from hvdkit.runtimes import environment, patches, pins, store, wheel

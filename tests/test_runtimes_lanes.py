@@ -9,9 +9,8 @@ from typing import Any
 
 import hygiene
 import pytest
-from rich.console import Console
 
-from hvdkit.commands import runtime as build
+from hvdkit.commands import runtime_build as build
 from hvdkit.errors import RunError
 from hvdkit.runtimes import environment, machine, pins, store, wheel
 from hvdkit.runtimes.store import Runtime
@@ -79,7 +78,7 @@ def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lanes:
     monkeypatch.setattr(environment, "installed_versions", lambda name: {"numpy": "1"})
     monkeypatch.setattr(environment, "install_horovod", lambda name, made, log: lanes.do(f"add {name}"))
     monkeypatch.setattr(wheel, "obtain", obtain)
-    monkeypatch.setattr(build, "_examined", examined)
+    monkeypatch.setattr(build, "examined", examined)
     monkeypatch.setattr(build, "prove", lambda runtime, name, on_tick: lanes.do(f"prove {name}"))
     return lanes
 
@@ -89,25 +88,20 @@ def _cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 
 def _build() -> None:
-    build.build(None, False, Console(quiet=True))
+    build.run(build.RuntimeBuildRequest(gpu=False))
 
 
-def test_two_runtimes_are_installed_at_once(lanes: Lanes) -> None:
-    lanes.waits_for("install mxnet", "install pytorch")
-    lanes.waits_for("install pytorch", "install mxnet")
-    _build()
-    assert len(lanes.did) == 5 * len(pins.RUNTIMES)
-
-
-def test_the_first_runtime_compiles_while_others_are_installed(lanes: Lanes) -> None:
-    lanes.waits_for("install pytorch", "compile mxnet")
-    _build()
-    assert len(lanes.did) == 5 * len(pins.RUNTIMES)
-
-
-def test_the_next_runtime_compiles_while_one_is_proved(lanes: Lanes) -> None:
-    lanes.waits_for("prove mxnet", "compile pytorch")
-    lanes.waits_for("prove pytorch", "compile tensorflow")
+@pytest.mark.parametrize(
+    "at_once",
+    [
+        {"install mxnet": "install pytorch", "install pytorch": "install mxnet"},
+        {"install pytorch": "compile mxnet"},
+        {"prove mxnet": "compile pytorch", "prove pytorch": "compile tensorflow"},
+    ],
+)
+def test_runtimes_are_installed_compiled_and_proved_at_once(at_once: dict[str, str], lanes: Lanes) -> None:
+    for what, other in at_once.items():
+        lanes.waits_for(what, other)
     _build()
     assert len(lanes.did) == 5 * len(pins.RUNTIMES)
 

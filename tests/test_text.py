@@ -12,7 +12,7 @@ from conftest import Hvdkit
 
 from hvdkit.checkpoint import snapshots, weights
 from hvdkit.checkpoint.resume import check_text
-from hvdkit.commands import tokenizer
+from hvdkit.commands import tokenizer_train
 from hvdkit.core.step_plan import Progress
 from hvdkit.data import encoding, text, tokens
 from hvdkit.data.batches import epoch_batches
@@ -191,7 +191,7 @@ def test_a_tokenizer_is_trained_and_used(tmp_path: Path, inside: Hvdkit) -> None
 def test_a_tokenizers_text_that_is_none_is_named_by_its_file(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"good\nb\xe4d\n")
     with pytest.raises(RequestError) as refused:
-        list(tokenizer.texts(tmp_path / "a.txt"))
+        list(tokenizer_train.texts(tmp_path / "a.txt"))
     assert str(refused.value).startswith(f"{tmp_path / 'a.txt'}: expected UTF-8, got the byte 0xe4 at offset 6")
 
 

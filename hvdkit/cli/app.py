@@ -1,50 +1,35 @@
-"""The command line. Most commands are made of their requests (`generated.py`)."""
+"""The command line: every command is made of its request (`generated.py`)."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from importlib import import_module
+from types import ModuleType
 from typing import Annotated
 
 import typer
 
-from hvdkit.cli import completion, help, setting_up, text
-from hvdkit.cli import terminal as console
-from hvdkit.cli.generated import Lazy
-from hvdkit.cli.options import App
-from hvdkit.commands import COMMANDS
+from hvdkit.cli import terminal
+from hvdkit.cli.generated import lazy
+from hvdkit.commands import COMMANDS, GROUPS
+from hvdkit.errors import RequestError
 
-app = App(
+# `typer.rich_utils` always imports these: a parser of Markdown and a highlighter of tracebacks, which take longer than
+# the rest of `--help`. hvdkit's help is no Markdown, and it prints Python's own tracebacks.
+_UNUSED = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
+
+app = typer.Typer(
     no_args_is_help=True,
-    add_completion=True,
     pretty_exceptions_enable=False,
     help="One recipe, for a ResNet or a GPT, under PyTorch, TensorFlow, Keras and MXNet over real Horovod.",
 )
-
-for name, meaning in COMMANDS.items():
-    app.command(name, help=meaning, cls=Lazy)(lambda: None)
-
-
-@app.command()
-def report(
-    folder: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", readable=False, help="the output folder of `hvdkit compare` or `hvdkit train`"),
-    ],
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="where to write it", show_default="DIR")] = None,
-) -> None:
-    """Make one page of a comparison or a run, report.html, and report.md for pull requests."""
-    from hvdkit.report import page
-
-    for path in page.write(folder, out):
-        typer.echo(f"written to {path}")
-
-
-app.command()(setting_up.doctor)
-app.add_typer(setting_up.runtime_app, name="runtime")
-app.add_typer(setting_up.horovod_app, name="horovod")
-app.add_typer(setting_up.recipes_app, name="recipes")
-app.add_typer(text.tokenizer_app, name="tokenizer")
+_groups = {"": app}
+for _group, _meaning in GROUPS.items():
+    _groups[_group] = typer.Typer(no_args_is_help=True)
+    app.add_typer(_groups[_group], name=_group, help=_meaning)
+for _command, _meaning in COMMANDS.items():
+    _group, _, _name = _command.rpartition(" ")
+    _groups[_group].command(_name, help=_meaning, cls=lazy(_command))(lambda: None)
 
 
 def _version(wanted: bool) -> None:
@@ -69,14 +54,33 @@ def main(own_process: bool = False) -> None:
 
     With `own_process` the command has the process to itself and sets its signal handlers.
     """
+    words = sys.argv[1:]
     try:
-        console.prepare()
-        console.end_on_signals(own_process)
-        if help.asked() and not completion.asked():
-            help.prepare()
-        app()
+        terminal.prepare()
+        terminal.end_on_signals(own_process)
+        if "" in words:
+            before = words[words.index("") - 1] if words.index("") else "hvdkit"
+            raise RequestError(f"an empty word after {before}: expected a value; is a variable of the shell not set?")
+        if not words or "--help" in words:
+            _load_help()
+        status = app(standalone_mode=False)
     except BaseException as end:
         if own_process:
-            console.forget_signals()
-        status = console.ended(end)
+            terminal.forget_signals()
+        status = terminal.ended(end, words)
+    else:
+        status = terminal.ended(SystemExit(status), words)
     sys.exit(status)
+
+
+def _load_help() -> None:
+    """Import typer's help without what it does not use; a later import of those modules gets the real ones."""
+    placed = [name for name in _UNUSED if name not in sys.modules]
+    for name in placed:
+        sys.modules[name] = ModuleType(name)
+        setattr(sys.modules[name], _UNUSED[name], type(_UNUSED[name], (), {}))
+    try:
+        import_module("typer.rich_utils")
+    finally:
+        for name in placed:
+            del sys.modules[name]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+import sys
+from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
-from hvdkit.cli.options import App, Command, show
 from hvdkit.errors import Faults, RequestError
 
 if TYPE_CHECKING:
@@ -23,28 +24,33 @@ _DRY_RUN = typer.Option("--dry-run", help="show what would be started, and start
 _JSON = typer.Option("--json", help="with --dry-run: as JSON")
 
 
-class Lazy(Command):
+_WIDTH = 160  # characters of a table where there is no terminal
+
+
+class _Lazy(TyperCommand):
     """A command in a list, of which only name and help are known; it becomes the whole one when it is used."""
 
+    module: str
+
     @cached_property
-    def whole(self) -> Command:
+    def whole(self) -> TyperCommand:
         """The command with its parameters."""
-        app = App(add_completion=False)
+        app = typer.Typer(add_completion=False)
         app.command(self.name, help=self.help)(_callback(self.module))
         command: Any = typer.main.get_command(app)
         return command  # type: ignore[no-any-return]
-
-    @property
-    def module(self) -> str:
-        """The command's module in `hvdkit/commands/`."""
-        return str(self.name).replace("-", "_")
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The whole command's: what runs, completes or explains a command begins with it."""
         return self.whole.make_context(info_name, args, parent, **extra)
 
 
-def _callback(name: str) -> Callable[..., None]:
+def lazy(command: str) -> type[TyperCommand]:
+    """The class of a command, by its name in `COMMANDS`: of `runtime build` in `hvdkit/commands/runtime_build.py`."""
+    return type("Lazy", (_Lazy,), {"module": command.replace(" ", "_").replace("-", "_")})
+
+
+def _callback(name: str) -> Callable[..., int]:
     """What typer takes a command's parameters from, and calls with them."""
     module = import_module(f"hvdkit.commands.{name}")
     mine = _request(module)
@@ -56,7 +62,7 @@ def _callback(name: str) -> Callable[..., None]:
     if hasattr(module, "preview"):
         parameters += [_named("dry_run", bool, _DRY_RUN, False), _named("json", bool, _JSON, False)]
 
-    def callback(context: typer.Context, **values: Any) -> None:
+    def callback(context: typer.Context, **values: Any) -> int:
         dry, as_json = values.pop("dry_run", False), values.pop("json", False)
         if as_json and not dry:
             raise RequestError("--json: expected --dry-run with it")
@@ -75,10 +81,11 @@ def _callback(name: str) -> Callable[..., None]:
             from hvdkit.report.dry_run import lines
 
             plan = command.preview(request)
-            return typer.echo(plan.model_dump_json(indent=2) if as_json else "\n".join(lines(plan)))
+            typer.echo(plan.model_dump_json(indent=2) if as_json else "\n".join(lines(plan)))
+            return 0
         result = command.run(request)
         show(command.lines(request, result))
-        raise typer.Exit(command.status(result) if hasattr(command, "status") else 0)
+        return command.status(result) if hasattr(command, "status") else 0
 
     parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -130,7 +137,7 @@ def _parameter(name: str, info: FieldInfo, option: Option, needed: bool) -> insp
         "metavar": option.metavar,
         "show_default": option.shown or True,
         "rich_help_panel": option.panel,
-        "autocompletion": _completion(option.complete),
+        "readable": False,  # the command says what it cannot read
     }
     default = None if info.is_required() else info.default
     if isinstance(option, Argument):
@@ -156,14 +163,15 @@ def _turned(option: Option | None) -> bool:
     return option is not None and option.names[:1] != () and option.names[0].startswith("--no-")
 
 
-def _completion(place: str | None) -> Callable[[str], list[str]] | None:
-    """Completes what a list has, or a function gives, of a module that is imported then."""
-    if place is None:
-        return None
-    module, _, name = place.partition(":")
+def show(lines: Iterable[Any]) -> None:
+    """Print lines, and what rich has as wide as the terminal, or _WIDTH characters without one."""
+    console = None
+    for line in lines:
+        if isinstance(line, str):
+            typer.echo(line)
+            continue
+        if console is None:
+            from rich.console import Console
 
-    def complete(incomplete: str) -> list[str]:
-        known = getattr(import_module(module), name)
-        return list(known(incomplete) if callable(known) else known)
-
-    return complete
+            console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+        console.print(line, soft_wrap=hasattr(line, "plain"))  # a text, which stays one line

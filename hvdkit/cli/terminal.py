@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -97,9 +98,9 @@ def _terminated(number: int, _: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
 
 
-def ended(end: BaseException) -> int:
-    """Report on standard error how a command ended, unless it succeeded, and return its exit status."""
-    lines, status = _message(end)
+def ended(end: BaseException, words: Sequence[str] = ()) -> int:
+    """Report on standard error how the command of these words ended, unless it succeeded; returns its exit status."""
+    lines, status = _message(end, words)
     try:
         sys.stdout.flush()
     except OSError as error:  # a full disk or a closed pipe
@@ -115,12 +116,16 @@ def ended(end: BaseException) -> int:
     return status
 
 
-def _message(end: BaseException) -> tuple[list[str], int]:
+def _message(end: BaseException, words: Sequence[str]) -> tuple[list[str], int]:
     if isinstance(end, SystemExit):
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         # typer turns a KeyboardInterrupt into a SystemExit
         said = {128 + number: [f"ended by {number.name}"] for number in (signal.SIGTERM, signal.SIGHUP)}
         return (said | {128 + signal.SIGINT: ["interrupted"]}).get(status, []), status
+    if hasattr(end, "format_message"):  # typer's errors have it
+        from hvdkit.cli import wrong_words
+
+        return wrong_words.lines(end, words), 2
     if isinstance(end, HvdkitError):
         return [*str(end).splitlines(), *getattr(end, "__notes__", [])], end.exit_status
     if isinstance(end, KeyboardInterrupt):

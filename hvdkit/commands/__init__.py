@@ -18,4 +18,20 @@ COMMANDS = {
     "advise": "Rank what would make training faster or cheaper, in software and hardware, each by its predicted gain.",
     "memory": "Count the memory that a recipe needs, by part and stage of sharding, without running anything.",
     "profile": "Measure where the time of a step goes, by layer and by rank, and show what bounds it.",
+    "report": "Make one page of a comparison or a run, report.html, and report.md for pull requests.",
+    "doctor": "Show what is installed and what is broken, with the command that repairs it: here, or on other hosts.",
+    "runtime build": "Build the runtimes that are missing or out of date, and test each with two processes.",
+    "runtime add": "Use an interpreter of your own as a runtime.",
+    "runtime list": "List the runtimes.",
+    "horovod wheel": "Build a Horovod for any environment and test it there; the environment is not changed.",
+    "recipes list": "List the recipes that come with hvdkit, each with a description.",
+    "recipes copy": "Copy a recipe, or the script that runs recipes under a framework, for you to change.",
+    "tokenizer train": "Train a byte-level BPE tokenizer on a text, as GPT-2 has one.",
+}
+# The first words of commands that have two.
+GROUPS = {
+    "runtime": "Python environments, each with a framework and a tested Horovod.",
+    "horovod": "Horovod for an environment of your own.",
+    "recipes": "The recipes that come with hvdkit.",
+    "tokenizer": "Tokenizers for text: which pieces of it a language model sees.",
 }

@@ -61,7 +61,6 @@ class AdviseRequest(Request):
         Argument(
             "a profile, or a recipe (file or name) to profile first",
             metavar="PROFILE.json|RECIPE",
-            complete="hvdkit.cli.completion:recipes",
         ),
     ]
     overrides: Annotated[
@@ -70,7 +69,6 @@ class AdviseRequest(Request):
         Argument(
             "changes to the recipe, such as epochs=2",
             metavar="[key=value]...",
-            complete="hvdkit.cli.completion:overrides",
         ),
     ] = None
     cluster: Annotated[
@@ -79,7 +77,6 @@ class AdviseRequest(Request):
             "a file, or one of hvdkit's",
             metavar="CLUSTER.yaml",
             shown="the links of the profile",
-            complete="hvdkit.cli.completion:clusters",
         ),
     ] = None
     ranks: Annotated[int | None, Option("number of ranks", ("-n",), shown="the profile's")] = None
@@ -107,7 +104,6 @@ class AdviseRequest(Request):
         str | None,
         Option(
             f"framework to profile a recipe with: {FRAMEWORKS_HELP.replace('pytorch', 'pytorch (default)')}",
-            complete="hvdkit.runtimes.pins:FRAMEWORKS",
         ),
     ] = None
     np: Annotated[int | None, Option("ranks to profile a recipe with", ("-np", "--np"), shown="2")] = None
@@ -121,7 +117,7 @@ class AdviseRequest(Request):
     ] = None
     launcher: Annotated[
         str | None,
-        Option(f"launcher to profile a recipe with: {LAUNCHERS}", complete="hvdkit.launch.launchers:LAUNCHERS"),
+        Option(f"launcher to profile a recipe with: {LAUNCHERS}"),
     ] = None
     stall_timeout: Annotated[float | None, Option("seconds after which a rank that hangs ends the run", shown="60")] = (
         None

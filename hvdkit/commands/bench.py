@@ -54,9 +54,7 @@ class BenchRequest(Request):
 
     collective: Annotated[
         Collective,
-        Argument(
-            "allreduce, allgather, broadcast, alltoall or reducescatter", complete="hvdkit.results.bench:COLLECTIVES"
-        ),
+        Argument("allreduce, allgather, broadcast, alltoall or reducescatter"),
     ]
     framework: Framework = FRAMEWORK
     np: Ranks = 2

@@ -5,29 +5,84 @@ from __future__ import annotations
 import ipaddress
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from rich.console import Console
 
 import hvdkit
+from hvdkit import paths
 from hvdkit.commands import host_faults
+from hvdkit.commands.fields import Overwrite
 from hvdkit.commands.host_ring import Member, reach
+from hvdkit.commands.request import Option, Request
 from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch import launchers
 from hvdkit.launch.hosts import Host, parse_hosts, read_hostfile, shown
 from hvdkit.launch.launchers import slurm
 from hvdkit.launch.probes import START_S, Probe, Unreachable, way
+from hvdkit.report.doctor import lines as fault_lines
+from hvdkit.report.doctor import table
+from hvdkit.report.tabular import terminal
 from hvdkit.results.doctor import HostFault, HostReport, HostsReport, Interface, RuntimeThere
+from hvdkit.runtimes import doctor as this_machine
 from hvdkit.runtimes import pins, store
+from hvdkit.runtimes.doctor import Report
 from hvdkit.runtimes.store import PACKAGE, Runtime
 
 FILE = "doctor.json"
 _NAME_S = 3.0
 _NCCL = [f"nvidia-nccl-cu{version}" for version in (11, 12, 13)]
 _PACKAGES = ["horovod", "numpy", "keras", "pydantic", "safetensors", *_NCCL]
+
+
+class DoctorRequest(Request):
+    """Show what is installed and what is broken, with the command that repairs it: here, or on other hosts."""
+
+    hosts: Annotated[
+        str | None, Option("host:slots,...: examine these", ("-H", "--hosts"), shown="the allocation's")
+    ] = None
+    hostfile: Annotated[Path | None, Option("a file of hosts, as MPI's and horovodrun's")] = None
+    interface: Annotated[str | None, Option("such as eth0 or 10.0.0.0/8", metavar="NAME|NETWORK", shown="by route")] = (
+        None
+    )
+    out: Annotated[Path | None, Option("the folder of doctor.json", shown="runs/hosts-doctor-<time>")] = None
+    overwrite: Overwrite = False
+
+
+def run(request: DoctorRequest) -> Report | HostsReport:
+    """Examine the hosts that are named or allocated, or else this machine. Raises RequestError."""
+    console = Console(stderr=True)
+    if hosts := hosts_of(request.hosts, request.hostfile):
+        wanted(request.interface)
+        with (
+            paths.claimed(request.out or paths.default_out("hosts", "doctor"), request.overwrite) as folder,
+            console.status(f"examining {len(hosts)} hosts"),
+        ):
+            return examine(hosts, request.interface, folder)
+    if given := next((name for name in ("interface", "out") if getattr(request, name) is not None), None):
+        raise RequestError(f"--{given}: expected -H or --hostfile with it")
+    with console.status("examining the machine and the runtimes"):
+        return this_machine.examine()
+
+
+def lines(request: DoctorRequest, result: Report | HostsReport) -> Iterator[Any]:
+    """The tables, each fault and note with what to do, and a verdict."""
+    if isinstance(result, HostsReport):
+        yield terminal(table(result), "hosts, and how the one before each reaches it")
+        yield from fault_lines(result)
+        yield f"written to {result.folder / FILE}"
+    else:
+        yield from result.lines()
+
+
+def status(result: Report | HostsReport) -> int:
+    """1 if something that is needed is broken, or ranks cannot run on the hosts; else 0."""
+    return result.exit_status
 
 
 def hosts_of(option: str | None, hostfile: Path | None) -> list[Host]:

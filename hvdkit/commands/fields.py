@@ -15,9 +15,6 @@ from hvdkit.errors import RequestError
 RIVALS = "plain, ddp, zero_redundancy, fsdp, deepspeed, deepspeed_offload, multiworker, kvstore or independent"
 LAUNCHERS = "auto, direct (this machine), horovodrun, mpirun, slurm or ray"
 FRAMEWORKS_HELP = "pytorch, tensorflow, keras or mxnet"
-_COMPLETE_FRAMEWORKS = "hvdkit.runtimes.pins:FRAMEWORKS"
-_COMPLETE_RIVALS = "hvdkit.baselines.registry:RIVALS"
-_COMPLETE_LAUNCHERS = "hvdkit.launch.launchers:LAUNCHERS"
 
 
 def texts(name: str, given: Any) -> list[str]:
@@ -78,26 +75,23 @@ RecipeFile = Annotated[
     Argument(
         "the recipe: a file, or a name from `hvdkit recipes list`",
         metavar="RECIPE.yaml",
-        complete="hvdkit.cli.completion:recipes",
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
     SETTINGS,
-    Argument("such as epochs=2", metavar="[key=value]...", complete="hvdkit.cli.completion:overrides"),
+    Argument("such as epochs=2", metavar="[key=value]..."),
 ]
 CheckpointFolder = Annotated[Path, Argument("RUN, or a checkpoint of it", metavar="CHECKPOINT_DIR")]
 RunOrCheckpoint = Annotated[Path, Argument("such as runs/photos", metavar="RUN_OR_CHECKPOINT_DIR")]
 Average = Annotated[
     bool, Option("the weights themselves, where the checkpoint has an average of them", ("--no-average",))
 ]
-Framework = Annotated[str, Option(FRAMEWORKS_HELP, complete=_COMPLETE_FRAMEWORKS)]
-WritersFramework = Annotated[
-    str | None, Option(FRAMEWORKS_HELP, shown="that of the checkpoint", complete=_COMPLETE_FRAMEWORKS)
-]
+Framework = Annotated[str, Option(FRAMEWORKS_HELP)]
+WritersFramework = Annotated[str | None, Option(FRAMEWORKS_HELP, shown="that of the checkpoint")]
 Frameworks = Annotated[
     list[str] | None,
-    Option("may be repeated", ("--framework",), shown="all four", complete=_COMPLETE_FRAMEWORKS),
+    Option("may be repeated", ("--framework",), shown="all four"),
 ]
 Ranks = Annotated[int, Option("number of ranks", ("-np", "--np", "-n"))]
 OF_HOSTS = Accepts("Names", "a text, or a list of texts", _hosts, str)
@@ -106,13 +100,13 @@ Hosts = Annotated[
     OF_HOSTS,
     Option("host:slots,..., or ./FILE of hosts", ("-H", "--hosts"), shown="this machine"),
 ]
-Rivals = Annotated[list[str] | None, Option(f"{RIVALS}; may be repeated", ("--rival",), complete=_COMPLETE_RIVALS)]
-Launcher = Annotated[str, Option(LAUNCHERS, complete=_COMPLETE_LAUNCHERS)]
+Rivals = Annotated[list[str] | None, Option(f"{RIVALS}; may be repeated", ("--rival",))]
+Launcher = Annotated[str, Option(LAUNCHERS)]
 StallTimeout = Annotated[float, Option("seconds after which a rank that hangs ends the run; 0: never")]
 Debug = Annotated[bool, Option("collect Horovod's and NCCL's own logs in RUN/debug, by rank")]
 Log = Annotated[
     list[str] | None,
-    Option("wandb, mlflow or tensorboard; may be repeated", ("--log",), complete="hvdkit.tracking.trackers:NAMES"),
+    Option("wandb, mlflow or tensorboard; may be repeated", ("--log",)),
 ]
 Out = Annotated[Path | None, Option("the run's folder", shown="runs/<recipe>-<command>-<time>")]
 Overwrite = Annotated[bool, Option("replace the results of an earlier run in the folder")]

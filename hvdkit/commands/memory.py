@@ -49,7 +49,6 @@ class MemoryRequest(Request):
         Option(
             "whether it fits: a GPU such as h100, or its memory such as 24GiB",
             shown="none",
-            complete="hvdkit.commands.memory:names",
         ),
     ] = None
     framework: Framework = FRAMEWORK
@@ -78,11 +77,6 @@ def lines(request: MemoryRequest, result: MemoryNeed) -> Iterator[str | Table]:
     yield from report.notes(result)
     if request.out:
         yield f"written to {result.folder / FILE}"
-
-
-def names(incomplete: str) -> list[str]:
-    """Devices, for completion."""
-    return list(devices())
 
 
 def devices() -> dict[str, int]:

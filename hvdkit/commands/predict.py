@@ -36,7 +36,6 @@ ClusterFile = Annotated[
         "a cluster file, or the name of one of hvdkit's",
         ("--cluster",),
         metavar="CLUSTER.yaml",
-        complete="hvdkit.cli.completion:clusters",
     ),
 ]
 Policy = Annotated[str | None, Option("when gradients are sent, such as horovod, ddp or mg-wfbp")]

@@ -92,7 +92,6 @@ class ProfileRequest(Request):
         Argument(
             "the recipe, or --from instead",
             metavar="RECIPE.yaml",
-            complete="hvdkit.cli.completion:recipes",
             missing="expected a recipe to measure, or --from with a published figure",
         ),
     ]

@@ -34,7 +34,7 @@ from hvdkit.errors import LARGEST, Faults, RequestError
 class Option:
     """A field as an option: its help and its names, `--field-name` where none are given.
 
-    `shown` is the default as the help has it, `complete` what a shell completes: `module:NAME` of a list or function.
+    `shown` is the default as the help has it.
     """
 
     help: str
@@ -42,7 +42,6 @@ class Option:
     metavar: str | None = None
     shown: str | None = None
     panel: str | None = None
-    complete: str | None = None
     missing: str = "expected a value"  # told where it is needed and not given
     positional: bool = False  # in Python
     in_python: bool = True

@@ -80,14 +80,11 @@ class TrainRequest(Request):
         Option(
             FRAMEWORKS_HELP,
             shown="pytorch, or that of the script or of the run to resume",
-            complete="hvdkit.runtimes.pins:FRAMEWORKS",
         ),
     ] = None
     np: Ranks = 1
     hosts: Hosts = None
-    rival: Annotated[
-        str | None, Option("train with another method: " + RIVALS, complete="hvdkit.baselines.registry:RIVALS")
-    ] = None
+    rival: Annotated[str | None, Option("train with another method: " + RIVALS)] = None
     launcher: Launcher = LAUNCHER
     stall_timeout: StallTimeout = STALL_TIMEOUT_S
     debug: Debug = False

@@ -34,32 +34,6 @@ def _keys(root: type[BaseModel]) -> Iterator[str]:
             yield from (f"{name}.{inner}" for inner in section.model_fields)
 
 
-def values(root: type[BaseModel]) -> dict[str, list[str]]:
-    """All keys that can be given as `key=value`, each with its values or, where there is no list of them, its default.
-
-    Keys that have several kinds of section in common have the values of all.
-    """
-    words_of: dict[str, dict[str, None]] = {}
-    for name, field in root.model_fields.items():
-        inner = sections(field.annotation)
-        for key, info in [(name, field)] + [
-            (f"{name}.{key}", other) for section in inner for key, other in section.model_fields.items()
-        ]:
-            if info is field and inner:
-                continue
-            words = [word for kind in (info.annotation, *get_args(info.annotation)) for word in _words(kind)]
-            plain = [info.default] if isinstance(info.default, int | float | str | None) else []
-            words_of.setdefault(key, {}).update(dict.fromkeys(words or [_text(value) or "null" for value in plain]))
-    return {key: list(words) for key, words in words_of.items()}
-
-
-def _words(annotation: Any) -> list[str]:
-    """The words that a key of this type can be."""
-    if annotation is bool:
-        return ["true", "false"]
-    return [word for word in get_args(annotation) if isinstance(word, str)]
-
-
 def meant(given: str, root: type[BaseModel]) -> str | None:
     """The key that `given` names in full, by its last part or as other tools do, then perhaps with its value.
 

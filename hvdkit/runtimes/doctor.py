@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from hvdkit.errors import HvdkitError
 from hvdkit.runtimes import cuda, environment, machine, pins, store, wheel
@@ -47,27 +48,26 @@ class Report:
         """1 if something that is needed is broken, else 0."""
         return 1 if self.faults else 0
 
-    def render(self, console: Console) -> None:
-        """Print the tables, then each fault and note with what fixes it."""
+    def lines(self) -> Iterator[Table | Text | str]:
+        """The tables, then each fault and note with what fixes it."""
         runtimes = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for title in ("runtime", "state", "framework", "NumPy", "Horovod", "controllers", "operations"):
             runtimes.add_column(title, no_wrap=True)
         for row in self.findings:
             runtimes.add_row(*_cells(row))
-        console.print(runtimes)
+        yield runtimes
         here = Table(box=box.SIMPLE, show_header=False)
         here.add_column(no_wrap=True)
         here.add_column(overflow="fold")
         interpreters = {f"{row.name} runs": str(row.runtime.python) for row in self.findings if row.runtime}
         for what, text in (self.machine | interpreters).items():
             here.add_row(what, text)
-        console.print(here)
+        yield here
         for kind, style, items in (("fault", "red", self.faults), ("note", "yellow", self.notes)):
             for item in items:
-                console.print(f"[{style}]{kind}[/]: ", end="")
-                console.print(f"{item.what}\n  mend: {item.remedy}", markup=False, highlight=False, soft_wrap=True)
+                yield Text.assemble((kind, style), f": {item.what}\n  mend: {item.remedy}")
         if not self.faults:
-            console.print("[green]nothing that is there is broken[/]")
+            yield Text("nothing that is there is broken", "green")
 
 
 def _cells(row: Finding) -> list[str]:

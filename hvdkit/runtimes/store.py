@@ -57,6 +57,13 @@ class Runtime(BaseModel):
         link = str(root() / _LINK_FOLDER)
         return {"PYTHONPATH": link if not inherited else f"{link}{os.pathsep}{inherited}"}
 
+    def describe(self) -> str:
+        """The runtime in a few words: `torch 2.13.0+cpu, Horovod 0.28.1 with gloo`."""
+        module, operations = pins.ALL[self.name].module, " and ".join(self.operations)
+        versions = {name: self.versions.get(name, "?") for name in (module, "horovod")}
+        text = f"{module} {versions[module]}, Horovod {versions['horovod']} with {operations}"
+        return f"{text}, added: {self.python}" if self.added else text
+
 
 def root() -> Path:
     """The folder of all runtimes: HVDKIT_RUNTIMES, or `.runtimes` in a checkout, or in the user's data folder."""

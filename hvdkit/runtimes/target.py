@@ -49,10 +49,7 @@ def find(python: Path, gpu: bool | None, oldest: tuple[int, int] = OLDEST_PYTHON
     every framework. `oldest` is the first Python that will do. Raises RequestError with all faults, each with its
     remedy.
     """
-    # Not resolve(): the interpreter of a virtual environment is a link, and following it would leave it.
-    python = python.absolute()
-    if fault := store.fault_of(python):
-        raise RequestError(f"{python}: it {fault}; name the program itself, such as ENVIRONMENT/bin/python")
+    python = runnable(python)
     facts = _probe(python)
     faults = [*_interpreter_faults(python, facts, oldest), *_framework_faults(facts["versions"]), *machine.missing(())]
     on_gpu = _gpu_faults(python, facts)
@@ -60,6 +57,15 @@ def find(python: Path, gpu: bool | None, oldest: tuple[int, int] = OLDEST_PYTHON
         faults += on_gpu
     machine.refuse(f"Horovod cannot be built for {python}", faults)
     return Target(python, facts["versions"], not on_gpu if gpu is None else gpu)
+
+
+def runnable(python: Path) -> Path:
+    """An interpreter's absolute path. Raises RequestError where this process cannot run it."""
+    # Not resolve(): the interpreter of a virtual environment is a link, and following it would leave it.
+    python = python.absolute()
+    if fault := store.fault_of(python):
+        raise RequestError(f"{python}: it {fault}; name the program itself, such as ENVIRONMENT/bin/python")
+    return python
 
 
 def _probe(python: Path) -> dict[str, Any]:

@@ -6,10 +6,13 @@ import os
 import shlex
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 from rich.console import Console
 
+from hvdkit.commands.request import Option, Request, say
 from hvdkit.errors import RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.launch.hosts import parse_hosts
@@ -26,24 +29,37 @@ _PROOF = Path(wheel.__file__).with_name("collectives_proof.py")
 _PROOF_TIMEOUT_S = 300
 
 
-def build(python: Path, gpu: bool | None, out: Path, console: Console) -> Path:
-    """Build Horovod for the environment of `python`, test it there, and leave the wheel in the folder `out`.
+class HorovodWheelRequest(Request):
+    """Build a Horovod for the environment of `python` and test it there; the wheel goes to the folder `out`.
 
-    The environment is not changed. Raises RequestError if Horovod cannot be built for it or `out` cannot be written,
-    RunError if the build or the test fails.
+    The environment is not changed. `gpu` is as for `hvdkit runtime build`.
     """
-    target = find(python, gpu)
+
+    python: Annotated[Path, Option("the interpreter of the environment, with its frameworks")]
+    gpu: Annotated[bool | None, Option("", ("--gpu/--cpu",), shown="GPU where CUDA is found")] = None
+    out: Annotated[Path, Option("the folder of the wheel")] = Path()
+
+
+def run(request: HorovodWheelRequest) -> Path:
+    """The wheel. Raises RequestError if Horovod cannot be built for that environment or `out` cannot be written,
+    RunError if the build or the test fails."""
+    target, out = find(request.python, request.gpu), request.out
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RequestError(
             f"--out: {error.filename or out}: {error.strerror}; name a folder that can be made"
         ) from error
-    console.print(f"Horovod for {target.describe()} in {target.python}", markup=False, highlight=False, soft_wrap=True)
-    wheel = proved(target, console)
+    say([f"Horovod for {target.describe()} in {target.python}"])
+    wheel = proved(target, Console(stderr=True))
     path = out / wheel.name
     write_atomic(path, wheel.read_bytes())
     return path
+
+
+def lines(request: HorovodWheelRequest, result: Path) -> Iterator[str]:
+    """Where it is, and how it is installed."""
+    yield from (str(result), f"install it: {install_command(request.python, result)}")
 
 
 def install_command(python: Path, wheel: Path) -> str:
@@ -55,7 +71,7 @@ def install_command(python: Path, wheel: Path) -> str:
 def install(python: Path, console: Console) -> None:
     """Build Horovod for the environment of `python`, test it and install it there, for a runtime of hvdkit.
 
-    Raises as `build` does.
+    Raises as `run` does.
     """
     target = find(python, None, OLDEST_PYTHON)
     wheel = proved(target, console)

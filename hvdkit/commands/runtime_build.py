@@ -1,4 +1,4 @@
-"""`hvdkit runtime build` and `hvdkit runtime add`: environments with a framework and a Horovod that works.
+"""`hvdkit runtime build`: environments with a framework and a Horovod that works.
 
 While one runtime's Horovod compiles, the others' packages are fetched and installed, and Horovod is proved where it is
 compiled already.
@@ -7,16 +7,17 @@ compiled already.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Annotated
 
 from rich.console import Console
 
-from hvdkit.commands import horovod
+from hvdkit.commands import horovod_wheel
+from hvdkit.commands.request import Argument, Option, Request
 from hvdkit.errors import HvdkitError, RequestError, RunError
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Job
@@ -36,23 +37,37 @@ _INSTALLS = 2
 _CORES_OF_A_COMPILE = 3  # what one keeps busy: three large sources, then one process that links
 
 
-def build(names: list[str] | None, gpu: bool | None, console: Console) -> None:
-    """Build the runtimes `names` (None: those of all frameworks) that are missing or out of date.
+class RuntimeBuildRequest(Request):
+    """Build the runtimes `names`, or those of all frameworks, that are missing or out of date, and test each.
 
     `gpu` forces a build with (True) or without (False) CUDA and NCCL; None takes them where both are found. A user's
     own interpreter, added under a runtime's name, is replaced only where that name is asked for.
-    Raises RequestError where a name is unknown or this machine lacks a tool, RunError where a build fails; the other
-    runtimes are still built.
     """
-    wanted = _checked(names)
+
+    names: Annotated[list[str] | None, Argument("pytorch, tensorflow, mxnet, deepspeed", shown="the first three")] = (
+        None
+    )
+    gpu: Annotated[bool | None, Option("", ("--gpu/--cpu",), shown="GPU where CUDA is found")] = None
+
+
+def run(request: RuntimeBuildRequest) -> None:
+    """Build. Raises RequestError where a name is unknown or this machine lacks a tool, RunError where a build fails;
+    the other runtimes are still built."""
+    console, gpu = Console(), request.gpu
+    wanted = checked(request.names)
     on_gpu = {name: machine.decide_gpu(name, gpu) for name in wanted}
-    ready = [runtime for name in wanted if (runtime := store.load(name)) and _serves(runtime, gpu, bool(names))]
+    ready = [r for name in wanted if (r := store.load(name)) and _serves(r, gpu, bool(request.names))]
     if ready:
-        names_ready = ", ".join(f"{runtime.name} ({describe(runtime)})" for runtime in ready)
+        names_ready = ", ".join(f"{runtime.name} ({runtime.describe()})" for runtime in ready)
         console.print(f"ready: {names_ready}", markup=False, highlight=False, soft_wrap=True)
     if todo := {name: on_gpu[name] for name in _ORDER if name in on_gpu.keys() - {runtime.name for runtime in ready}}:
         machine.require(todo)
         _Build(todo, console).run()
+
+
+def lines(request: RuntimeBuildRequest, result: None) -> Iterator[str]:
+    """Nothing: the progress has said it."""
+    yield from ()
 
 
 def _serves(runtime: Runtime, gpu: bool | None, named: bool) -> bool:
@@ -63,15 +78,8 @@ def _serves(runtime: Runtime, gpu: bool | None, named: bool) -> bool:
     return gpu in (None, runtime.gpu) and runtime.key == current_key(runtime.name, runtime.gpu)
 
 
-def describe(runtime: Runtime) -> str:
-    """The runtime in a few words: `torch 2.13.0+cpu, Horovod 0.28.1 with gloo`."""
-    module = pins.ALL[runtime.name].module
-    versions, operations = runtime.versions, " and ".join(runtime.operations)
-    text = f"{module} {versions.get(module, '?')}, Horovod {versions.get('horovod', '?')} with {operations}"
-    return f"{text}, added: {runtime.python}" if runtime.added else text
-
-
-def _checked(names: Iterable[str] | None) -> list[str]:
+def checked(names: Iterable[str] | None) -> list[str]:
+    """The runtimes of these names, or of all frameworks, in order. Raises RequestError for unknown names."""
     chosen, known = set(names or pins.RUNTIMES), pins.ALL
     if faults := [store.unknown("runtime", name, known) for name in sorted(chosen - set(known))]:
         raise RequestError("\n".join(faults))
@@ -154,7 +162,7 @@ class _Build:
         if target.gpu:
             machine.refuse("a build with --gpu lacks", cuda.find(target.python).missing())
         # What a build that is killed leaves there goes with the runtime's folder, when the next one begins.
-        return horovod.obtain(name, target, store.folder(name) / "horovod", log, self._progress)
+        return horovod_wheel.obtain(name, target, store.folder(name) / "horovod", log, self._progress)
 
     def _finish(self, name: str, held: ExitStack, prepared: Future[Log | None], compiled: Future[Path | None]) -> None:
         """Install Horovod and test it; then the runtime is complete. The lock and the log are released here."""
@@ -165,10 +173,10 @@ class _Build:
                     self._progress.stage(name, PROVE, "installing Horovod and testing it on two processes")
                     environment.install_horovod(name, wheel, log)
                     key, gpu = current_key(name, self._gpu[name]), self._gpu[name]
-                    runtime = _examined(name, store.python_of(name), key=key, gpu=gpu, added=False)
+                    runtime = examined(name, store.python_of(name), key=key, gpu=gpu, added=False)
                     prove(runtime, pins.framework_of(name), self._stop_if_cancelled)
                     store.save(runtime)
-                    text = f"ready: {describe(runtime)}"
+                    text = f"ready: {runtime.describe()}"
             self._progress.end(name, text, good=True)
         except BaseException as error:
             self._progress.end(name, "interrupted" if self._cancelled.is_set() else "failed", good=False)
@@ -183,7 +191,7 @@ class _Build:
             raise RunError("cancelled")
 
 
-def _examined(name: str, python: Path, *, key: str, gpu: bool, added: bool) -> Runtime:
+def examined(name: str, python: Path, *, key: str, gpu: bool, added: bool) -> Runtime:
     """The runtime as probe.py finds it. Raises RequestError, all faults at once, where it cannot serve."""
     draft = Runtime(name=name, python=python, key=key, gpu=gpu, added=added, versions={}, controllers=[], operations=[])
     runtime, faults = environment.examine(draft)
@@ -208,31 +216,3 @@ def prove(runtime: Runtime, framework: str, on_tick: Callable[[], None] | None =
             log_dir=Path(folder),
         )
         direct.run(job, on_tick)
-
-
-def add(name: str, python: Path, with_horovod: bool = False, console: Console | None = None) -> Runtime:
-    """Take a user's own interpreter as the runtime `name`: it must have the framework, Horovod and a few packages.
-
-    `with_horovod` builds a Horovod for it first and installs it there. Raises RequestError where the name is unknown,
-    the interpreter cannot be run or lacks something, RunError where Horovod's build or proof fails. A runtime of that
-    name which is there already is replaced after the proof.
-    """
-    _checked([name])
-    # Not resolve(): the interpreter of a virtual environment is a link, and following it would leave it.
-    python = python.absolute()
-    if fault := store.fault_of(python):
-        raise RequestError(f"{python}: it {fault}; name the program itself, such as ENVIRONMENT/bin/python")
-    if with_horovod:
-        horovod.install(python, console or Console(stderr=True))
-    with store.lock(name, lambda: print(f"another build is at work on '{name}'; waiting", file=sys.stderr)):
-        store.link_hvdkit()
-        try:
-            runtime = _examined(name, python, key="added", gpu=False, added=True)
-        except RunError as error:
-            raise RequestError(str(error)) from error
-        runtime = runtime.model_copy(update={"gpu": "nccl" in runtime.operations})
-        prove(runtime, pins.framework_of(name))
-        environment.remove(name)
-        store.folder(name).mkdir()
-        store.save(runtime)
-    return runtime

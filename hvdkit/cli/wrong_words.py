@@ -1,0 +1,44 @@
+"""What is said of words that typer refuses, in place of its box: a line, with what may have been meant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+# What typer calls a wrong value, and what is expected.
+_NUMBERS = {"valid integer": "a whole number", "valid float": "a number", "valid number": "a number"}
+
+
+def lines(error: Any, words: Sequence[str]) -> list[str]:
+    """The lines for an error of typer's about the words of a command line."""
+    kind, context = type(error).__name__, error.ctx
+    if kind == "NoArgsIsHelpError":  # the help is printed
+        return []
+    parameters = context.command.params
+    if kind == "NoSuchOption" and any(parameter.name == "overrides" for parameter in parameters):
+        from hvdkit.recipe.hints import as_overrides
+        from hvdkit.recipe.schema import Recipe
+
+        known = {option for parameter in parameters for option in parameter.opts}
+        if message := as_overrides(words, known, Recipe):
+            return message.splitlines()
+    said = " ".join(error.format_message().split()).removesuffix(".")
+    if said.startswith("No such command") and context.parent is None:
+        from hvdkit.recipe.habits import COMMANDS
+
+        if meant := COMMANDS.get(words[0].lower()):
+            said = f"No such command {words[0]!r}. Did you mean `hvdkit {meant}`?"
+    elif said.startswith("Invalid value for"):
+        said = _of_value(error, words)
+    return [f"{said}; see `{context.command_path} --help`"]
+
+
+def _of_value(error: Any, words: Sequence[str]) -> str:
+    """What is wrong with an option's value, with the option and the value as they were given."""
+    name, value = error.param.opts[0], ""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        option, equals, after = word.partition("=")
+        if option in error.param.opts:
+            name, value = option, f" {after if equals else following}"
+    why = next((f"expected {expected}" for kind, expected in _NUMBERS.items() if kind in error.message), None)
+    return f"{name}{value}: {why or error.message.rstrip('.').replace('Input should be', 'expected')}"
