@@ -311,8 +311,8 @@ def submit(
 ) -> Submitted:
     """Write training as a job for a scheduler, `slurm` or `kubernetes`; with `apply` hand it over.
 
-    `resources` are the scheduler's own options, such as `{"nodes": 2, "time": "1:00:00"}`: the fields of `Resources` in
-    `hvdkit/launch/submission/sbatch.py`, or of `Pods` in `kubernetes.py` there.
+    `resources` are the scheduler's own options by their names, such as `{"nodes": 2, "time": "1:00:00"}`:
+    `hvdkit submit --help` has them all, and of those that may be repeated the name is in the plural.
     `template` is a Jinja template in place of hvdkit's own (docs/slurm.md#a-template-of-your-own).
     `array` makes a task of a Slurm array of each combination of values, such as `{"seed": [1, 2, 3]}`.
     """

@@ -20,7 +20,8 @@ from inside import call
 from kubeflow_trainer_api.models import TrainerV1alpha1TrainingRuntime as TrainingRuntime
 from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob as TrainJob
 
-from hvdkit.launch.submission.kubernetes import CLEAN, Pods, default_name, manifest
+from hvdkit.commands.submit import default_name, manifest, pod_faults
+from hvdkit.commands.submit_request import SubmitRequest
 from hvdkit.recipe import schema
 from tests.cluster.mpijob import MPIJob
 
@@ -29,6 +30,12 @@ pytestmark = pytest.mark.check
 RECIPE = "resnet20-digits"
 ASKED = ["--to", "kubernetes", "--image", "example.org:5000/hvdkit:pytorch", "--results", "runs"]
 KUBERNETES = "1.31.0"
+
+
+def asked(**options: Any) -> SubmitRequest:
+    """A request that has passed the checks of its options."""
+    chosen = {"recipe": RECIPE, "to": "kubernetes", "image": "hvdkit", "results": "runs", "name": "digits", **options}
+    return SubmitRequest.of(chosen)
 
 
 @cache
@@ -67,19 +74,19 @@ def check(text: str) -> list[dict[str, Any]]:
     return objects
 
 
-def written(folder: Path, *asked: str) -> list[dict[str, Any]]:
-    done = call(folder, "submit", RECIPE, *ASKED, *asked, "--out", "job.yaml")
+def written(folder: Path, *words: str) -> list[dict[str, Any]]:
+    done = call(folder, "submit", RECIPE, *ASKED, *words, "--out", "job.yaml")
     assert done.returncode == 0, done.stderr
     return check((folder / "job.yaml").read_text())
 
 
 def test_a_manifest_that_a_person_can_read(tmp_path: Path) -> None:
-    asked = ["epochs=2", "-np", "8", "--nodes", "2", "--name", "digits", "--namespace", "lab", "--gpus-per-node", "4",
+    words = ["epochs=2", "-np", "8", "--nodes", "2", "--name", "digits", "--namespace", "lab", "--gpus-per-node", "4",
              "--cpus-per-task", "3", "--memory", "64Gi", "--shm", "8Gi", "--time", "1-12:00:00", "--volume",
              "imagenet:/data", "--secret", "wandb", "--secret", "keys:/etc/keys", "--pull-secret", "registry",
              "--node-selector", "gpu=a100", "--toleration", "nvidia.com/gpu:NoSchedule", "--clean-pods", "all",
              "--backoff-limit", "7"]  # fmt: skip
-    config, job = written(tmp_path, *asked)
+    config, job = written(tmp_path, *words)
     text = (tmp_path / "job.yaml").read_text()
     assert text.startswith("# Written by `hvdkit submit`.") and "  recipe.yaml: |\n    name: resnet20-digits\n" in text
     (tmp_path / "recipe.yaml").write_text(config["data"]["recipe.yaml"])
@@ -145,7 +152,7 @@ def test_a_train_job_with_its_runtime(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
 def test_a_misspelt_field_is_found(kind: str) -> None:
-    text = manifest(Pods("digits", "hvdkit", "runs", 4, 2, kind), "name: x\n", [], elastic=False)
+    text = manifest(asked(np=4, nodes=2, kind=kind), "name: x\n", [], elastic=False)
     for right, wrong in (
         ("tcpSocket", "tcpsocket"),
         ("claimName", "claim"),
@@ -163,14 +170,14 @@ sizes = st.from_regex(r"[1-9][0-9]{0,3}([KMGT]i|[kMGT])?", fullmatch=True)
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> Pods:
+def requests(draw: st.DrawFn) -> SubmitRequest:
     nodes = draw(st.integers(1, 40))
     taken = draw(st.lists(paths, unique=True, max_size=3))
-    return Pods(
+    return asked(
         name=draw(labels),
         image=draw(st.sampled_from(["hvdkit", "r.example.org:5000/a/hvdkit:1.0", "hvdkit@sha256:" + "0a" * 32])),
         results=draw(labels),
-        tasks=nodes * draw(st.integers(1, 16)),
+        np=nodes * draw(st.integers(1, 16)),
         nodes=nodes,
         kind=draw(st.sampled_from(["mpijob", "trainjob"])),
         namespace=draw(st.none() | labels),
@@ -182,12 +189,12 @@ def requests(draw: st.DrawFn) -> Pods:
         time=draw(
             st.none() | st.from_regex(r"[1-9][0-9]{0,3}|[0-9]-[0-9]{1,2}:[0-5][1-9](:[0-5][0-9])?", fullmatch=True)
         ),
-        volumes=tuple(f"{draw(labels)}:{path}" for path in taken[:2]),
-        secrets=tuple(draw(st.sampled_from([f"{draw(labels)}:{path}", draw(labels)])) for path in taken[2:]),
+        volumes=[f"{draw(labels)}:{path}" for path in taken[:2]],
+        secrets=[draw(st.sampled_from([f"{draw(labels)}:{path}", draw(labels)])) for path in taken[2:]],
         pull_secret=draw(st.none() | labels),
-        node_selectors=tuple(f"{key}={draw(labels)}" for key in draw(st.lists(keys, unique=True, max_size=2))),
-        tolerations=tuple(draw(st.lists(st.sampled_from(["gpu", "gpu=a100", "gpu=:NoExecute", "x:NoSchedule"])))),
-        clean_pods=draw(st.sampled_from(CLEAN)),
+        node_selectors=[f"{key}={draw(labels)}" for key in draw(st.lists(keys, unique=True, max_size=2))],
+        tolerations=draw(st.lists(st.sampled_from(["gpu", "gpu=a100", "gpu=:NoExecute", "x:NoSchedule"]))),
+        clean_pods=draw(st.sampled_from(["running", "all", "none"])),
         backoff_limit=draw(st.integers(0, 9)),
         launcher_as_worker=draw(st.booleans()),
     )
@@ -195,9 +202,9 @@ def requests(draw: st.DrawFn) -> Pods:
 
 @settings(max_examples=200, deadline=None)
 @given(requests(), st.booleans(), st.text(max_size=40))
-def test_whatever_passes_the_checks_is_a_manifest(pods: Pods, elastic: bool, word: str) -> None:
+def test_whatever_passes_the_checks_is_a_manifest(pods: SubmitRequest, elastic: bool, word: str) -> None:
     elastic = elastic and pods.kind == "mpijob"
-    assert not pods.faults(elastic)
+    assert not pod_faults(pods, elastic)
     word = re.sub(r"[^\x20-\x7e\xa0-\ud7ff]", "", word)
     objects = check(manifest(pods, "name: x\n", ["--rival", word], elastic))
     assert {each["metadata"]["name"] for each in objects} == {pods.name}
@@ -205,21 +212,22 @@ def test_whatever_passes_the_checks_is_a_manifest(pods: Pods, elastic: bool, wor
     assert json.dumps(word, ensure_ascii=False) in command, "one word of the command, whatever is in it"
     if pods.kind == "mpijob":
         hosts = MPIJob.model_validate(objects[-1]).hostfile().splitlines()
-        assert len(hosts) == pods.nodes and all(host.endswith(f" slots={pods.slots}") for host in hosts)
+        assert len(hosts) == pods.nodes and all(host.endswith(f" slots={pods.np // pods.nodes}") for host in hosts)
 
 
 @given(st.text(max_size=80))
 def test_names_are_checked_as_the_operator_does(name: str) -> None:
     """What passes is a DNS-1035 label behind which the longest ending fits."""
-    pods = Pods(name, "hvdkit", "runs", tasks=100, nodes=100)
+    pods = asked(name=name, np=100, nodes=100)
     label = re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", f"{name}-worker-99") and len(name) <= 63 - len("-worker-99")
-    assert bool(pods.faults(elastic=False)) == (not label)
+    assert bool(pod_faults(pods, elastic=False)) == (not label)
 
 
 @given(st.text())
 def test_a_default_name_is_one(recipe: str) -> None:
     for kind in ("mpijob", "trainjob"):
-        assert not Pods(default_name(recipe, "1231-235959"), "hvdkit", "runs", 1000, 1000, kind).faults(False)
+        pods = asked(name=default_name(recipe, "1231-235959"), np=1000, nodes=1000, kind=kind)
+        assert not pod_faults(pods, elastic=False)
 
 
 @pytest.mark.parametrize(
@@ -342,6 +350,6 @@ def test_a_note_lists_what_the_image_or_a_volume_must_have(tmp_path: Path) -> No
 @pytest.mark.parametrize("text", ["12e3", "1E5", "0o17", "1_000", "007", "1.5", "on", "null", "0x1F", "2026-01-01"])
 def test_words_stay_words_for_kubernetes(text: str) -> None:
     """A YAML 1.2 parser takes 12e3, such as a commit's, for a number; quoted words are texts for every parser."""
-    made = Pods("digits", "example.org/hvdkit", "runs", 2, node_selectors=(f"commit={text}",))
+    made = asked(np=2, node_selectors=[f"commit={text}"])
     written = manifest(made, "name: x\n", [], elastic=False)
     assert f'"commit": "{text}"' in written, written

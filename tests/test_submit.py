@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from inside import call
 
 import hvdkit
-from hvdkit.launch.submission import sbatch, templating
-from hvdkit.launch.submission.sbatch import Resources
+from hvdkit.commands import submit
+from hvdkit.commands.submit_request import SubmitRequest
+from hvdkit.launch.submission import templating
 from hvdkit.recipe import schema
 
 pytestmark = pytest.mark.check
 
 RECIPE = "resnet20-digits"
+REQUEST = SubmitRequest(recipe=Path(RECIPE), np=2)
 
 
 def test_a_script_that_a_person_can_read(tmp_path: Path) -> None:
@@ -91,7 +93,7 @@ def test_the_function_writes_what_the_command_writes(tmp_path: Path, monkeypatch
     assert done.file.read_text().replace("/other/", "/one/") == (tmp_path / "one" / "run.sbatch").read_text()
     for wrong, said in (
         ({"pods": 2}, "resources: pods: expected some of account, constraint"),
-        ({"nodes": "two"}, "resources: nodes: Input should be a valid integer"),
+        ({"nodes": "two"}, "nodes: expected a whole number, got 'two'"),
     ):
         with pytest.raises(hvdkit.RequestError, match=said):
             hvdkit.submit(RECIPE, resources=wrong)
@@ -115,7 +117,7 @@ def test_the_function_writes_what_the_command_writes(tmp_path: Path, monkeypatch
         (["--to", "pbs"], "--to pbs: expected one of slurm"),
         (["--framework", "torch"], "unknown framework 'torch'"),
         (["-np", "3", "--nodes", "2"], "-np 3: expected a multiple of --nodes 2"),
-        (["-np", "0"], "-np 0: expected a whole number of ranks"),
+        (["-np", "0"], "-np 0: expected 1 or more"),
         (["--nodes", "0"], "--nodes 0: expected 1 or more"),
         (["--time", "soon"], "--time 'soon': expected minutes, HH:MM:SS"),
         (["--partition", "a b"], "--partition 'a b': expected a name"),
@@ -178,8 +180,8 @@ PATHS = st.text(st.characters(exclude_categories=("Cc", "Cs"), exclude_character
 @given(PATHS, st.booleans())
 def test_the_log_is_where_the_path_says(folder: str, array: bool) -> None:
     """Spaces, %, quotes, #, $ and any letters, for a job and for a task of an array."""
-    log = Path("/runs") / folder / f"job-{sbatch.NUMBERS}.log"
-    text = sbatch.script(Resources(2), "name", ["true"], Path("/run"), log, ["a", "b"] if array else ())
+    log = Path("/runs") / folder / f"job-{submit.NUMBERS}.log"
+    text = submit.script(REQUEST, "name", ["true"], Path("/run"), log, ["a", "b"] if array else ())
     [line] = [line for line in text.split("\n") if "--output=" in line]
     numbers = {"A": "7", "a": "1"} if array else {"j": "7"}
     expected = f"/runs/{folder}/job-{'7_1' if array else '7'}.log"
@@ -213,7 +215,7 @@ def command(text: str) -> str:
     [
         (None, "slurm", "own.j2: no such file; copy one of those in "),
         ("a\n{% if x %}", "slurm", "own.j2: line 2: "),
-        ("{{ nodez }}", "slurm", "'nodez' is undefined; a template has account, array, "),
+        ("{{ nodez }}", "slurm", "'nodez' is undefined; a template has account, "),
         ("{{ nodes / 0 }}", "slurm", "division by zero"),
         ("{% include 'no.j2' %}", "slurm", "no.j2: no such file"),
         ("{{ ''.__class__.__mro__ }}", "slurm", "is unsafe"),
@@ -259,7 +261,7 @@ def test_nothing_reaches_the_shell_unquoted(words: list[str], folder: str) -> No
     """Every word of the command, and the run's folder, is one word of the script again."""
     words = [word.replace("\0", "") for word in words]
     run = Path("/") / re.sub(r"[\0\n/]", "", folder)
-    text = sbatch.script(Resources(2), "name", ["echo", *words, sbatch.TASK], run, Path("/log"))
+    text = submit.script(REQUEST, "name", ["echo", *words, templating.TASK], run, Path("/log"))
     command = text[text.index("\necho") + 1 : text.rindex(" &\ntraining=$!")]
     assert shlex.split(command) == ["echo", *words, "$SLURM_ARRAY_TASK_ID"]
     finished = text[text.rindex("\nfinished=") + 1 : text.rindex('\nif [ "$warned"')]

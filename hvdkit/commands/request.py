@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import operator
 import os
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -74,6 +75,20 @@ class Accepts:
     typed: Any = None  # what the command line takes, if not the field's type
 
 
+@dataclass(frozen=True)
+class Form:
+    """How a text, or each of a list, has to look: a regular expression, and what is expected."""
+
+    pattern: str
+    expected: str
+
+    def check(self, option: str, value: Any) -> None:
+        """Raise RequestError for a text of another form."""
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and not re.fullmatch(self.pattern, text, re.ASCII):
+                raise RequestError(f"{option} {text!r}: expected {self.expected}")
+
+
 class Request(BaseModel):
     """Base of all. `typed` names the fields that were given on a command line, none in Python."""
 
@@ -97,6 +112,8 @@ class Request(BaseModel):
                 info, option = cls.declared()[name]
                 values[name] = _converted(name, info, value)
                 _check_size(option.option(name), values[name])
+                if form := _only(info, Form, None):
+                    form.check(option.option(name), values[name])
         faults.report()
         try:
             return cls(**values, typed=typed)

@@ -1,42 +1,46 @@
-"""`hvdkit submit`: training as a job for a scheduler."""
+"""`hvdkit submit`: training as a job for a scheduler, and the command that hands it over."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import math
 import os
+import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+import yaml
 
 from hvdkit import paths
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.baselines import registry
 from hvdkit.commands import recipe_paths
-from hvdkit.commands.fields import Framework, Overrides, Ranks, RecipeFile, texts
+from hvdkit.commands.fields import texts
 from hvdkit.commands.loading import loaded
-from hvdkit.commands.request import Accepts, Option, Request
-from hvdkit.defaults import FRAMEWORK
+from hvdkit.commands.submit_request import LABEL, TOLERATION, SubmitRequest
 from hvdkit.errors import Faults, RequestError, RunError
 from hvdkit.files import write_atomic
-from hvdkit.launch.submission import kubectl, kubernetes, sbatch
-from hvdkit.launch.submission.kubernetes import Pods, manifest
-from hvdkit.launch.submission.sbatch import Resources
-from hvdkit.recipe import grid as grids
+from hvdkit.launch.submission import programs
+from hvdkit.launch.submission.templating import TASK, render
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import OwnModel, Recipe
 
-# What a job asks each scheduler for.
-RESOURCES: Mapping[str, type] = {"slurm": Resources, "kubernetes": Pods}
+MOST_TASKS = 1000  # of an array; Slurm's MaxArraySize is 1001 by default
+NUMBERS = "\1"  # in the name of Slurm's log: the numbers of the job, and of the task in an array
+# Where the images (Dockerfile) and the templates have the claim of the results, and the job's own files.
+RUNS, JOB_FILES = "/home/hvdkit/runs", "/etc/hvdkit"
+_TAKEN = (RUNS, JOB_FILES, "/home/hvdkit/.ssh", "/etc/mpi", "/dev/shm")
+NAME_LENGTH = 40  # with a default name, all names that operators make of it have at most 63 characters
+_SECONDS = re.compile(r"(?:(\d{1,4})-)?(\d{1,4}):(\d\d)(?::(\d\d))?|(\d{1,7})", re.ASCII)
+_PLAIN = re.compile(r"[\w./%+:,@=~-]+")
 
 
 @dataclass(frozen=True)
@@ -68,88 +72,10 @@ class Submitted:
     lines: list[str]
 
 
-def _array(name: str, given: Any) -> Any:
-    return dict(given) if isinstance(given, Mapping) else grids.read(texts(name, given), "--array", Recipe)
-
-
-_Slurm = partial(Option, panel="Slurm", in_python=False)
-_Kubernetes = partial(Option, panel="Kubernetes", in_python=False)
-
-
-class SubmitRequest(Request):
-    """Write training as a job for a scheduler, `slurm` or `kubernetes`; with `apply` hand it over.
-
-    `resources` are the scheduler's own options, such as `{"nodes": 2, "time": "1:00:00"}`: the fields of `Resources` in
-    `hvdkit/launch/submission/sbatch.py`, or of `Pods` in `kubernetes.py` there.
-    `template` is a Jinja template in place of hvdkit's own (docs/slurm.md#a-template-of-your-own).
-    `array` makes a task of a Slurm array of each combination of values, such as `{"seed": [1, 2, 3]}`.
-    """
-
-    recipe: RecipeFile
-    overrides: Overrides = None
-    to: Annotated[Literal["slurm", "kubernetes"], Option("the scheduler: slurm or kubernetes")] = "slurm"
-    framework: Framework = FRAMEWORK
-    np: Ranks = 1
-    rival: Annotated[str | None, Option("train with another method, as `hvdkit train` does")] = None
-    resources: Annotated[dict[str, Any] | None, Option("", typed=False)] = None
-    nodes: Annotated[int, Option("number of machines or pods, with as many ranks on each", in_python=False)] = 1
-    cpus_per_task: Annotated[int | None, Option("cores of a rank", shown="the scheduler's", in_python=False)] = None
-    gpus_per_node: Annotated[int | None, Option("GPUs of a machine or pod", shown="none", in_python=False)] = None
-    time: Annotated[str | None, Option("such as 12:00:00", shown="the scheduler's", in_python=False)] = None
-    out: Annotated[Path | None, Option("the script or manifest", metavar="FILE", shown="runs/…")] = None
-    template: Annotated[Path | None, Option("your own Jinja template", metavar="FILE", shown="hvdkit's")] = None
-    overwrite: Annotated[bool, Option("replace the files")] = False
-    apply: Annotated[bool, Option("hand the job to the scheduler too")] = False
-    partition: Annotated[str | None, _Slurm("Slurm's partition", shown="its default")] = None
-    account: Annotated[str | None, _Slurm("the account that pays", shown="yours")] = None
-    constraint: Annotated[str | None, _Slurm("features that machines need", shown="none")] = None
-    lines: Annotated[
-        list[str] | None,
-        _Slurm("another option of sbatch, such as --line=--mail-type=END; may be repeated", ("--line",)),
-    ] = None
-    run: Annotated[Path | None, Option("the run's folder", shown="runs/<recipe>-train-<time>", panel="Slurm")] = None
-    array: Annotated[
-        dict[str, Any] | None,
-        Accepts("Settings", "a dictionary, or a list of key=value", _array, list[str]),
-        Option("a task for each value, of a job array; may be repeated", metavar="KEY=VALUE,VALUE,...", panel="Slurm"),
-    ] = None
-    kind: Annotated[str, _Kubernetes("mpijob (MPI Operator) or trainjob (Kubeflow Trainer)")] = "mpijob"
-    image: Annotated[str | None, _Kubernetes("an image of hvdkit's Dockerfile", shown="required")] = None
-    results: Annotated[str | None, _Kubernetes("claim of the run's folder", metavar="CLAIM", shown="required")] = None
-    name: Annotated[str | None, _Kubernetes("the job's name", shown="<recipe>-<time>")] = None
-    namespace: Annotated[str | None, _Kubernetes("of the job", shown="kubectl's")] = None
-    gpu_resource: Annotated[str, _Kubernetes("what a GPU is called")] = "nvidia.com/gpu"
-    memory: Annotated[str | None, _Kubernetes("of a pod, such as 16Gi", shown="any")] = None
-    shm: Annotated[str | None, _Kubernetes("size of /dev/shm, such as 2Gi", shown="64 MiB")] = None
-    volumes: Annotated[
-        list[str] | None,
-        _Kubernetes("mounted in all pods; may be repeated", ("--volume",), metavar="CLAIM:/PATH"),
-    ] = None
-    secrets: Annotated[
-        list[str] | None,
-        _Kubernetes("as environment variables, or as files; may be repeated", ("--secret",), metavar="NAME[:/PATH]"),
-    ] = None
-    pull_secret: Annotated[str | None, _Kubernetes("secret of the image's registry")] = None
-    node_selectors: Annotated[
-        list[str] | None,
-        _Kubernetes("label of nodes; may be repeated", ("--node-selector",), metavar="KEY=VALUE"),
-    ] = None
-    tolerations: Annotated[
-        list[str] | None,
-        _Kubernetes("of nodes' taints; may be repeated", ("--toleration",), metavar="KEY[=VALUE][:EFFECT]"),
-    ] = None
-    clean_pods: Annotated[str, _Kubernetes("pods to delete at the end: running, all or none")] = "running"
-    backoff_limit: Annotated[int, _Kubernetes("how often a job that fails is started again")] = 3
-    launcher_as_worker: Annotated[
-        bool,
-        _Kubernetes("ranks in the pod that starts the others too", ("--launcher-as-worker/--no-launcher-as-worker",)),
-    ] = True
-
-
 def run(request: SubmitRequest) -> Submitted:
-    """Write the job, and hand it over where that is asked for. Raises RequestError."""
-    wanted = _resources(request)
-    return _write((_for_slurm if request.to == "slurm" else _for_kubernetes)(request, wanted), request.apply)
+    """Write the job, and hand it over where that is asked for. Raises RequestError with all faults of the request."""
+    request = _checked(request)
+    return _write((_for_slurm if request.to == "slurm" else _for_kubernetes)(request), request.apply)
 
 
 def lines(request: SubmitRequest, result: Submitted) -> Iterator[str]:
@@ -157,38 +83,27 @@ def lines(request: SubmitRequest, result: Submitted) -> Iterator[str]:
     yield from result.lines
 
 
-def _resources(request: SubmitRequest) -> dict[str, Any]:
-    """What the scheduler is asked for. Raises RequestError for what another one would be."""
-    known = {to: {field.name for field in dataclasses.fields(kind)} for to, kind in RESOURCES.items()}
-    known["slurm"] |= {"run", "array"}
-    declared = SubmitRequest.declared()
-    given = {
-        name: getattr(request, name)
+def _checked(request: SubmitRequest) -> SubmitRequest:
+    """The request with its `resources` as fields. Raises RequestError for unknown ones, and for those of the scheduler
+    that is not asked."""
+    declared, resources = SubmitRequest.declared(), request.resources or {}
+    other = "kubernetes" if request.to == "slurm" else "slurm"
+    panels = (None, request.to.capitalize())
+    names = sorted(name for name, (_, option) in declared.items() if not option.in_python and option.panel in panels)
+    if unknown := sorted(resources.keys() - set(names)):
+        raise RequestError(f"resources: {', '.join(unknown)}: expected some of {', '.join(names)}")
+    Faults(
+        f"{option.option(name)}: an option for --to {other}, and this job is for {request.to}"
         for name, (info, option) in declared.items()
-        if (option.panel or not option.in_python) and (name in request.typed or getattr(request, name) != info.default)
-    }
-    (other,) = RESOURCES.keys() - {request.to}
-    if wrong := sorted(given.keys() & known[other] - known[request.to]):
-        raise RequestError(
-            "\n".join(
-                f"{declared[name][1].option(name)}: an option for --to {other}, and this job is for {request.to}"
-                for name in wrong
-            )
-        )
-    resources = {name: value for name, value in given.items() if name not in ("run", "array")}
-    return {**(request.resources or {}), **resources, "tasks": request.np}
+        if option.panel not in panels and (name in request.typed or getattr(request, name) != info.default)
+    ).report()
+    fields = {name: getattr(request, name) for name in declared} | {"resources": None} | resources
+    return SubmitRequest.of(fields, request.typed)
 
 
-def _built(kind: Any, wanted: Mapping[str, Any]) -> Any:
-    """The resources of a job. Raises RequestError for keys and types that it does not have."""
-    names = {field.name for field in dataclasses.fields(kind)} - {"tasks"}
-    if unknown := sorted(wanted.keys() - names - {"tasks"}):
-        raise RequestError(f"resources: {', '.join(unknown)}: expected some of {', '.join(sorted(names))}")
-    try:
-        return TypeAdapter(kind).validate_python(wanted)
-    except ValidationError as error:
-        lines = [f"resources: {fault['loc'][0]}: {fault['msg']}, got {fault['input']!r}" for fault in error.errors()]
-        raise RequestError("\n".join(lines)) from None
+def _values(request: SubmitRequest, **more: Any) -> dict[str, Any]:
+    """What a template has: all options by their names, and more."""
+    return {name: getattr(request, name) for name in SubmitRequest.declared()} | more
 
 
 def _tasks(request: SubmitRequest) -> dict[str, Recipe]:
@@ -202,8 +117,8 @@ def _tasks(request: SubmitRequest) -> dict[str, Recipe]:
             raise RequestError(f"--array {key}: expected a list of values, got {values!r}")
     if twice := [word for word in request.overrides or [] if word.partition("=")[0] in grid]:
         raise RequestError(f"{', '.join(twice)}: --array gives this key's values; leave one of the two out")
-    if (count := math.prod(map(len, grid.values()))) > sbatch.MOST_TASKS:
-        raise RequestError(f"--array: expected at most {sbatch.MOST_TASKS:,} tasks, got {count:,}")
+    if (count := math.prod(map(len, grid.values()))) > MOST_TASKS:
+        raise RequestError(f"--array: expected at most {MOST_TASKS:,} tasks, got {count:,}")
     chosen = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     words = [texts("array", combination) for combination in chosen]
     recipes = {" ".join(changes): recipe_paths.absolute(loaded(request, extra=changes)) for changes in words}
@@ -212,94 +127,185 @@ def _tasks(request: SubmitRequest) -> dict[str, Recipe]:
     return recipes
 
 
-def _for_slurm(request: SubmitRequest, wanted: dict[str, Any]) -> Submission:
+def _for_slurm(request: SubmitRequest) -> Submission:
     """A batch script, with the resolved recipe beside it; for an array, whose tasks train into `run`/0, `run`/1 and so
-    on, with one for each task.
-
-    Raises RequestError with all faults of the request.
-    """
-    recipes, resources = _tasks(request), _built(Resources, wanted)
+    on, with one for each task."""
+    recipes = _tasks(request)
     array, name = list(recipes) != [""], next(iter(recipes.values())).name
     run = (request.run or paths.default_out(name, "train")).absolute()
-    script = (request.out or run.with_name(f"{run.name}.sbatch")).absolute()
-    base, number = script.with_suffix(""), f"-{sbatch.TASK}" if array else ""
-    files = {Path(f"{base}{number.replace(sbatch.TASK, str(task))}.yaml"): recipe
+    out = (request.out or run.with_name(f"{run.name}.sbatch")).absolute()
+    base, number = out.with_suffix(""), f"-{TASK}" if array else ""
+    files = {Path(f"{base}{number.replace(TASK, str(task))}.yaml"): recipe
              for task, recipe in enumerate(recipes.values())}  # fmt: skip
-    faults = Faults()
-    for recipe in recipes.values():
-        faults += [fault for fault in _faults(request, recipe) if fault not in faults]
+    faults = _faults(request, recipes.values(), [out, *files])
     if any(recipe.elastic for recipe in recipes.values()):
         faults.append("elastic: expected a recipe without it; the number of a Slurm job's tasks does not change")
-    faults += resources.faults()
-    if script.suffix == ".yaml":
-        faults.append(f"--out {script}: expected a name such as job.sbatch; the recipe is written to {script}")
-    faults += _existing(request, [script, *files])
+    if out.suffix == ".yaml":
+        faults.append(f"--out {out}: expected a name such as job.sbatch; the recipe is written to {out}")
     if os.path.lexists(run) and not run.is_dir():
         faults.append(f"--run {run}: no folder; expected a folder or a new name")
-    faults += [*sbatch.fault("--out", script), *sbatch.fault("--run", run)]
+    for option, path in (("--out", out), ("--run", run)):
+        if "\\" in str(path):
+            what = "expected no backslash in it, as Slurm then writes all jobs' output to one file"
+            faults.append(f"{option} {path}: {what}")
+    faults += _unprintable("--run", run)
     faults.report()
-    folder = run / sbatch.TASK if array else run
+    folder = run / TASK if array else run
     command = [
         sys.executable, "-m", "hvdkit", "train", f"{base}{number}.yaml", *_common(request),
         "--launcher", "slurm", "--out", str(folder), "--resume",
     ]  # fmt: skip
-    log = script.with_name(f"{base.name}-{sbatch.NUMBERS}.log")
-    text = sbatch.script(resources, name, command, folder, log, list(recipes) if array else (), request.template)
+    log = out.with_name(f"{base.name}-{NUMBERS}.log")
+    text = script(request, name, command, folder, log, list(recipes) if array else ())
 
     def described(job: str) -> list[str]:
-        output = str(log).replace(sbatch.NUMBERS, f"{job}_0" if array else job)
+        output = str(log).replace(NUMBERS, f"{job}_0" if array else job)
         if not array:
             return [f"job {job}: its output goes to {output}, its results to {run}"]
         return [f"job {job}, {len(recipes)} tasks: output goes to {output} and so on, results to {run / '0'} and so on"]
 
     return Submission(
-        {**{path: schema.dump(recipe) for path, recipe in files.items()}, script: text},
-        script,
-        partial(sbatch.submit, script),
-        ["sbatch", str(script)],
+        {**{path: schema.dump(recipe) for path, recipe in files.items()}, out: text},
+        out,
+        partial(programs.sbatch, out),
+        ["sbatch", str(out)],
         described,
         [f"all nodes must see: {needed}"] if (needed := recipe_paths.needed(recipes.values())) else [],
     )
 
 
-def _for_kubernetes(request: SubmitRequest, wanted: dict[str, Any]) -> Submission:
-    """A manifest, with the resolved recipe in it. Raises RequestError with all faults of the request."""
-    if missing := [f"--{name}" for name in ("image", "results") if name not in wanted]:
+def script(
+    request: SubmitRequest, name: str, command: list[str], run: Path, log: Path, tasks: Sequence[str] = ()
+) -> str:
+    """The batch script of a job that runs `command`, which continues from checkpoints in the folder `run`.
+
+    With `tasks` it is an array of them, each described by a text; `TASK` in a word or a path stands for its number.
+    """
+    # A literal `%` is written twice (sbatch(1), filename pattern). sbatch takes off quotes, and the backslash before a
+    # character, also between quotes (Slurm's src/sbatch/opt.c, _get_argument).
+    path = str(log).replace("%", "%%").replace(NUMBERS, "%A_%a" if tasks else "%j")
+    values = _values(
+        request,
+        name=name,
+        ranks=request.np,
+        lines=request.lines or [],
+        array=[" ".join(text.split()) for text in tasks],
+        log=path if _PLAIN.fullmatch(path) else '"' + path.replace('"', '\\"') + '"',
+        command=command,
+        finished=str(run / "result.json"),
+    )
+    return render("slurm.sbatch.j2", request.template, values)
+
+
+def _for_kubernetes(request: SubmitRequest) -> Submission:
+    """A manifest, with the resolved recipe in it."""
+    if missing := [f"--{name}" for name in ("image", "results") if getattr(request, name) is None]:
         raise RequestError(f"{', '.join(missing)}: expected with --to kubernetes (docs/kubernetes.md)")
     recipe = loaded(request)
-    name = wanted.get("name") or kubernetes.default_name(recipe.name, time.strftime("%m%d-%H%M%S"))
-    pods = _built(Pods, {**wanted, "name": name})
+    name = request.name or default_name(recipe.name, time.strftime("%m%d-%H%M%S"))
+    request, bounds = request.model_copy(update={"name": name}), recipe.elastic
     # A faulty name is refused by its own line, and is no file's name before.
-    out = (request.out or Path("runs") / f"{Path(pods.name).name}.yaml").absolute()
-    faults, bounds = _faults(request, recipe), recipe.elastic
-    if bounds and not bounds.min_np <= pods.tasks <= bounds.max_np:
-        faults.append(f"-np {pods.tasks}: expected {bounds.min_np} to {bounds.max_np}, as elastic says")
+    out = (request.out or Path("runs") / f"{Path(name).name}.yaml").absolute()
+    faults = _faults(request, [recipe], [out])
+    if bounds and not bounds.min_np <= request.np <= bounds.max_np:
+        faults.append(f"-np {request.np}: expected {bounds.min_np} to {bounds.max_np}, as elastic says")
     if isinstance(recipe.model, OwnModel) and not Path(recipe.model.script).is_absolute():
         faults.append(f"model.script: {recipe.model.script}: expected the whole path that it has in the image")
-    faults += pods.faults(elastic=bounds is not None)
-    if not str(out).isprintable():
-        faults.append(f"--out {str(out)!r}: expected no control characters, and UTF-8")
-    faults += _existing(request, [out])
+    faults += pod_faults(request, elastic=bounds is not None)
     faults.report()
-    needed = recipe_paths.needed([recipe], [volume.partition(":")[2] for volume in pods.volumes])
-    text = manifest(pods, schema.dump(recipe), _common(request), elastic=bounds is not None, template=request.template)
+    needed = recipe_paths.needed([recipe], [volume.partition(":")[2] for volume in request.volumes or []])
+    text = manifest(request, schema.dump(recipe), _common(request), elastic=bounds is not None)
 
     def described(job: str) -> list[str]:
-        where = ["-n", pods.namespace] if pods.namespace else []
-        launcher = f"job/{pods.name}-launcher{'' if pods.kind == 'mpijob' else '-0'}"
+        where = ["-n", request.namespace] if request.namespace else []
+        launcher = f"job/{name}-launcher{'' if request.kind == 'mpijob' else '-0'}"
         return [
-            f"{job}: its results go to the folder {pods.name} of the claim {pods.results}",
+            f"{job}: its results go to the folder {name} of the claim {request.results}",
             f"follow it with: {shlex.join(['kubectl', 'logs', *where, '-f', launcher])}",
         ]
 
     return Submission(
         {out: text},
         out,
-        partial(kubectl.create, out, pods.namespace),
+        partial(programs.kubectl, out, request.namespace),
         ["kubectl", "create", "-f", str(out)],
         described,
         [f"the image or a volume must have, as the manifest has the recipe alone: {needed}"] if needed else [],
     )
+
+
+def _seconds(request: SubmitRequest) -> int | None:
+    """`time` in seconds; minutes where it is a single number."""
+    match = _SECONDS.fullmatch(request.time or "")
+    if match is None:
+        return None
+    days, hours, minutes, rest, alone = (int(group or 0) for group in match.groups())
+    return 60 * alone or ((24 * days + hours) * 60 + minutes) * 60 + rest
+
+
+def pod_faults(request: SubmitRequest, elastic: bool) -> Faults:
+    """What is wrong with the pods of the job `name`: a line for each fault. `elastic`: ranks may join and leave."""
+    faults = Faults()
+    if elastic and request.kind == "trainjob":
+        faults.append("--kind trainjob: expected a recipe without `elastic`, or --kind mpijob, whose pods may change")
+    if request.time and not _seconds(request):
+        faults.append(f"--time {request.time!r}: expected minutes, HH:MM:SS or D-HH:MM:SS, above 0")
+    # The longest names that the operators make of it: of the last worker, and of JobSet's pods.
+    ending = f"-worker-{request.nodes - 1}" if request.kind == "mpijob" else "-launcher-0-0-xxxxx"
+    if not re.fullmatch(LABEL, f"{request.name}{ending}"):
+        faults.append(
+            f"--name {request.name!r}: expected at most {63 - len(ending)} characters, lower-case letters, digits and "
+            "'-', beginning with a letter; the operator names pods after it"
+        )
+    seen = list(_TAKEN)
+    for text in (*(request.volumes or ()), *(request.secrets or ())):
+        path = text.partition(":")[2]
+        if path in seen:
+            faults.append(f"--volume or --secret {text!r}: {path} is taken; expected another path")
+        seen += [path] if path else []
+    return faults
+
+
+def manifest(request: SubmitRequest, recipe: str, command: list[str], elastic: bool) -> str:
+    """The job `name` as YAML: Kubeflow's MPIJob (v2beta1) or TrainJob (Trainer v2), with the recipe, a YAML.
+
+    It runs `command` with the recipe's file and the run's folder added. Raises RequestError where the user's own
+    template has a fault, or what it writes is no manifest.
+    """
+    words = ["hvdkit", "train", f"{JOB_FILES}/recipe.yaml", *command, "--out", f"{RUNS}/{request.name}", "--resume"]
+    if elastic:
+        words += ["--launcher", "horovodrun", "--host-discovery-script", f"{JOB_FILES}/discover-hosts.sh"]
+    tolerations = [match for text in request.tolerations or [] if (match := re.fullmatch(TOLERATION, text, re.ASCII))]
+    values = _values(
+        request,
+        slots=request.np // request.nodes,
+        seconds=_seconds(request),
+        volumes=[text.partition(":")[::2] for text in request.volumes or []],
+        secrets=[text.partition(":")[::2] for text in request.secrets or []],
+        node_selectors=[text.partition("=")[::2] for text in request.node_selectors or []],
+        tolerations=[(match["key"], match["value"], match["effect"]) for match in tolerations],
+        recipe=recipe,
+        elastic=elastic,
+        command=words,
+        # Whether the pod that starts the ranks runs some: in an elastic job any worker may be lost, but not that pod.
+        both=request.launcher_as_worker and not elastic,
+    )
+    text = render(f"{request.kind}.yaml.j2", request.template, values)
+    if request.template is not None:
+        try:
+            objects = list(yaml.safe_load_all(text))
+        except yaml.YAMLError as error:
+            raise RequestError(f"--template {request.template}: no YAML: {' '.join(str(error).split())}") from None
+        if not objects or not all(isinstance(one, dict) and "kind" in one for one in objects):
+            raise RequestError(f"--template {request.template}: expected objects of Kubernetes, each with its `kind`")
+    return text
+
+
+def default_name(recipe: str, stamp: str) -> str:
+    """A job's name: of the recipe, and a time, which makes it unique."""
+    room = NAME_LENGTH - len(stamp) - 1
+    slug = re.sub(r"[^a-z0-9]+", "-", recipe.lower()).lstrip("-0123456789")[:room].strip("-") or "hvdkit"
+    return f"{slug}-{stamp}"
 
 
 def _write(submission: Submission, apply: bool) -> Submitted:
@@ -330,23 +336,27 @@ def _write(submission: Submission, apply: bool) -> Submitted:
     return Submitted(submission.main, job, [f"written to {submission.main}{with_recipe}", *submission.notes, *then])
 
 
-def _faults(request: SubmitRequest, recipe: Recipe) -> Faults:
-    """What is wrong with a request, whatever the scheduler."""
+def _faults(request: SubmitRequest, recipes: Iterable[Recipe], files: Sequence[Path]) -> Faults:
+    """What is wrong with a request, whatever the scheduler; the first of the `files` is the scheduler's."""
     faults = Faults()
     if request.framework not in CAPABILITIES:
         faults.append(f"unknown framework {request.framework!r}; expected one of {', '.join(CAPABILITIES)}")
     elif request.rival is not None:
         faults += registry.check([request.rival], [request.framework], [request.np])
-    if request.np < 1:
-        faults.append(f"-np {request.np}: expected a whole number of ranks, 1 or more")
-    if recipe.checkpoint is None:
+    if request.np % request.nodes:
+        faults.append(f"-np {request.np}: expected a multiple of --nodes {request.nodes}, with as many ranks on each")
+    if any(recipe.checkpoint is None for recipe in recipes):
         faults.append("checkpoint: expected one; without it a job that is started again begins anew")
+    there = [] if request.overwrite else [path for path in files if path.exists()]
+    faults += [f"--out: {path} exists; give --overwrite, or another name" for path in there]
+    faults += _unprintable("--out", files[0])
     return faults
 
 
-def _existing(request: SubmitRequest, files: list[Path]) -> list[str]:
-    there = [] if request.overwrite else [path for path in files if path.exists()]
-    return [f"--out: {path} exists; give --overwrite, or another name" for path in there]
+def _unprintable(option: str, path: Path) -> list[str]:
+    text = str(path)
+    wrong = any(unicodedata.category(sign) in ("Cc", "Cs") for sign in text)  # the latter for bytes that are no UTF-8
+    return [f"{option} {text!r}: expected no control characters, and UTF-8"] if wrong else []
 
 
 def _common(request: SubmitRequest) -> list[str]:
