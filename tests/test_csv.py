@@ -104,7 +104,7 @@ def test_one_round_has_no_intervals_and_its_efficiency(real: Path, tmp_path: Pat
 def test_a_proof_has_a_row_for_each_framework(real: Path, tmp_path: Path) -> None:
     found = read_comparison(real / "compare.json").parity
     assert found is not None
-    csv_files.save(tmp_path / "parity.csv", csv_files.parity(found))
+    csv_files.save(tmp_path / "parity.csv", found.records())
     rows = read(tmp_path / "parity.csv")
     assert [row["framework"] for row in rows] == list(found.frameworks)
     for row, each in zip(rows, found.frameworks.values(), strict=True):
@@ -130,7 +130,7 @@ def test_a_profile_has_a_row_for_each_part_and_rank(tmp_path: Path) -> None:
 
 def test_a_bench_has_a_row_for_each_size(tmp_path: Path) -> None:
     found = measured("allgather", 4, 10.0, 0.001)
-    csv_files.save(tmp_path / "bench.csv", csv_files.bench(found))
+    csv_files.save(tmp_path / "bench.csv", found.records())
     rows = read(tmp_path / "bench.csv")
     assert [int(row["size_bytes"]) for row in rows] == [each.size_bytes for each in found.rows]
     for row, each in zip(rows, found.rows, strict=True):

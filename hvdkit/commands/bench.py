@@ -221,7 +221,7 @@ def _measure(plan: Plan, folder: Path) -> Bench:
     for name in (ROWS, RANKS):
         (folder / name).unlink()
     write_atomic(folder / "bench.json", result.model_dump_json(indent=2) + "\n")
-    csv_files.save(folder / "bench.csv", csv_files.bench(result))
+    csv_files.save(folder / "bench.csv", result.records())
     cluster.save(plan.cluster_with(result), folder / "cluster.yaml")
     return result
 

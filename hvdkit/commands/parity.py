@@ -231,7 +231,7 @@ def proved(plan: ParityPlan, folder: Path, on_start: Callable[[str], None] = lam
     findings = {name: content.get((name, "fp64")) or content[name, "fp32"] for name in plan.names}
     parity = judge(plan, findings, content.get((registry.label(*LEADER), "fp32")))
     write_atomic(folder / "parity.json", parity.model_dump_json(indent=2) + "\n")
-    csv_files.save(folder / "parity.csv", csv_files.parity(parity))
+    csv_files.save(folder / "parity.csv", parity.records())
     write_atomic(folder / "parity.md", parity_markdown(parity))
     from hvdkit.report.parity import parity_plot
 

@@ -27,7 +27,8 @@ from hvdkit.report.canvas import (
 from hvdkit.report.collect import Found
 from hvdkit.report.parity import FLOOR, clipped, reference
 from hvdkit.report.rounds import Estimate, RunGroup, efficiency, interval
-from hvdkit.report.tabular import Cell, number, percent
+from hvdkit.report.tables import ratios_table
+from hvdkit.report.tabular import Cell, number
 from hvdkit.results.parity import Parity
 
 if TYPE_CHECKING:
@@ -265,8 +266,8 @@ class Charts:
         shown = [ratio for ratio in ratios if not ratio.against.startswith("np=")]
         if not shown:
             return
-        columns = ["framework", "ranks", "against", "ratio", "low", "high", "rounds", "confidence", "verdict"]
-        with drawing(46 + 21 * len(shown), "ratios", "Compared with the alternatives", columns) as canvas:
+        with drawing(46 + 21 * len(shown), "ratios", "Compared with the alternatives") as canvas:
+            canvas.table = ratios_table(shown)
             axes = canvas.figure.subplots()
             for row, pair in enumerate(shown):
                 style = self._line(pair.framework)
@@ -277,11 +278,6 @@ class Charts:
                 text += f"{pair.median:.3f}{between}, n = {pair.rounds}: {pair.shown}"
                 for x in (pair.low, pair.median, pair.high):
                     canvas.point(axes, x, row, text)
-                ends = (pair.low, pair.high, pair.confidence) if pair.rounds > 1 else (None, None, None)
-                figures = [number(pair.median, 3), number(ends[0], 3), number(ends[1], 3)]
-                known = [Cell(pair.framework), number(pair.np), Cell(pair.against)]
-                judged = [number(pair.rounds), percent(ends[2], 0), Cell(pair.shown)]
-                canvas.table.rows.append([*known, *figures, *judged])
             axes.axvline(1, color=MUTED, lw=1.2)
             label_rows(axes, [brief(f"{ratio.framework} {ratio.np}, {ratio.against}") for ratio in shown])
             axes.set_xlabel("speed ÷ the alternative's (1: equal)")

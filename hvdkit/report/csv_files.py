@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,7 @@ from hvdkit.files import atomic
 from hvdkit.results.json_files import flat
 
 if TYPE_CHECKING:  # each command loads its own
-    from hvdkit.results.bench import Bench
     from hvdkit.results.compare import Comparison, Ratio
-    from hvdkit.results.parity import Parity
     from hvdkit.results.profile import Profile, Split
     from hvdkit.results.train import MetricLine
     from hvdkit.simulator.advise import Advice
@@ -31,51 +29,36 @@ _FIGURES = (
     "val_accuracy", "val_loss", "peak_rss_mib", "bytes_per_step", "load", "samples_per_second", "tokens_per_second",
     "model_flop_per_second",
 )  # fmt: skip
-
-
-# The columns of metrics.csv before there is a line.
+# The columns of metrics.csv before there is a line; those of the task's metrics come after them.
 _METRICS = (
     "step", "total_steps", "epoch", "ends_epoch", "loss", "learning_rate", "images_per_second", "bytes_per_step",
     "rss_mib", "val_accuracy", "val_loss", "unit", "warnings",
 )  # fmt: skip
-_SCORES = ("validation", "average_validation")
 
 
-def save(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows below a line of column names, the columns in the order in which rows have them first.
+def save(path: Path, rows: Callable[[], Iterable[Row]] | Iterable[Row], first: Sequence[str] = ()) -> None:
+    """Write rows below a line of column names: `first`, then the others in the order in which rows have them first.
 
-    Without rows there is no file. Raises RunError if it cannot be written.
+    Where there may be millions, `rows` begins to read them; it is called twice. Without rows and columns there is no
+    file. Raises RunError if it cannot be written.
     """
-    records = [flat(row) for row in rows]
-    columns = list(dict.fromkeys(column for row in records for column in row))
+    begin = rows if callable(rows) else list(rows).__iter__
+    columns = list(dict.fromkeys([*first, *(column for row in begin() for column in flat(row))]))
     if not columns:
         path.unlink(missing_ok=True)
         return
-    _write(path, columns, ([_cell(row.get(column)) for column in columns] for row in records))
-
-
-def save_metrics(path: Path, lines: Callable[[], Iterable[MetricLine]]) -> None:
-    """Write a row for each line of metrics.jsonl, of which `lines` begins to read; there may be millions.
-
-    The task's metrics have a column each. Raises RunError if it cannot be written.
-    """
-    names = {key: dict.fromkeys(name for line in lines() for name in getattr(line, key) or ()) for key in _SCORES}
-    columns = [*_METRICS, *(f"{key}.{name}" for key in _SCORES for name in names[key])]
-
-    def row(line: MetricLine) -> list[Any]:
-        scores = [(getattr(line, key) or {}).get(name) for key in _SCORES for name in names[key]]
-        return [*(_cell(getattr(line, column)) for column in _METRICS), *scores]
-
-    _write(path, columns, map(row, lines()))
-
-
-def _write(path: Path, columns: list[str], rows: Iterable[list[Any]]) -> None:
     with atomic(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="")
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows(rows)
+        for row in map(flat, begin()):
+            writer.writerow([_cell(row.get(column)) for column in columns])
         text.detach()  # flushed; `atomic` closes the file
+
+
+def save_metrics(path: Path, lines: Callable[[], Iterable[MetricLine]]) -> None:
+    """Write a row for each line of metrics.jsonl, of which `lines` begins to read. Raises RunError."""
+    save(path, lambda: (line.row() for line in lines()), _METRICS)
 
 
 def _cell(value: Any) -> Any:
@@ -126,15 +109,6 @@ def comparison(result: Comparison) -> list[Row]:
     return rows
 
 
-def parity(result: Parity) -> list[Row]:
-    """A row for each framework and baseline, without the errors by tensor and by step."""
-    lists = {
-        *("gradient_errors_f64", "gradient_errors_f32", "reference_gradient_errors_f32"),
-        *("step_errors_f64", "f32_excess"),
-    }
-    return [{"framework": name, **framework.model_dump(exclude=lists)} for name, framework in result.frameworks.items()]
-
-
 def profile(result: Profile) -> list[Row]:
     """A row for each part of a step: first the means over the ranks, without a rank, then those of each rank."""
 
@@ -147,12 +121,6 @@ def profile(result: Profile) -> list[Row]:
 
     ranks = [row for rank in result.ranks for row in parts(rank.split, rank=rank.rank, host=rank.host)]
     return [*parts(result.step, rank=None, host=None), *ranks]
-
-
-def bench(result: Bench) -> list[Row]:
-    """A row for each size."""
-    fixed = {key: getattr(result, key) for key in ("collective", "framework", "np")}
-    return [fixed | row.model_dump() for row in result.rows]
 
 
 def prediction(result: Prediction) -> list[Row]:

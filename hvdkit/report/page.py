@@ -24,7 +24,7 @@ from hvdkit.report.findings import Headline, above_one, findings, why_accuracies
 from hvdkit.report.parity import deviations, parity_table, reference
 from hvdkit.report.reproduce import CommandLine
 from hvdkit.report.rounds import RunGroup, grouped, own_metrics
-from hvdkit.report.tables import baseline_table, machine_table, results_table, runs_table, tuning_table
+from hvdkit.report.tables import baseline_table, groups_table, machine_table, runs_table, tuning_table
 from hvdkit.report.tabular import Table
 from hvdkit.results import intervals
 
@@ -94,7 +94,7 @@ def make(given: Found, own_command: str, target: Path = Path()) -> Page:
         about=f"{first.model}, {first.parameters:,} parameters; {first.batch} per rank and step, "
         f"{_length(given.runs)}, {first.precision}, {first.optimizer}, seed {first.seed}",
         findings=findings(given, groups),
-        results=results_table(groups, given.comparison),
+        results=groups_table(groups, given.comparison),
         accuracies=why_accuracies_differ(given, groups),
         parity_link=_link(paths.recipes().parent / "docs" / "parity.md", target),
         notes=_notes(given, groups),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 
@@ -10,60 +10,114 @@ from hvdkit.baselines.registry import label
 from hvdkit.report.collect import Found
 from hvdkit.report.parity import verdict
 from hvdkit.report.rounds import Estimate, RunGroup, efficiency, own_metrics, titled
-from hvdkit.report.tabular import Cell, Table, number, percent
-from hvdkit.results.compare import BaselineRow, Comparison
+from hvdkit.report.tabular import Cell, Of, Table, number, percent, times
+from hvdkit.results.compare import BaselineRow, Comparison, Ratio
 from hvdkit.results.train import TrainResult
 
 
-def results_table(groups: list[RunGroup], comparison: Comparison | None) -> Table:
-    """A row for each group of runs, with medians over its rounds. A single run, without `comparison`, has one."""
-    parity = comparison.parity if comparison else None
+def groups_table(groups: list[RunGroup], comparison: Comparison | None, place: str = "page") -> Table:
+    """A row for each group of runs, with medians over its rounds; a column without any value is left out.
 
-    def errors(group: RunGroup) -> Cell:
-        checked = verdict(parity, group.label)
+    `place` is page, which has intervals too and the versions elsewhere, or markdown, or terminal, which has no room for
+    all columns. A single run, without `comparison`, has one row.
+    """
+    parity, first = comparison.parity if comparison else None, groups[0].first
+    of, factor = first.cpu_of
+    page, own = place == "page", own_metrics(run for group in groups for run in group.runs)
+
+    def proved(group: RunGroup) -> Cell:
+        checked = "none" if group.rival == "independent" else verdict(parity, group.label)
         leads = parity and checked == "0e+00" and group.framework == parity.reference and group.rival in (None, "plain")
         return Cell("reference" if leads else checked, bad=checked == "FAILED")
 
-    own = own_metrics(run for group in groups for run in group.runs)
-    rated: dict[str, Callable[[RunGroup], Cell | str]] = {
-        "accuracy": lambda group: percent(group.middle("val_accuracy"), 2),
-        **{titled(name): partial(_score, name) for name in own},
+    def estimated(estimate: Estimate | None) -> Estimate | None:
+        return estimate if page or estimate is None else Estimate(estimate.middle, None, None, estimate.n)
+
+    def median(key: str, digits: int = 0, factor: float = 1.0) -> Of[RunGroup]:
+        return lambda group: number(times(group.middle(key), factor), digits)
+
+    names: dict[str, Of[RunGroup]] = {
+        "framework": lambda group: f"{group.framework} {group.first.framework_version}",
+        "rival": lambda group: group.rival or "",
     }
-    columns: dict[str, Callable[[RunGroup], Cell | str]] = {
-        "framework": lambda group: group.label,
+    columns: dict[str, Of[RunGroup]] = ({"framework": lambda group: group.label} if page else names) | {
         "ranks": lambda group: number(group.np),
         "n": lambda group: number(group.speed.n),
-        f"{groups[0].first.unit}/s": lambda group: Cell(group.speed.text(), group.speed.middle),
-        "GFLOP/s": lambda group: number(_giga(group.middle("model_flop_per_second")), 1),
-        "efficiency": lambda group: _share(efficiency(group, groups)),
-        "step p50, ms": lambda group: number(group.middle("step_ms_p50"), 1),
-        "p90, ms": lambda group: number(group.middle("step_ms_p90"), 1),
-        **rated,
-        "peak memory, MiB": lambda group: number(group.middle("peak_rss_mib")),
-        "parity": errors,
+        f"{first.unit}/s": lambda group: _speed(estimated(group.speed)),
+        "GFLOP/s": median("model_flop_per_second", 1, 1e-9),
+        "efficiency": lambda group: _share(estimated(efficiency(group, groups))),
+        "step p50, ms": median("step_ms_p50", 1),
+        "p90, ms": median("step_ms_p90", 1),
+        f"CPU ms per {of}": median("cpu_s_per_image", 2, factor),
+        "start-up, s": median("startup_s", 1),
+        "accuracy": lambda group: percent(group.middle("val_accuracy"), 2),
+        **{titled(name): partial(_score, name) for name in own},
+        "peak memory, MiB": median("peak_rss_mib"),
+        "model's state, MiB": partial(_state, sharded=any(map(_is_sharded, groups))),
+        "others' load": _load,
+        "parity": proved,
     }
-    if comparison is None:
-        columns = {name: cell for name, cell in columns.items() if name not in ("n", "efficiency", "parity")}
-    return Table.of("results", groups, columns).without_empty({"GFLOP/s", "efficiency", "accuracy", *rated})
+    wide = {f"CPU ms per {of}", "start-up, s"}
+    left_out = {
+        "page": wide | {"model's state, MiB", "others' load"},
+        "markdown": {"n"},
+        "terminal": wide | {"n", "GFLOP/s", *map(titled, own[:-1])},
+    }[place] | (set() if comparison else {"n", "efficiency", "parity"})
+    shown = {name: cell for name, cell in columns.items() if name not in left_out}
+    return Table.of("results", groups, shown).without_empty()
 
 
-def _giga(value: float | None) -> float | None:
-    return None if value is None else 1e-9 * value
+def _speed(estimate: Estimate | None) -> Cell:
+    assert estimate
+    return Cell(estimate.text(), estimate.middle)
 
 
 def _score(name: str, group: RunGroup) -> Cell:
     return number(group.score(name), 4)
 
 
-def _of_run(name: str, run: TrainResult) -> Cell:
-    return number((run.validation or {}).get(name), 4)
+def _is_sharded(group: RunGroup) -> bool:
+    """Whether its ranks share the model's state; of baselines, only those that do count it."""
+    return group.first.sharding != "none" or bool(group.rival and group.first.state_bytes)
+
+
+def _state(group: RunGroup, sharded: bool) -> Cell:
+    """The size of parameters, gradients and the optimizer's state on the largest rank, where any of the runs shards."""
+    held = group.first.state_bytes
+    return number(sum(held.values()) / 2**20 if held and sharded else None, 2)
+
+
+def _load(group: RunGroup) -> Cell:
+    load, noisy = group.middle("load"), sum(run.result.noisy for run in group.runs)
+    shown = percent(load, 0)
+    return Cell(f"{shown.text}, {noisy} of {len(group.runs)} noisy", load) if load is not None and noisy else shown
+
+
+def ratios_table(ratios: Sequence[Ratio]) -> Table:
+    """hvdkit's speed over that of each alternative, and over one rank's."""
+
+    def sure(ratio: Ratio, key: str) -> float | None:
+        return getattr(ratio, key) if ratio.rounds > 1 else None
+
+    columns: dict[str, Of[Ratio]] = {
+        "framework": lambda ratio: ratio.framework,
+        "ranks": lambda ratio: number(ratio.np),
+        "against": lambda ratio: "one rank" if ratio.against == "np=1" else ratio.against,
+        "median": lambda ratio: number(ratio.median, 3),
+        "low": lambda ratio: number(sure(ratio, "low"), 3),
+        "high": lambda ratio: number(sure(ratio, "high"), 3),
+        "rounds": lambda ratio: number(ratio.rounds),
+        "confidence": lambda ratio: percent(sure(ratio, "confidence"), 0),
+        "verdict": lambda ratio: ratio.shown,
+    }
+    return Table.of("ratios", ratios, columns)
 
 
 def runs_table(given: Found) -> Table:
     """A row for each run, from its result.json."""
     of, factor = given.runs[0].result.cpu_of
     own = own_metrics(given.runs) if all(run.result.val_accuracy is None for run in given.runs) else []
-    columns: dict[str, Callable[[TrainResult], Cell | str]] = {
+    columns: dict[str, Of[TrainResult]] = {
         "framework": lambda run: Cell(f"{_name(run)}{' (noisy)' if run.noisy else ''}", bad=run.noisy),
         "ranks": lambda run: number(run.np),
         "round": lambda run: number(run.round or 1),
@@ -77,15 +131,17 @@ def runs_table(given: Found) -> Table:
         "MiB": lambda run: number(run.peak_rss_mib),
         "seconds": lambda run: number(run.train_s, 1),
     }
-    optional: dict[str, Callable[[TrainResult], Cell | str]] = {
+    optional: dict[str, Of[TrainResult]] = {
         "p99, ms": lambda run: number(run.step_ms_p99, 1),
         "start, s": lambda run: number(run.startup_s, 1),
-        f"CPU ms per {of}": lambda run: number(
-            None if run.cpu_s_per_image is None else factor * run.cpu_s_per_image, 1
-        ),
+        f"CPU ms per {of}": lambda run: number(times(run.cpu_s_per_image, factor), 1),
         "others' load": lambda run: percent(run.load),
     }
     return Table.of("runs", [run.result for run in given.runs], columns | optional).without_empty(optional)
+
+
+def _of_run(name: str, run: TrainResult) -> Cell:
+    return number((run.validation or {}).get(name), 4)
 
 
 def tuning_table(given: Found) -> Table:
@@ -104,7 +160,7 @@ def tuning_table(given: Found) -> Table:
 
 def baseline_table(rows: list[BaselineRow]) -> Table:
     """Images per second over those of an earlier comparison."""
-    columns: dict[str, Callable[[BaselineRow], Cell | str]] = {
+    columns: dict[str, Of[BaselineRow]] = {
         "framework": _name,
         "ranks": lambda row: number(row.np),
         "now ÷ baseline": lambda row: number(row.median, 3),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 T = TypeVar("T")
+Of = Callable[[T], "Cell | str"]  # makes the cell of an item
 
 
 @dataclass(frozen=True)
@@ -30,18 +32,18 @@ class Table:
     rows: list[list[Cell]]
 
     @staticmethod
-    def of(key: str, items: Iterable[T], columns: Mapping[str, Callable[[T], Cell | str]]) -> Table:
+    def of(key: str, items: Iterable[T], columns: Mapping[str, Of[T]]) -> Table:
         """A row for each item; `columns` make its cells, by their headings."""
         cells = ([make(item) for make in columns.values()] for item in items)
         rows = [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in cells]
         return Table(key, list(columns), rows)
 
-    def without_empty(self, optional: Collection[str]) -> Table:
-        """The table without those of the `optional` columns that have a value in no row."""
-        full = [any(row[column].text not in ("", "-", "–") for row in self.rows) for column in range(len(self.columns))]
-        kept = [column for column, name in enumerate(self.columns) if full[column] or name not in optional]
-        rows = [[row[column] for column in kept] for row in self.rows]
-        return Table(self.key, [self.columns[column] for column in kept], rows)
+    def without_empty(self, optional: Collection[str] | None = None) -> Table:
+        """The table without those of the `optional` columns, by default all, that have a value in no row."""
+        names = self.columns if optional is None else optional
+        full = [any(row[column].text not in ("", "–") for row in self.rows) for column in range(len(self.columns))]
+        kept = [full[column] or name not in names for column, name in enumerate(self.columns)]
+        return Table(self.key, list(compress(self.columns, kept)), [list(compress(row, kept)) for row in self.rows])
 
     def figures(self) -> list[bool]:
         """Whether each column holds figures, which are right-aligned."""
@@ -56,6 +58,11 @@ def number(value: float | None, digits: int = 0) -> Cell:
 def percent(fraction: float | None, digits: int = 1) -> Cell:
     """A fraction of 1 in percent; a dash for None."""
     return Cell("–") if fraction is None else Cell(f"{100 * fraction:.{digits}f} %", fraction)
+
+
+def times(value: float | None, factor: float) -> float | None:
+    """The value in another unit; None stays None."""
+    return None if value is None else factor * value
 
 
 def size(count: float) -> str:

@@ -76,7 +76,8 @@ class Bench(Record, Result):
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each size."""
-        return [row.model_dump() for row in self.rows]
+        fixed = {"collective": self.collective, "framework": self.framework, "np": self.np}
+        return [fixed | row.model_dump() for row in self.rows]
 
 
 def bus_factor(collective: str, np: int) -> float:

@@ -97,12 +97,9 @@ class Parity(Figures, Result):
         return [key for key in self.marks if has_buffers or key != "buffers_f64"]
 
     def records(self) -> list[dict[str, Any]]:
-        """A row for each framework, with its verdict and its largest errors."""
-        figures = ["passed", "version", *MARKED, "logits_f32", "gradients_f32"]
-        return [
-            {"framework": name} | {key: getattr(framework, key) for key in figures}
-            for name, framework in self.frameworks.items()
-        ]
+        """A row for each framework, without the errors by tensor and by step."""
+        lists = {key for key in FrameworkParity.model_fields if "_errors_" in key} | {"f32_excess"}
+        return [{"framework": name} | judged.model_dump(exclude=lists) for name, judged in self.frameworks.items()]
 
     @field_validator("marks")
     @classmethod

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from hvdkit.errors import RequestError
 from hvdkit.files import open_regular
-from hvdkit.results.json_files import Count, Figures, Result, read
+from hvdkit.results.json_files import Count, Figures, Result, flat, read
 
 
 def scores(validation: dict[str, float], average: dict[str, float]) -> dict[str, Any]:
@@ -79,6 +79,13 @@ class MetricLine(Figures):
     average_validation: dict[str, float] | None = None
     unit: str = "images"
     warnings: list[str] | None = None
+
+    def row(self) -> dict[str, Any]:
+        """The line as a row of a table: a column `validation.NAME` for each metric of the validation, and of the
+        averaged weights `average_validation.NAME`.
+        """
+        scores = {key: getattr(self, key) or {} for key in ("validation", "average_validation")}
+        return self.model_dump(exclude=set(scores)) | flat(scores)
 
 
 class Recovery(Figures):
@@ -224,14 +231,8 @@ class TrainResult(Figures, Result):
         return lines
 
     def records(self) -> list[dict[str, Any]]:
-        """A row for each of `lines`, with a column `validation.NAME` for each metric of the validation, and of the
-        averaged weights `average_validation.NAME`."""
-        both = ("validation", "average_validation")
-        return [
-            line.model_dump(exclude=set(both))
-            | {f"{key}.{name}": value for key in both for name, value in (getattr(line, key) or {}).items()}
-            for line in self.lines()
-        ]
+        """The rows of `lines`."""
+        return [line.row() for line in self.lines()]
 
     @field_validator("sync")
     @classmethod
