@@ -17,7 +17,6 @@ import hvdkit
 from hvdkit import paths
 from hvdkit.commands import host_faults
 from hvdkit.commands.fields import Overwrite
-from hvdkit.commands.host_ring import Member, reach
 from hvdkit.commands.request import Option, Request
 from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
@@ -25,10 +24,8 @@ from hvdkit.launch import launchers
 from hvdkit.launch.hosts import Host, parse_hosts, read_hostfile, shown
 from hvdkit.launch.launchers import slurm
 from hvdkit.launch.probes import START_S, Probe, Unreachable, way
-from hvdkit.report.doctor import lines as fault_lines
-from hvdkit.report.doctor import table
-from hvdkit.report.tabular import terminal
-from hvdkit.results.doctor import HostFault, HostReport, HostsReport, Interface, RuntimeThere
+from hvdkit.report.tabular import Cell, Table, number, terminal
+from hvdkit.results.doctor import HostFault, HostReport, HostsReport, Interface, Route, RuntimeThere
 from hvdkit.runtimes import doctor as this_machine
 from hvdkit.runtimes import pins, store
 from hvdkit.runtimes.doctor import Report
@@ -72,12 +69,52 @@ def run(request: DoctorRequest) -> Report | HostsReport:
 
 def lines(request: DoctorRequest, result: Report | HostsReport) -> Iterator[Any]:
     """The tables, each fault and note with what to do, and a verdict."""
-    if isinstance(result, HostsReport):
-        yield terminal(table(result), "hosts, and how the one before each reaches it")
-        yield from fault_lines(result)
-        yield f"written to {result.folder / FILE}"
-    else:
+    if isinstance(result, Report):
         yield from result.lines()
+        return
+    table = Table.of("hosts", result.hosts, _COLUMNS).without_empty(("GPUs", "NCCL", "latency"))
+    yield terminal(table, "hosts, and how the one before each reaches it")
+    for fault in result.faults:
+        yield f"{'fault' if fault.fault else 'note'}: {fault.host}: {fault.what}\n  mend: {fault.remedy}"
+    bad = len({fault.host for fault in result.faults if fault.fault})
+    verdict = f"{bad} with faults" if bad else "ranks can run on them"
+    reached = sum(host.reachable for host in result.hosts)
+    yield f"{reached} of {len(result.hosts)} hosts answer, {verdict} ({result.seconds:.1f} s)"
+    yield f"written to {result.folder / FILE}"
+
+
+def _versions(host: HostReport) -> str:
+    """The version of Horovod in each of its runtimes."""
+    there = host.runtimes.items()
+    lines = (f"{name}: {it.fault}" if it.fault else f"{name} {it.versions.get('horovod', '–')}" for name, it in there)
+    return "\n".join(lines) or "–"
+
+
+def _nccl(host: HostReport) -> str:
+    packages = {name: version for runtime in host.runtimes.values() for name, version in runtime.versions.items()}
+    return ", ".join(sorted({version for name, version in packages.items() if name.startswith("nvidia-nccl")})) or "–"
+
+
+def _gib(count: int | None) -> Cell:
+    return number(None if count is None else count / 2**30, 1)
+
+
+_COLUMNS: dict[str, Callable[[HostReport], Cell | str]] = {
+    "host": lambda host: host.name,
+    "by": lambda host: host.way,
+    "reachable": lambda host: "yes" if host.reachable else Cell("no", bad=True),
+    "Horovod of": _versions,
+    "interface": lambda host: host.interface or "–",
+    "address": lambda host: host.address or "–",
+    "latency": lambda host: number(host.neighbour.latency_us if host.neighbour else None),
+    "slots": lambda host: number(host.slots),
+    "cores": lambda host: number(host.cores),
+    "GPUs": lambda host: "\n".join(host.gpus) or "–",
+    "NCCL": _nccl,
+    "memory": lambda host: _gib(host.memory_bytes),
+    "disk": lambda host: _gib(min((free for free in host.folders.values() if free is not None), default=None)),
+    "shared": lambda host: "–" if host.shares_files is None else "yes" if host.shares_files else "no",
+}
 
 
 def status(result: Report | HostsReport) -> int:
@@ -121,8 +158,8 @@ def examine(hosts: Sequence[Host], interface: str | None, folder: Path) -> Hosts
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor.json.") as mark:
             questions = [_question(hosts, index, runtimes, folder, Path(mark.name)) for index in range(len(hosts))]
             ports = list(pool.map(_facts, probes, reports, questions, [faults] * len(hosts)))
-        members = [Member(*member) for member in zip(probes, reports, ports, strict=True) if member[1].reachable]
-        reach(members, fits, interface is not None, pool)
+        ring = [member for member in zip(probes, reports, ports, strict=True) if member[1].reachable]
+        _reach(ring, fits, interface is not None, pool)
     faults += host_faults.judge(reports, interface, folder)
     order = {report.name: index for index, report in enumerate(reports)}
     faults.sort(key=lambda fault: (not fault.fault, order[fault.host]))
@@ -184,10 +221,49 @@ def _facts(probe: Probe, report: HostReport, question: dict[str, Any], faults: l
     except Unreachable as error:
         faults.append(HostFault(host=report.name, what=str(error), remedy=error.remedy))
         return 0
-    report.reachable = True
-    for key in ("hostname", "cores", "memory_bytes", "gpus", "folders", "hvdkit", "resolves"):
-        setattr(report, key, facts[key])
-    report.shares_files = facts["sees_mark"]
-    report.runtimes = {name: RuntimeThere.model_validate(runtime) for name, runtime in facts["runtimes"].items()}
-    report.interfaces = [Interface.model_validate(interface) for interface in facts["interfaces"]]
-    return int(facts["port"])
+    report.reachable, port = True, int(facts.pop("port"))
+    facts["runtimes"] = {name: RuntimeThere.model_validate(runtime) for name, runtime in facts["runtimes"].items()}
+    facts["interfaces"] = [Interface.model_validate(interface) for interface in facts["interfaces"]]
+    for key, value in facts.items():
+        setattr(report, key, value)
+    return port
+
+
+Member = tuple[Probe, HostReport, int]  # a host of the ring, and the port of its probe
+
+
+def _reach(ring: list[Member], fits: Callable[[Interface], bool], chosen: bool, pool: ThreadPoolExecutor) -> None:
+    """Fill in by which interface and address others reach each host: each connects to the next one, as in Horovod's
+    ring.
+
+    Only interfaces that fit are tried. Unless they were `chosen`, of several that answer it is the one that the host's
+    name means, or by which it reaches the next host, as its ranks do.
+    """
+    for step in (-1, 1) if len(ring) > 1 else ():  # from the host before it and, without an answer, from that after it
+        lost = [index for index, (_, report, _) in enumerate(ring) if all(way.fault for way in report.ways)]
+        others = [ring[(index + step) % len(ring)][0] for index in lost]
+        list(pool.map(_try, (ring[index] for index in lost), others, [fits] * len(lost)))
+    for position, (_, report, _) in enumerate(ring):
+        before, after = ring[position - 1][1], ring[(position + 1) % len(ring)][1]
+        preferred = [*before.resolves.get(report.name, []), *(way.source for way in after.ways if way.source)]
+        answered = {way.address for way in report.ways if way.fault is None}
+        usable = {
+            card.address: card.name
+            for card in report.interfaces
+            if fits(card) and (card.address in answered or len(ring) == 1)
+        }
+        best = next((address for address in (*([] if chosen else preferred), *usable) if address in usable), None)
+        if best is not None:
+            report.interface, report.address = usable[best], best
+
+
+def _try(member: Member, other: Probe, fits: Callable[[Interface], bool]) -> None:
+    """Let another host connect to each address that fits."""
+    probe, report, port = member
+    addresses = [card.address for card in report.interfaces if fits(card)]
+    wanted = [{"address": address, "port": port, "token": probe.token} for address in addresses]
+    try:
+        answers = other.ask("reach", 15.0 + 4.0 * len(addresses), ways=wanted)["ways"]
+        report.ways = [Route.model_validate(answer) for answer in answers]
+    except Unreachable as error:
+        report.ways = [Route(address=address, fault=f"{other.host.name}: {error}") for address in addresses]

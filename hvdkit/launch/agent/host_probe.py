@@ -61,12 +61,11 @@ def facts(
     runtimes = pool.submit(lambda: {name: runtime(python, packages) for name, python in pythons.items()})
     answers = {
         "hostname": socket.gethostname(),
-        "python": sys.executable,
         "interfaces": interfaces(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": _free_memory(),
         "folders": {folder: _free_bytes(folder) for folder in folders},
-        "sees_mark": Path(mark).exists(),
+        "shares_files": Path(mark).exists(),
         "hvdkit": _digest(sorted(Path(package).rglob("*.py"))),
     }
     wait(resolved.values(), _NAME_S)
@@ -79,27 +78,21 @@ def facts(
 
 
 def interfaces() -> list[dict[str, Any]]:
-    """The addresses of all interfaces, IPv4 first: name, address, the bits of its network."""
+    """The addresses of all interfaces, IPv4 first, and of IPv6 those that reach further than one link."""
     rows = []
     for name in names():
         address, mask = address_of(name), mask_of(name)
         if address is not None:
             bits = bin(struct.unpack("!I", socket.inet_aton(mask or "255.255.255.255"))[0]).count("1")
             rows.append({"name": name, "address": address, "bits": bits})
-    return rows + _of_ipv6()
-
-
-def _of_ipv6() -> list[dict[str, Any]]:
-    """IPv6 addresses that reach further than one link."""
     try:
         lines = Path("/proc/net/if_inet6").read_text().splitlines()
     except OSError:
-        return []
-    rows = []
-    for text, _, bits, scope, _, name in (line.split() for line in lines):
+        return rows
+    for text, _, length, scope, _, name in (line.split() for line in lines):
         if int(scope, 16) != 0x20:  # of a link alone
             address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(text))
-            rows.append({"name": name, "address": address, "bits": int(bits, 16)})
+            rows.append({"name": name, "address": address, "bits": int(length, 16)})
     return rows
 
 
@@ -107,16 +100,13 @@ def runtime(python: str, packages: list[str]) -> dict[str, Any]:
     """What an interpreter has: its version and those of `packages`, a digest of Horovod; or a `fault`."""
     say = "import sys; print('\\n'.join(['%d.%d.%d' % sys.version_info[:3]] + sys.path))"
     try:
-        done = subprocess.run(
-            [python, "-I", "-c", say], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROGRAM_S
-        )
+        printed = _lines(python, "-I", "-c", say)
     except FileNotFoundError:
         return {"fault": "no interpreter there"}
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return {"fault": getattr(error, "strerror", None) or "no answer"}
-    if done.returncode != 0:
-        return {"fault": (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]}
-    version, *path = done.stdout.splitlines()
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or "").strip().splitlines()
+        return {"fault": getattr(error, "strerror", None) or (said or ["no answer"])[-1]}
+    version, *path = printed
     folders = [Path(folder) for folder in path if Path(folder).is_dir()]
     versions = {"python": version}
     for site in reversed(folders):
@@ -165,12 +155,17 @@ def _free_bytes(folder: str) -> int | None:
 
 def _gpus() -> list[str]:
     """A line for each NVIDIA GPU that the driver knows: its name and the driver's version."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(query, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROGRAM_S)
-    except (OSError, subprocess.TimeoutExpired):
+        return _lines("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    except (OSError, subprocess.SubprocessError):
         return []
-    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+def _lines(*command: str) -> list[str]:
+    """What a program prints. Raises OSError and SubprocessError."""
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROGRAM_S, check=True
+    ).stdout.splitlines()
 
 
 def _listen(token: str) -> int:
