@@ -107,9 +107,3 @@ def test_bootstrap_shows_why_pip_failed_and_where_the_log_is(tmp_path: Path) -> 
     assert done.stderr == (f"making .venv failed (exit status 7); the whole log: {log}\n    ERROR: no such package\n")
     assert "fine 49" in log.read_text()
     assert not (tmp_path / ".venv" / "made-from").exists()
-
-
-def test_make_help_lists_every_target() -> None:
-    done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for target in ("help", "compare", "test", "lint", "clean"):
-        assert f"make {target} " in done.stdout

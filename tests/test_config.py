@@ -28,49 +28,27 @@ def faults(tmp_path: Path, text: str, *overrides: str) -> list[str]:
 
 
 def test_shipped_recipes_load_and_come_back_from_a_dump(tmp_path: Path) -> None:
-    recipes = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
-    assert recipes
-    for path in recipes:
+    for path in sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml")):
         recipe = schema.load(path)
-        assert recipe.name == path.stem
-        assert schema.load(written(tmp_path, schema.dump(recipe))) == recipe
+        assert recipe.name == path.stem and schema.load(written(tmp_path, schema.dump(recipe))) == recipe
 
 
 def test_weights_are_kept_unless_null_is_said(tmp_path: Path) -> None:
-    default = schema.Checkpointing(every_epochs=1, every_steps=0, keep=2)
-    assert schema.load(written(tmp_path, GOOD)).checkpoint == default
-    assert schema.load(written(tmp_path, GOOD), ["checkpoint={}"]).checkpoint == default
-    assert schema.load(written(tmp_path, GOOD), ["checkpoint.every_steps=50"]).checkpoint == default.model_copy(
-        update={"every_steps": 50}
-    )
-    for off in (
-        schema.load(written(tmp_path, GOOD), ["checkpoint=null"]),
-        schema.load(written(tmp_path, GOOD + "checkpoint: null\n")),
-    ):
-        assert off.checkpoint is None
-        assert schema.load(written(tmp_path, schema.dump(off))).checkpoint is None
+    default, path = schema.Checkpointing(), written(tmp_path, GOOD)
+    assert schema.load(path).checkpoint == schema.load(path, ["checkpoint={}"]).checkpoint == default
+    often = schema.load(path, ["checkpoint.every_steps=50"]).checkpoint
+    assert often == default.model_copy(update={"every_steps": 50})
+    off = schema.load(path, ["checkpoint=null"])
+    assert off.checkpoint is None and schema.load(written(tmp_path, schema.dump(off))).checkpoint is None
     (line,) = faults(tmp_path, GOOD, "checkpoint={every_epochs: 0}")
     assert "for no checkpoints give checkpoint: null" in line
 
 
 def test_overrides_reach_nested_keys_and_keep_their_types(tmp_path: Path) -> None:
-    recipe = schema.load(
-        written(tmp_path, GOOD),
-        [
-            "epochs=3",
-            "optimizer.momentum=0.5",
-            "optimizer.nesterov=true",
-            "schedule.decay=step",
-            "schedule.milestones=[2]",
-        ],
-    )
+    nested = ["optimizer.momentum=0.5", "optimizer.nesterov=true", "schedule.decay=step", "schedule.milestones=[2]"]
+    recipe = schema.load(written(tmp_path, GOOD), ["epochs=3", *nested])
     assert (recipe.epochs, recipe.optimizer.momentum, recipe.optimizer.nesterov) == (3, 0.5, True)
     assert recipe.schedule.milestones == [2]
-
-
-@pytest.mark.parametrize("text", ["1e-4", "1.0e-4", "0.0001", ".1e-3", "1E-4"])
-def test_numbers_with_exponents_are_numbers(tmp_path: Path, text: str) -> None:
-    assert schema.load(written(tmp_path, GOOD), [f"optimizer.weight_decay={text}"]).optimizer.weight_decay == 1e-4
 
 
 def test_all_faults_are_told_at_once_each_with_its_key(tmp_path: Path) -> None:
@@ -105,22 +83,20 @@ threads: 0
     ("text", "part"),
     [
         ("", "expected keys with values (a mapping), got nothing"),
-        ("- a\n- b\n", "expected keys with values (a mapping)"),
         ("name: [a\n", "line 2, column 1: damaged YAML"),
         ("name: a\nname: b\n", "line 2, column 1: damaged YAML: key 'name' is there twice"),
-        ("1: a\n", "expected text as key, got 1"),
         ("? [a]\n: b\n", "expected text as key"),
         ("a: !!python/object/apply:os.system [id]\n", "could not determine a constructor"),
-        ("a: &x [*x]\n", "unknown key"),
+        ("a: !!bool maybe\n", "no bool: 'maybe'"),
+        (f"a: {'9' * 400}\n", "a number of more than 300 digits"),
+        ("model: &x [*x]\n", "damaged YAML"),
         ("a: \x07\n", "damaged YAML"),
         ("{" * 3000, "damaged YAML"),
-        (GOOD + "schedule: {decay: step}\n", "schedule: expected milestones exactly where decay is 'step'"),
         (GOOD + "schedule: {decay: step, milestones: [3, 2]}\n", "expected rising milestones"),
         (GOOD.replace("0.1", "0.1, momentum: 0, nesterov: true"), "optimizer: expected momentum > 0"),
         (GOOD.replace("0.1", ".nan"), "optimizer.learning_rate"),
         (GOOD.replace("name: a", "name: ../a"), "name: expected letters"),
         (GOOD.replace("data: {name: digits}", "data: {}"), "data.name is missing"),
-        (GOOD.replace("data: {name: digits}", "data: {name: digits, height: 3}"), "data.height: unknown key"),
         ("name: a\n", "model: required key is missing"),
     ],
 )
@@ -128,13 +104,6 @@ def test_damaged_files(tmp_path: Path, text: str, part: str) -> None:
     told = faults(tmp_path, text)
     assert any(part in line for line in told), told
     assert all("recipe.yaml" in line for line in told)
-
-
-@pytest.mark.parametrize("key", ["schedule.warmup_epochs", "sync.start"])
-def test_epochs_that_no_run_has_are_refused(key: str, tmp_path: Path) -> None:
-    """Times the steps of an epoch they would be infinite, which no rank can round."""
-    (line,) = faults(tmp_path, GOOD, f"{key}=1e308", *(["sync.every=2"] if key == "sync.start" else []))
-    assert f"{key}: expected less than or equal to 100000, got 1e+308" in line
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -148,25 +117,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             schema.load(path)
 
 
-@pytest.mark.parametrize(
-    ("override", "told"),
-    [
-        ("schedule.power=3", "schedule: expected power other than 2.0 only where decay is 'polynomial', got 3.0"),
-        ("schedule.gamma=0.5", "schedule: expected gamma other than 0.1 only where decay is 'step', got 0.5"),
-        ("schedule.milestones=[2]", "schedule: expected milestones exactly where decay is 'step'"),
-        (
-            "schedule={scale: none, base_batch_size: 32}",
-            "schedule: expected base_batch_size other than 256 only where scale is 'linear', got 32",
-        ),
-        ("model.new_head=true", "model: expected new_head only where weights are given"),
-    ],
-)
-def test_a_key_that_nothing_would_read_is_refused(override: str, told: str, tmp_path: Path) -> None:
-    (line,) = faults(tmp_path, GOOD, override)
-    assert told in line
-
-
-def test_the_same_keys_serve_where_they_are_read(tmp_path: Path) -> None:
+def test_keys_serve_where_they_are_read(tmp_path: Path) -> None:
     written(tmp_path, GOOD)
     for override in ("{decay: polynomial, power: 3}", "{decay: step, milestones: [1], gamma: 0.5}", "{scale: none}"):
         recipe = schema.load(tmp_path / "recipe.yaml", [f"schedule={override}"])
@@ -177,67 +128,55 @@ def test_the_same_keys_serve_where_they_are_read(tmp_path: Path) -> None:
 TOPK = "compression={method: topk, ratio: 0.01, momentum_correction: true}"
 
 
+SHARDED = "sharding=gradients"
+
+
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["compression={method: topk, ratio: 0}"], "compression.ratio: expected greater than 0, got 0"),
+        (["schedule.power=3"], "schedule: expected power other than 2.0 only where decay is 'polynomial', got 3.0"),
+        (["schedule.milestones=[2]"], "schedule: expected milestones exactly where decay is 'step'"),
+        (["schedule={scale: none, base_batch_size: 32}"], "other than 256 only where scale is 'linear', got 32"),
+        (["schedule.warmup_epochs=1e308"], "schedule.warmup_epochs: expected less than or equal to 100000"),
+        (["model.new_head=true"], "model: expected new_head only where weights are given"),
+        (["elastic={min_np: 3, max_np: 2}"], "elastic: expected min_np at most max_np, got 3 and 2"),
+        (["average_weights={}"], "average_weights: expected either decay, such as {decay: 0.999}, or from_epoch"),
+        (["average_weights={from_epoch: 9}"], "average_weights.from_epoch: expected at most the recipe's 1 epochs"),
+        (["loss={class_weights: [0, 0]}"], "loss: expected a class_weights above 0, got none"),
+        (["loss={class_weights: [1, 2]}"], "loss.class_weights: expected 10, one for each of model.classes, got 2"),
         (["compression={method: topk, ratio: 1.5}"], "compression.ratio: expected less than or equal to 1, got 1.5"),
         (["compression={method: topk, ration: 1}"], "compression.ration: unknown key; did you mean 'ratio'?"),
-        (
-            ["compression.ratio=0.1"],
-            "compression: required key compression.method is missing; expected one of 'none', ",
-        ),
-        (
-            ["compression=topq"],
-            "compression.method: expected 'none', 'fp16', 'bf16', 'int8', 'topk', ",
-        ),
-        (["compression={method: powersgd, rank: 0}"], "compression.rank: expected greater than or equal to 1, got 0"),
-        (["compression={method: int8, bucket_mib: 0}"], "compression.bucket_mib: expected greater than 0, got 0"),
-        (
-            ["compression={method: topk, error_feedback: false, momentum_correction: true}"],
-            "compression: expected error_feedback true where momentum_correction is true",
-        ),
-        (
-            ["compression={method: topk, warmup_epochs: 9}"],
-            "compression.warmup_epochs: expected at most the recipe's 1 epochs, got 9",
-        ),
-        (
-            [TOPK, "optimizer.nesterov=true"],
-            "momentum_correction: expected optimizer sgd with plain momentum, got sgd w",
-        ),
-        (
-            [TOPK, "optimizer={name: adamw, learning_rate: 0.1}"],
-            "expected optimizer sgd with plain momentum, got adamw",
-        ),
+        (["compression.ratio=0.1"], "required key compression.method is missing; expected one of 'none', "),
+        (["compression=topq"], "compression.method: expected 'none', 'fp16', 'bf16', 'int8', 'topk', "),
+        (["compression={method: topk, warmup_epochs: 9}"], "warmup_epochs: expected at most the recipe's 1 epochs"),
+        ([TOPK.replace("}", ", error_feedback: false}")], "expected error_feedback true where momentum_correction"),
+        ([TOPK, "optimizer.nesterov=true"], "expected optimizer sgd with plain momentum, got sgd with nesterov"),
+        ([TOPK, "optimizer={name: adamw, learning_rate: 0.1}"], "sgd with plain momentum, got adamw"),
         ([TOPK, "sync.every=2"], "compression.momentum_correction: expected no sync"),
-        (["sync.every=0"], "sync.every: expected greater than or equal to 1, got 0"),
         (["sync={start: 1}"], "sync.every: required key is missing"),
         (["sync={every: 2, outer: adam}"], "sync.outer.method: expected 'nesterov', got 'adam'"),
-        (["sync={every: 2, outer: {rate: 1}}"], "sync.outer.rate: unknown key"),
         (["sync.every=2", "precision=fp16"], "sync: expected precision fp32, fp64 or bf16, got fp16"),
         (["sync=4"], "sync: expected keys with values (a mapping), got 4"),
-        (["allreduce=tree"], "allreduce: expected 'ring', 'hierarchical' or 'central', got 'tree'"),
         (["allreduce=central", "compression=int8"], "allreduce: central adds up, which int8 does not; expected ring"),
         (["allreduce=central", "elastic={max_np: 2}"], "allreduce: expected ring where elastic is given, got central"),
+        ([SHARDED, "compression=int8"], "compression: expected none or fp16 with sharding gradients"),
+        ([SHARDED, "sync.every=2"], "sync: expected none with sharding gradients"),
+        ([SHARDED, "allreduce=central"], "allreduce: expected ring with sharding gradients"),
     ],
 )
-def test_communication_that_cannot_be_is_told_by_its_key(overrides: list[str], told: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_told_by_its_key(overrides: list[str], told: str, tmp_path: Path) -> None:
     (line,) = faults(tmp_path, GOOD, *overrides)
     assert told in line
 
 
-def test_faults_of_communication_are_told_together(tmp_path: Path) -> None:
+def test_faults_of_several_sections_are_told_together(tmp_path: Path) -> None:
     told = faults(tmp_path, GOOD, TOPK, "optimizer.nesterov=true", "sync.every=2", "precision=fp16")
-    assert [line.partition(": expected")[0].rpartition(" ")[2] for line in told] == [
-        "compression.momentum_correction", "compression.momentum_correction", "sync",
-    ]  # fmt: skip
+    keys = [line.partition(": expected")[0].rpartition(" ")[2] for line in told]
+    assert keys == [*["compression.momentum_correction"] * 2, "sync"]
 
 
 def test_a_name_is_a_method_with_its_defaults(tmp_path: Path) -> None:
-    for text in ("topk", "{method: topk}", "{method: topk, ratio: 0.01}"):
+    for text in ("topk", "{method: topk}", "{method: topk, ratio: 0.01}", "{method: topk, ratio: 0.1}"):
         recipe = schema.load(written(tmp_path, GOOD), [f"compression={text}"])
-        assert str(recipe.compression) == "topk" and recipe.compression.method == "topk"
+        assert str(recipe.compression) == ("topk (ratio 0.1)" if "0.1}" in text else "topk")
         assert schema.load(written(tmp_path, schema.dump(recipe))) == recipe
-    assert str(schema.load(written(tmp_path, GOOD), ["compression={method: topk, ratio: 0.1}"]).compression) == (
-        "topk (ratio 0.1)"
-    )

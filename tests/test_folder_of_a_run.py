@@ -65,8 +65,10 @@ def owner(**other: Any) -> str:
 
 
 def test_the_second_writer_learns_who_the_first_one_is(tmp_path: Path) -> None:
+    written(tmp_path / "run", OLD)
     process = claiming(tmp_path / "run")
     try:
+        assert ".replaced/result.json" in content(paths.settled(tmp_path / "run")), "a command that reads leaves it"
         with pytest.raises(RequestError) as refusal, paths.claimed(tmp_path / "run", overwrite=True):
             pytest.fail("two runs could have the folder now")
     finally:
@@ -139,12 +141,7 @@ def test_a_writer_whose_lock_was_deleted_makes_it_again(tmp_path: Path, monkeypa
 
 
 OLD = {"result.json": "{}", "checkpoints/": "", "checkpoints/step-1/": "", "checkpoints/step-1/model": "w", "logs/": ""}
-STARTED = {
-    "config.yaml": "new",
-    "logs/rank-0.log": "new",
-    "metrics.jsonl": "{}",
-    "checkpoints/.step-2.making/model": "",
-}
+STARTED = {"config.yaml": "new", "logs/log": "new", "metrics.jsonl": "{}", "checkpoints/.step-2.making/model": ""}
 
 
 def written(folder: Path, files: dict[str, str]) -> None:
@@ -197,15 +194,6 @@ def test_the_next_command_finishes_what_kill_9_has_left(tmp_path: Path) -> None:
     with paths.claimed(tmp_path, overwrite=False, resume=True):
         pass
     assert content(tmp_path) == {"result.json": "new"}, "it had trained"
-
-
-def test_a_command_that_reads_leaves_a_running_one_alone(tmp_path: Path) -> None:
-    written(tmp_path, OLD)
-    process = claiming(tmp_path)
-    try:
-        assert ".replaced/result.json" in content(paths.settled(tmp_path))
-    finally:
-        killed(process)
 
 
 def rename_at(count: int) -> Callable[[Path, Path], Path]:
@@ -302,16 +290,6 @@ def test_metrics_that_are_removed_come_back_with_all_lines(fault: str, tmp_path:
     path.unlink()
     file.keep()  # at the end, without a further line
     assert [each.step for each in read_metrics(path)] == [1, 2, 3, 4]
-
-
-def test_a_file_that_rank_0_makes_anew_before_its_first_line_was_not_removed(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    tail, file = MetricsTail(path, lambda line: None), MetricsFile(path)
-    tail.poll()
-    file.forget_after(Progress(), recounted=False)
-    file.write(line(1))
-    tail.poll()
-    assert not tail.lost()
 
 
 def test_metrics_that_are_cut_short_are_followed_from_there_and_it_is_said(tmp_path: Path) -> None:

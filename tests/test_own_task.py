@@ -13,7 +13,7 @@ from conftest import ROOT, Hvdkit
 from own_tasks import DOCUMENT, nothing
 from resuming import rewrite_record
 
-from hvdkit import adapters, tasks
+from hvdkit import adapters
 from hvdkit.adapters.local import Linear
 from hvdkit.checkpoint import snapshots
 from hvdkit.commands import evaluate as evaluate_
@@ -30,7 +30,7 @@ from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks.own import Own
 from hvdkit.tasks.task import Metrics
-from hvdkit.worker import inference, setup, train, tuning
+from hvdkit.worker import inference, setup, train
 
 pytestmark = pytest.mark.long
 
@@ -72,14 +72,6 @@ def test_a_task_of_ones_own_trains_and_is_evaluated_by_its_metrics(tmp_path: Pat
     assert found["metrics"] == {"wrong": errors[30]} and (found["accuracy"], found["total"]) == (None, 40)
     again = train.train(adapter, script, recipe.model_copy(update={"epochs": 4}), tmp_path / "run", Heartbeat(), True)
     assert (again.first_step, again.steps) == (30, 40)
-
-
-@pytest.mark.check
-def test_nothing_is_claimed_of_a_network_that_only_the_script_knows() -> None:
-    recipe = Recipe.model_validate(DOCUMENT)
-    chosen = tuning.choose(recipe, {})
-    assert "only the script knows" in chosen[tuning.FUSION].why and "only the script knows" in chosen[tuning.CACHE].why
-    assert tasks.choose(recipe).architecture().parameter_shapes() == {}
 
 
 @pytest.mark.check
@@ -141,63 +133,37 @@ class Task(Own):
 """
 
 
+LATE = """import torch
+class Late(torch.nn.Linear):
+  def forward(self, x):
+    return super().forward(x[:, :2] if self.training else x)
+Task.model = lambda task: Late(3, 1)
+Task.loss = lambda task, y, t: y.mean()
+run_task(pytorch, Task)"""
+FITS_NOT = "import torch\nTask.model = lambda task: torch.nn.Linear(5, 1)\nrun_task(pytorch, Task)"
+
+
 @pytest.mark.parametrize(
     ("framework", "end", "told"),
     [
-        (
-            "tensorflow",
-            "import torch",
-            "line 21: ModuleNotFoundError: No module named 'torch'; the line is `import torch`; expected a sc",
-        ),
+        ("tensorflow", "import torch", "line 21: ModuleNotFoundError: No module named 'torch'; the line is `imp"),
         ("keras", "run_task(tensorflow, Task)", "it trains with tensorflow, got --framework keras; give --framework t"),
-        (
-            "pytorch",
-            "",
-            'without training; expected `if __name__ == "__main__": hvdkit.run_task("pytorch", …)` at its end',
-        ),
-        (
-            "pytorch",
-            "from hvdkit.config import Loss",
-            "line 21: ImportError: hvdkit.config is hvdkit.recipe.schema now",
-        ),
-        (
-            "pytorch",
-            "run_task('pytroch', Task)",
-            "a framework, one of pytorch, tensorflow, keras, mxnet, got 'pytroch'",
-        ),
-        (
-            "pytorch",
-            "run_task(pytorch, Tusk)",
-            "line 21: NameError: name 'Tusk' is not defined; the line is `run_t",
-        ),
+        ("pytorch", "", 'without training; expected `if __name__ == "__main__": hvdkit.run_task("pytorch", …)` at its'),
+        ("pytorch", "from hvdkit.config import Loss", "ImportError: hvdkit.config is hvdkit.recipe.schema now"),
+        ("pytorch", "run_task('pytroch', Task)", "one of pytorch, tensorflow, keras, mxnet, got 'pytroch'"),
+        ("pytorch", "run_task(pytorch, Tusk)", "line 21: NameError: name 'Tusk' is not defined; the line is `run_t"),
         ("pytorch", "def (", "line 21: SyntaxError: invalid syntax"),
         ("pytorch", "run_task(pytorch, dict)", "run_task: expected a subclass of hvdkit.Own, got <class 'd"),
-        (
-            "pytorch",
-            "run_task(pytorch, Task)",
-            "loss: expected a tensor of one value, the mean over the batch, or (sum,",
-        ),
-        (
-            "pytorch",
-            "Task.loss = lambda task, y, t: y.absolutely()\nrun_task(pytorch, Task)",
-            "line 21, in <lambda>: AttributeError: 'Tensor' object has no attribute 'absolutely' (in the loss, with "
-            "outputs of shape (16, 1) and targets of shape (16, 1)); the line is `Task.loss = lambda task, y, t: y.abs",
-        ),
-        (
-            "pytorch",
-            "import torch\nTask.model = lambda task: torch.nn.Linear(5, 1)\nrun_task(pytorch, Task)",
-            "RuntimeError: mat1 and mat2 shapes cannot be multiplied (16x3 and 5x1) (in the model, with inputs of sh",
-        ),
-        (
-            "pytorch",
-            "import torch\nclass Late(torch.nn.Linear):\n  def forward(self, x):\n"
-            "    return super().forward(x[:, :2] if self.training else x)\n"
-            "Task.model = lambda task: Late(3, 1)\nTask.loss = lambda task, y, t: y.mean()\nrun_task(pytorch, Task)",
-            "line 24, in forward: RuntimeError: mat1 and mat2 shapes cannot be multiplied (16x2 and 3x1) (in the first "
-            "training step, with inputs of shape (16, 3), float32 and targets of shape (16, 1), float32); the line is ",
-        ),
+        ("pytorch", "run_task(pytorch, Task)", "loss: expected a tensor of one value, the mean over the batch"),
+        ("pytorch", "Task.loss = lambda task, y, t: y.absolutely()\nrun_task(pytorch, Task)",
+         "line 21, in <lambda>: AttributeError: 'Tensor' object has no attribute 'absolutely' (in the loss, with "
+         "outputs of shape (16, 1) and targets of shape (16, 1)); the line is `Task.loss = lambda task, y, t: y.abs"),
+        ("pytorch", FITS_NOT, "shapes cannot be multiplied (16x3 and 5x1) (in the model, with inputs of sh"),
+        ("pytorch", LATE,
+         "line 24, in forward: RuntimeError: mat1 and mat2 shapes cannot be multiplied (16x2 and 3x1) (in the first "
+         "training step, with inputs of shape (16, 3), float32 and targets of shape (16, 1), float32); the line is "),
     ],
-)
+)  # fmt: skip
 @pytest.mark.usefixtures("warm")
 def test_a_script_that_cannot_train_is_a_line(
     framework: str, end: str, told: str, hvdkit: Hvdkit, tmp_path: Path
@@ -221,27 +187,15 @@ def one_sum(outputs: np.ndarray, targets: np.ndarray) -> Any:
     [
         ({"model": Own.model}, "Task: expected a method `model` that returns the model, got none"),
         ({"samples": Own.samples}, "Task: expected a method `samples` that returns two splits for `data: {name: own}`"),
-        (
-            {"samples": lambda task: 3},
-            "Task.samples: expected two splits, training and validation, such as",
-        ),
-        (
-            {"best": "accuracy"},
-            'with a minus sign where the lowest is the best, such as best = "-wrong"; got \'acc',
-        ),
-        (
-            {"metrics": Metrics(("wrong",), nothing)},
-            "metrics: expected a finite sum over the batch, or (sum, count)",
-        ),
+        ({"samples": lambda task: 3}, "Task.samples: expected two splits, training and validation, such as"),
+        ({"best": "accuracy"}, 'with a minus sign where the lowest is the best, such as best = "-wrong"; got \'acc'),
+        ({"metrics": Metrics(("wrong",), nothing)}, "metrics: expected a finite sum over the batch, or (sum, count)"),
         ({"metrics": Metrics(("wrong", "b"), one_sum)}, "for each of wrong, b, got 3.0"),
         ({"metrics": Metrics("wrong", wrong)}, 'Task.metrics: expected Metrics(("name",), function), with a tuple'),  # type: ignore[arg-type]
         ({"best": ""}, 'such as best = "-wrong"; none is set'),
         ({"samples": lambda task: (np.ones(3), np.ones(3))}, "got a tuple of ndarray, ndarray"),
-        (
-            {"model": lambda task: None},
-            "Task.model: expected that it returns the model, got nothing; is `return`",
-        ),
-        ({"model": lambda task: dict}, "Task.model: expected that it returns the model, got the class dict; call it"),
+        ({"model": lambda task: None}, "expected that it returns the model, got nothing; is `return`"),
+        ({"model": lambda task: dict}, "expected that it returns the model, got the class dict; call it"),
     ],
 )
 def test_a_task_that_cannot_be_trained_is_a_line(changes: dict[str, Any], told: str) -> None:
@@ -338,20 +292,9 @@ def test_the_example_with_a_handler_stops_on_two_ranks(hvdkit: Hvdkit, tmp_path:
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize(
-    ("method", "told"),
-    [
-        (
-            "    def on_step_end(self, run):\n        self.nowhere",
-            "in on_step_end: AttributeError: 'Bad' object has no attribute 'nowhere'",
-        ),
-        (
-            "    def on_step_end(self):\n        pass",
-            "takes 1 positional argument but 2 were given (in Bad.on_step_end)",
-        ),
-    ],
-)
-def test_an_error_in_a_handler_is_a_line(method: str, told: str, hvdkit: Hvdkit, tmp_path: Path) -> None:
+def test_an_error_in_a_handler_is_a_line(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    method = "    def on_step_end(self):\n        pass"
+    told = "takes 1 positional argument but 2 were given (in Bad.on_step_end)"
     end = f"from hvdkit.core.loop import Handler\n\nclass Bad(Handler):\n{method}\n\n"
     end += "Task.handlers = lambda task: [Bad()]\nTask.loss = lambda task, y, t: ((y - t) ** 2).mean()\n"
     (tmp_path / "own.py").write_text(SCRIPT.format(framework="pytorch", end=end + "run_task(pytorch, Task)"))

@@ -114,56 +114,39 @@ def test_what_a_recipe_may_say_it_accepts(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"epoch": 3},
-        {"epochs": 0},
-        {"model": {"name": "resnet21"}},
-        {"compression": "zip"},
-        {"compression": {"ratio": 0.1}},
-        {"optimizer": {"learning_rate": 0.1, "beta1": 0.8}},
-        {"optimizer": {"name": "adamw", "learning_rate": "fast"}},
-        {"data": {"name": "digits", "path": "/images"}},
-        {"threads": "many"},
-    ],
-    ids=str,
-)
-def test_what_a_recipe_may_not_say_it_refuses(changes: dict[str, Any]) -> None:
-    document = BASE | changes
-    with pytest.raises(RequestError):
-        schema.revise(dict(document), "recipe")
-    assert faults(document, RECIPE)
-
-
-@pytest.mark.parametrize(
     ("changes", "place", "told"),
     [
+        ({"epoch": 3}, "", "'epoch' was unexpected"),
+        ({"epochs": 0}, "epochs", "0 is less than the minimum of 1"),
+        ({"model": {"name": "own"}}, "model", "'script' is a required property"),
+        ({"model": {"name": "resnet8", "clases": 3}}, "model", "'clases' was unexpected"),
         ({"optimizer": {"name": "adamw", "learning_rate": 0.1, "momentun": 0.9}}, "optimizer", "'momentun' was unexpe"),
-        ({"optimizer": {"learning_rate": "fast"}}, "optimizer.learning_rate", "'fast' is not of type 'number'"),
+        ({"optimizer": {"learning_rate": 0.1, "beta1": 0.8}}, "optimizer", "'beta1' was unexpected"),
+        ({"optimizer": {"name": "adamw", "learning_rate": "fast"}}, "optimizer.learning_rate", "'fast' is not of type"),
         ({"optimizer": {"name": "adam", "learning_rate": 0.1}}, "optimizer.name", "'adam' is not one of ['sgd', 'ad"),
         ({"data": {"name": "imagefolder", "path": "/x", "size": 3}}, "data.size", "3 is less than the minimum of 8"),
         ({"data": {"name": "imagefolder", "path": "/x", "size": "big"}}, "data.size", "'big' is not one of ['auto']"),
         ({"data": {"name": "digits", "path": "/x"}}, "data", "'path' was unexpected"),
         ({"data": {"name": "imagefolder"}}, "data", "'path' is a required property"),
         ({"data": {}}, "data", "'name' is a required property"),
-        ({"model": {"name": "own"}}, "model", "'script' is a required property"),
-        ({"model": {"name": "resnet8", "clases": 3}}, "model", "'clases' was unexpected"),
         ({"compression": "zip"}, "compression", "'zip' is not one of ['none', "),
-        ({"compression": {"method": "topk", "ratio": "all"}}, "compression.ratio", "'all' is not of type 'number'"),
+        ({"compression": {"ratio": 0.1}}, "compression", "'method' is a required property"),
         ({"sync": {"every": 8, "outer": {"momentum": 3}}}, "sync.outer.momentum", "3 is greater than or equal to"),
-        ({"checkpoint": {"evry_epochs": 1}}, "checkpoint", "'evry_epochs' was unexpected"),
         ({"threads": "many"}, "threads", "'many' is not one of ['auto']"),
     ],
     ids=str,
 )
-def test_it_names_the_key_that_is_wrong(changes: dict[str, Any], place: str, told: str) -> None:
+def test_what_a_recipe_may_not_say_it_refuses_by_its_key(changes: dict[str, Any], place: str, told: str) -> None:
     """One fault, at its place: not that a section fits none of its kinds."""
     (error,) = jsonschema.Draft7Validator(RECIPE).iter_errors(BASE | changes)
     assert ".".join(map(str, error.absolute_path)) == place and told in error.message
+    with pytest.raises(RequestError):
+        schema.revise(dict(BASE | changes), "recipe")
 
 
 def test_copies_and_written_files_name_a_schema_that_is_there(inside: Hvdkit, tmp_path: Path) -> None:
     recipes, clusters = schemas.FILES
+    assert "resnet20-digits: ResNet-20 on the 1,797 handwritten digits that" in inside("recipes", "list").stdout
     assert inside("recipes", "copy", "resnet20-digits", "a folder").returncode == 0
     copied = tmp_path / "a folder" / "resnet20-digits.yaml"
     assert named_schema(copied) == recipes and schema.load(copied) == schema.load(recipes.parent / copied.name)
@@ -180,9 +163,3 @@ def test_copies_and_written_files_name_a_schema_that_is_there(inside: Hvdkit, tm
     assert done.returncode == 0, done.stderr
     assert named_schema(tmp_path / "new.yaml") == recipes
     assert not faults(yaml_files.load(tmp_path / "new.yaml", ""), RECIPE)
-
-
-def test_the_list_of_recipes_describes_them(inside: Hvdkit) -> None:
-    lines = inside("recipes", "list").stdout.splitlines()
-    assert "resnet20-digits: ResNet-20 on the 1,797 handwritten digits that scikit-learn ships" in lines
-    assert not any("yaml-language-server" in line for line in lines)

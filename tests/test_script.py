@@ -23,25 +23,17 @@ SCRIPT = [sys.executable, "-c", "import sys; from hvdkit.adapters.local import L
 
 
 def test_a_script_without_a_recipe_shows_its_whole_help() -> None:
-    for words in ([], ["--resume"]):
-        done = run([*SCRIPT, *words], timeout=60)
-        assert done.returncode == 2 and done.stdout == ""
-        for part in (
-            "usage:",
-            "Train one rank of a recipe",
-            "RECIPE.yaml",
-            "changes to the recipe",
-            "--rival",
-            "expected a",
-        ):
-            assert part in done.stderr, done.stderr
+    done = run([*SCRIPT, "--resume"], timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    for part in ("usage:", "Train one rank of a recipe", "RECIPE.yaml", "--rival", "expected a"):
+        assert part in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         ([DIGITS, "--epochs", "3"], "--epochs: keys of the recipe are given as key=value, without dashes"),
-        ([DIGITS, "--gpus", "2"], "--gpus: no such option; horovodrun -np N starts more ranks"),
+        ([DIGITS, "--gpus", "2"], "--gpus: no such option; horovodrun -np N starts ranks"),
         ([DIGITS, "--steps", "x"], "argument --steps: invalid int value: 'x'"),
         ([DIGITS, "epochs=x"], "command line: epochs: expected a whole number, got 'x'"),
         (["resnet20"], "unknown recipe 'resnet20': expected one of"),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,78 +124,6 @@ def test_a_step_of_local_sgd_is_timed_by_the_slowest_rank(monkeypatch: pytest.Mo
     local = gathered(Sync(every=4))
     assert local.samples_per_second == pytest.approx(400 / 0.8)
     assert local.figures["load"] == pytest.approx((2.0 - 2 * 0.9) / 4.0)
-
-
-class _Machine:
-    """In the place of `harness.train`: the invented machine, which may die at a run."""
-
-    def __init__(self, network: ModuleType, dies_at: int | None = None) -> None:
-        self.network, self.dies_at, self.ran = network, dies_at, []
-        self.mbit_per_s = 0.0
-
-    def set_rate(self, mbit_per_s: float) -> None:
-        self.mbit_per_s = mbit_per_s
-
-    def hosts_option(self) -> str:
-        return "h1:1"
-
-    def run(self) -> None:
-        raise AssertionError("nothing is run")
-
-    def train(
-        self, framework: str, np: int, recipe: str, keys: list[str], folder: Path, options: Any = (), start: Any = None
-    ) -> dict[str, Any]:
-        if len(self.ran) == self.dies_at:
-            raise KeyboardInterrupt
-        self.ran.append(folder)
-        meets = next((int(key.split("every: ")[1].split(",")[0]) for key in keys if key.startswith("sync")), 1)
-        ms = COMPUTE_MS + (COST / self.mbit_per_s / meets if options and meets < 1000 else 0.0)
-        return _result(images_per_second=1e3 * 100 / ms, framework=framework)
-
-
-def _result(**given: Any) -> dict[str, Any]:
-    example = {
-        "framework": "pytorch", "framework_version": "2", "horovod_version": None, "hvdkit_version": "0", "recipe": "r",
-        "model": "resnet20", "parameters": 1, "np": 4, "launcher": "direct", "device": "cpu", "threads": 1, "seed": 1,
-        "batch_size": 25, "compression": "none", "bytes_per_step": 1e6, "optimizer": "sgd", "precision": "fp32",
-        "accumulate": 1, "recompute": False, "epochs": 1, "steps": 1, "first_step": 0, "warmup_steps": 0,
-        "measured_steps": 1, "step_ms_p50": 1.0, "step_ms_p90": 1.0, "train_loss": 1.0, "val_accuracy": 0.98,
-        "val_loss": 1.0, "peak_rss_mib": 1.0, "train_s": 1.0, "load": 0.01, "initial_state_sha256": "",
-        "final_weights_sha256": "",
-    }  # fmt: skip
-    return example | given
-
-
-def test_a_broken_benchmark_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    def go(machine: _Machine) -> Any:
-        monkeypatch.setattr(network.harness, "train", machine.train)
-        one = network.Bench(tmp_path, rounds=2, seeds=2, epochs=1)
-        one.speed(machine, "pytorch", [0.7], ["local8"])
-        one.accuracy("pytorch", ["dense", "local8"])
-        return one
-
-    whole = _Machine(network)
-    one = go(whole)
-    rows = one.rows("pytorch", 0.7, ["dense", "local8", "int8"])
-    assert [row["method"] for row in rows] == ["dense", "local8"]  # int8 has no rounds
-    assert rows[0]["speedup"] == pytest.approx(1) and rows[0]["share"] == pytest.approx(0.7, abs=0.005)
-    assert rows[1]["step_ms"] == pytest.approx(COMPUTE_MS + (rows[0]["step_ms"] - COMPUTE_MS) / 8)
-    assert rows[1]["seeds"] == 2 and rows[1]["as_accurate"]
-    assert go(again := _Machine(network)) and again.ran == []
-    other = network.Bench(tmp_path, rounds=2, seeds=2, epochs=2)
-    assert other.rows("pytorch", 0.7, ["local8"])[0]["seeds"] == 0  # what was trained for one epoch says nothing
-
-    for dies_at in (1, len(whole.ran) - 5, len(whole.ran) - 1):
-        for kept in ("speed", "accuracy-1-epochs", "rates"):
-            shutil.rmtree(tmp_path / kept)
-        with pytest.raises(KeyboardInterrupt):
-            go(broken := _Machine(network, dies_at))
-        go(rest := _Machine(network))
-        assert len(broken.ran) == dies_at
-        # Half a round is none, and half a search for the rate; all else is not done twice.
-        assert len(whole.ran) <= len(broken.ran) + len(rest.ran) <= len(whole.ran) + 2
-        assert go(_Machine(network)).rows("pytorch", 0.7, ["dense", "local8"]) == rows
 
 
 @pytest.mark.timeout(200)

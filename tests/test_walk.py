@@ -17,12 +17,11 @@ from PIL import Image
 
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.resume import check_classes
-from hvdkit.commands import predict_images
 from hvdkit.core.step_plan import Progress
 from hvdkit.data import imagefolder, tokens, walk
 from hvdkit.data.batches import open_dataset
 from hvdkit.data.dataset import Preprocessing
-from hvdkit.errors import Faults, RequestError
+from hvdkit.errors import RequestError
 from hvdkit.recipe.data import Text
 from hvdkit.recipe.schema import ImageFolder
 
@@ -89,10 +88,6 @@ def test_what_is_left_out_is_said_where_a_command_begins(tmp_path: Path, inside:
     assert line in done.stdout and "photos: 2 classes (cat, dog); 32 images for training, 8" in done.stderr
     dataset = open_dataset(wanted(tmp_path / "photos"), 2, 1)
     assert len(dataset.train) + len(dataset.val) == 40 and dataset.left_out[0].startswith(f"{tmp_path}/{line}")
-    left_out: list[str] = []
-    faults = Faults()
-    assert len(predict_images._files(odd(tmp_path / "odd"), faults, left_out)) == 3
-    assert not faults and "odd: 8 files left out: 2 in nested folders" in left_out[0]
 
 
 def test_a_class_is_its_name_in_every_unicode_form(tmp_path: Path) -> None:
@@ -241,11 +236,3 @@ def test_two_names_of_one_folder_are_no_silent_classes(tmp_path: Path, inside: H
         "warning: vehicles/train: 'b' and 'latest' are two classes and the same folder; remove the link" in done.stderr
     )
     assert "vehicles: 1 file left out: 1 beside train and val" in done.stdout
-
-
-def test_a_tokenizers_text_is_counted_too(tmp_path: Path, inside: Hvdkit) -> None:
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_text("words and words\n" * 20)
-    (tmp_path / "texts" / "gone.txt").symlink_to("nowhere")
-    done = inside("tokenizer", "train", "texts", "--out", "tokens.json", "--vocabulary", 260)
-    assert done.returncode == 0 and done.stderr == "texts: 1 file left out: 1 dangling link\n", done.stderr

@@ -23,6 +23,7 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import GPT
 from hvdkit.tasks import gpt, resnet, resnet_files
+from hvdkit.tasks.task import state_shapes
 
 pytestmark = pytest.mark.check
 
@@ -294,7 +295,7 @@ def test_other_kinds_of_resnet_are_refused_by_name(change: Callable[[State], Sta
 @pytest.mark.parametrize(("widths", "told"), [((128, 4), "grouped convolutions"), ((128, 128), "other widths")])
 def test_wide_and_grouped_resnets_are_refused_by_name(widths: tuple[int, int], told: str) -> None:
     table = resnet.architecture("resnet50", 10)
-    shapes = table.state_shapes()
+    shapes = state_shapes(table)
     shapes["layer1.0.conv1.weight"], shapes["layer1.0.conv2.weight"] = (128, 64, 1, 1), (128, widths[1], 3, 3)
     with pytest.raises(RequestError, match=told):
         table.from_file({name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}, {})
@@ -332,7 +333,7 @@ def test_transformers_names_of_resnets(name: str, depths: tuple[int, ...], layer
     assert {each: resnet_files.renamed(each) for each in names} == names
     assert {each: resnet_files.renamed(each.removeprefix("resnet.")) for each in names} == names
     known = {each for each in names.values() if not each.endswith("num_batches_tracked")}
-    assert known == resnet.architecture(name, 10).state_shapes().keys()
+    assert known == state_shapes(resnet.architecture(name, 10)).keys()
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "model.resnet."])

@@ -23,12 +23,7 @@ def lines(error: Any, words: Sequence[str]) -> list[str]:
         if message := as_overrides(words, known, Recipe):
             return message.splitlines()
     said = " ".join(error.format_message().split()).removesuffix(".")
-    if said.startswith("No such command") and context.parent is None:
-        from hvdkit.recipe.habits import COMMANDS
-
-        if meant := COMMANDS.get(words[0].lower()):
-            said = f"No such command {words[0]!r}. Did you mean `hvdkit {meant}`?"
-    elif said.startswith("Invalid value for"):
+    if said.startswith("Invalid value for"):
         said = _of_value(error, words)
     return [f"{said}; see `{context.command_path} --help`"]
 

@@ -30,6 +30,7 @@ from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.report.tabular import size
 from hvdkit.tasks import gpt, resnet
+from hvdkit.tasks.task import state_shapes
 
 SAFETENSORS, ONNX, KERAS = ".safetensors", ".onnx", ".keras"
 SUFFIXES = (SAFETENSORS, ONNX, KERAS)
@@ -145,7 +146,7 @@ def _with_architecture(plan: ExportPlan, recipe: schema.Recipe, model: schema.Mo
     dtype = PRECISIONS[recipe.precision].parameters
     table = resnet.architecture(model.name, int(model.classes), channels)
     plan = replace(plan, table=replace(table, dtype=dtype, compute_dtype=dtype))
-    check_fits(table.state_shapes(), plan.state)
+    check_fits(state_shapes(table), plan.state)
     if plan.out.suffix == KERAS:
         # One process writes the file on a CPU, however many have trained the model, on whatever devices.
         bare = schema.Recipe(name=recipe.name, model=model, data=recipe.data, optimizer=recipe.optimizer, device="cpu")

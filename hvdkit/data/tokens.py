@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:  # ranks find the tokens made
 
 _BLOCK = 2**20  # bytes that are tokenized at once, up to the end of a line
 _LONGEST = 2**16  # bytes of a line, so that a text without line ends needs no more memory
+_FILES = "train.bin", "val.bin"
 _FORMAT = "2"  # of the cache, and of what a text is
 _OTHERS = {  # what to do with files that are no UTF-8, by how they begin; of two that fit the first
     "convert it by `iconv -f UTF-32 -t UTF-8`": (BOM_UTF32_LE, BOM_UTF32_BE),
@@ -87,21 +89,16 @@ def open_tokens(data: Text) -> Tokens:
     if not folder.is_dir():
         _make(folder, data, size, digest)
     record = _Record(**json.loads(read_bounded(folder / "tokens.json")))
-    train, val = (_mapped(folder / name, record.dtype, count) for name, count in _parts(record).items())
+    train, val = (
+        np.memmap(folder / name, record.dtype, "r", shape=(count,)) if count else np.empty(0, record.dtype)
+        for name, count in zip(_FILES, (record.train, record.val), strict=True)
+    )
     left_out = [f"data.tokens: {data.tokens}: {line}" for line in record.left_out]
     if data.path is not None:
         others: Counter[str] = Counter()
         files(Path(data.path), others)
         left_out += [line] if (line := walk.line(data.path, others)) else []
     return Tokens(train, val, record.val_bytes, record.vocabulary, digest, tuple(left_out))
-
-
-def _parts(record: _Record) -> dict[str, int]:
-    return {"train.bin": record.train, "val.bin": record.val}
-
-
-def _mapped(path: Path, dtype: str, count: int) -> np.ndarray:
-    return np.memmap(path, dtype, "r", shape=(count,)) if count else np.empty(0, dtype)
 
 
 def _make(folder: Path, data: Text, size: int, digest: str) -> None:
@@ -111,22 +108,31 @@ def _make(folder: Path, data: Text, size: int, digest: str) -> None:
     used = encoding(data.tokens)
     vocabulary = used.vocabulary
     dtype = next(kind for kind in ("uint8", "uint16", "uint32") if vocabulary <= np.iinfo(kind).max + 1)
-    counts, unknown = [0, 0], 0
-    halves = _Halves(data, round(size * (1 - data.validation)))
+    counts, sizes, unknown, read = [0, 0], [0, 0], 0, hashlib.sha256()
+    cut = round(size * (1 - data.validation))
+
+    def halves() -> Iterator[tuple[int, bytes]]:
+        """Each block with its part, which is 1 from the first line after the byte `cut` on."""
+        for block in blocks(data, cut):
+            half = int(sum(sizes) >= cut)
+            sizes[half] += len(block)
+            read.update(block)
+            yield half, block
+
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="making-"))
         try:
-            for half, blocks_ in groupby(halves, lambda block: halves.half):
-                with (scratch / ("val.bin" if half else "train.bin")).open("wb") as file:
-                    for numbers in _numbers(blocks_, used):
+            for half, run in groupby(halves(), itemgetter(0)):
+                with (scratch / _FILES[half]).open("wb") as file:
+                    for numbers in _numbers((block for _, block in run), used):
                         file.write(numbers.astype(dtype).tobytes())
                         counts[half] += len(numbers)
                         unknown += 0 if used.unknown is None else int((numbers == used.unknown[0]).sum())
-            if halves.read.hexdigest() != digest:
+            if read.hexdigest() != digest:
                 raise RequestError(f"data.path: {data.path}: the text has changed while it was read; start again")
             left_out = _left_out(used, unknown, sum(counts))
-            record = _Record(dtype, counts[0], counts[1], halves.sizes[1], vocabulary, left_out)
+            record = _Record(dtype, counts[0], counts[1], sizes[1], vocabulary, left_out)
             (scratch / "tokens.json").write_text(json.dumps(asdict(record)))
             if not folder.is_dir():
                 scratch.rename(folder)
@@ -141,31 +147,14 @@ def _make(folder: Path, data: Text, size: int, digest: str) -> None:
         ) from error
 
 
-class _Halves:
-    """The blocks of a text; `half` says whether the last one belongs to the part for validation, from the first line
-    after the byte `cut` on. `sizes` are those of both parts so far, `read` is the SHA-256 of all so far."""
-
-    def __init__(self, data: Text, cut: int) -> None:
-        self._data, self._cut = data, cut
-        self.half, self.sizes, self.read = 0, [0, 0], hashlib.sha256()
-
-    def __iter__(self) -> Iterator[bytes]:
-        for block in blocks(self._data, self._cut):
-            self.half = int(sum(self.sizes) >= self._cut)
-            self.sizes[self.half] += len(block)
-            self.read.update(block)
-            yield block
-
-
-def _numbers(blocks_: Iterator[bytes], used: Encoding) -> Iterator[np.ndarray]:
+def _numbers(run: Iterator[bytes], used: Encoding) -> Iterator[np.ndarray]:
     """The tokens of a text, (n,) for each of its pieces."""
     from hvdkit.data.encoding import BYTES, pieces
 
     if used is BYTES:
-        yield from (np.frombuffer(block, np.uint8) for block in blocks_)
+        yield from (np.frombuffer(block, np.uint8) for block in run)
     else:
-        for numbers in pieces((block.decode() for block in blocks_), used.encode):
-            yield np.asarray(numbers, np.int64)
+        yield from (np.asarray(numbers) for numbers in pieces((block.decode() for block in run), used.encode))
 
 
 def _left_out(used: Encoding, unknown: int, total: int) -> list[str]:

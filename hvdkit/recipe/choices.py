@@ -9,24 +9,23 @@ from hvdkit.recipe.communication import METHODS
 from hvdkit.recipe.data import AnyData, by_value
 from hvdkit.recipe.optimizer import AdamW, Lamb, Lars, Sgd
 
-_KINDS: dict[tuple[str, str], dict[str, Any]] = {
-    ("optimizer", "name"): by_value("name", (Sgd, AdamW, Lars, Lamb)),
-    ("data", "name"): by_value("name", get_args(AnyData)),
-    ("compression", "method"): METHODS,
-}
 # By section and choosing key: for each choice the keys that others do not all have, with their types.
 _KEYS: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
     where: {value: {key: field.annotation for key, field in kind.model_fields.items()} for value, kind in kinds.items()}
-    for where, kinds in _KINDS.items()
+    for where, kinds in {
+        ("optimizer", "name"): by_value("name", (Sgd, AdamW, Lars, Lamb)),
+        ("data", "name"): by_value("name", get_args(AnyData)),
+        ("compression", "method"): METHODS,
+    }.items()
 } | {
     ("schedule", "decay"): {
         "constant": {}, "cosine": {}, "step": {"milestones": list, "gamma": float}, "polynomial": {"power": float},
     },
     ("schedule", "scale"): {"linear": {"base_batch_size": int}, "none": {}},
 }  # fmt: skip
-# A learning rate to begin with. AdamW divides a gradient by its size, so a rate for SGD is too large for it: ResNet-20
-# got to 45 % of the digits in two epochs with 0.05, to 91 % with 0.001.
-_RATES = {"adamw": 0.001}
+# To begin with. AdamW divides a gradient by its size, so a rate for SGD is too large for it: ResNet-20 got to 45 % of
+# the digits in two epochs with 0.05, to 91 % with 0.001.
+_ADAMW_RATE = 0.001
 _DEFAULTS = {("optimizer", "name"): "sgd", ("schedule", "decay"): "cosine", ("schedule", "scale"): "linear"}
 
 
@@ -50,14 +49,9 @@ def leave_out(document: dict[str, Any], before: dict[str, Any], given: Collectio
             del now[key]
         if left:
             lines.append(f"{section}.{choice}={new}: left out of the recipe: {', '.join(left)} (of {section} {old})")
-        if section == "optimizer" and old not in _RATES and new in _RATES and f"{section}.learning_rate" not in given:
-            lines += _rate_hint(new, old, now.get("learning_rate"))
+        rate = now.get("learning_rate")
+        changed = new == "adamw" != old and f"{section}.learning_rate" not in given
+        if changed and isinstance(rate, int | float) and rate >= 10 * _ADAMW_RATE:
+            usual = f"learning_rate is still the recipe's {rate} for {old}; for {new} begin with"
+            lines.append(f"optimizer.name={new}: {usual} optimizer.learning_rate={_ADAMW_RATE}")
     return lines
-
-
-def _rate_hint(new: str, old: str, rate: Any) -> list[str]:
-    """A line if a learning rate for `old` is far above what is usual for `new`."""
-    if not isinstance(rate, int | float) or rate < 10 * _RATES[new]:
-        return []
-    usual = f"optimizer.learning_rate={_RATES[new]}"
-    return [f"optimizer.name={new}: learning_rate is still the recipe's {rate} for {old}; for {new} begin with {usual}"]

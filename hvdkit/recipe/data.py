@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"  # the pattern of names
 
@@ -23,6 +24,26 @@ class Strict(BaseModel):
 def by_value(key: str, kinds: Iterable[Any]) -> dict[str, Any]:
     """Sections of which one is chosen, by the values that their `key` can have."""
     return {value: kind for kind in kinds for value in get_args(kind.model_fields[key].annotation)}
+
+
+class AutoOr(NamedTuple):
+    """Of a key that is 'auto' or a whole number from `low` to `high`: one fault, not one for each alternative."""
+
+    low: int
+    high: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        number = Annotated[int, Field(ge=self.low, le=self.high)]
+        return core_schema.no_info_before_validator_function(
+            self._checked, handler.generate_schema(Literal["auto"] | number)
+        )
+
+    def _checked(self, value: Any) -> Any:
+        if value != "auto" and not (type(value) is int and self.low <= value <= self.high):
+            raise PydanticCustomError(
+                "int_or_auto", f"expected 'auto' or a whole number from {self.low} to {self.high}"
+            )
+        return value
 
 
 class _Data(Strict):
@@ -85,10 +106,10 @@ class ImageFolder(Strict):
 
     name: Literal["imagefolder"]
     path: Location = Field(description="folder with a folder for each class, or with `train` and `val`")
-    size: Literal["auto"] | Annotated[int, Field(ge=8, le=4096)] = Field(
+    size: Annotated[Literal["auto"] | int, AutoOr(8, 4096)] = Field(
         "auto", description="height and width of what the model sees; auto: by the model and the images"
     )
-    resize: Literal["auto"] | Annotated[int, Field(ge=8, le=8192)] = Field(
+    resize: Annotated[Literal["auto"] | int, AutoOr(8, 8192)] = Field(
         "auto", description="shorter side before the centre is cut out for evaluation; auto: 8/7 of size"
     )
     validation: float = Field(0.2, ge=0, lt=1, description="share of each class held out where there is no `val`")
@@ -102,7 +123,7 @@ class ImageFolder(Strict):
     corrupt: Literal["refuse", "replace"] = Field(
         "refuse", description="what an image that cannot be read does: end the run, or have another one in its place"
     )
-    workers: Literal["auto"] | Annotated[int, Field(ge=0, le=256)] = Field(
+    workers: Annotated[Literal["auto"] | int, AutoOr(0, 256)] = Field(
         "auto", description="threads a rank that read ahead; 0: none"
     )
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from hvdkit.errors import nearest
 from hvdkit.recipe.data import NAME, by_value
-from hvdkit.recipe.hints import choice_of, fitting, sections, translated, unknown_key
+from hvdkit.recipe.hints import choice_of, fitting, sections, similar, unknown_key
 from hvdkit.recipe.yaml_files import brief
 
 # What is expected, by the kind of pydantic's error.
@@ -23,14 +21,6 @@ _TYPES = {
     "dict_type": "expected keys with values, such as {a: 1}",
 }
 MOST_FAULTS = 50  # listed one by one; the rest are counted
-# Keys that are 'auto' or a number, for which pydantic reports a fault for each alternative; with their bounds.
-_AUTO_OR_NUMBER = {
-    ("threads",): "1 to 4096",
-    ("data", "workers"): "0 to 256",
-    ("data", "size"): "8 to 4096",
-    ("data", "resize"): "8 to 8192",
-    ("model", "classes"): "2 to 1000000",
-}
 
 
 def explain(error: ValidationError, root: type[BaseModel], document: str) -> list[str]:
@@ -46,19 +36,15 @@ def explain(error: ValidationError, root: type[BaseModel], document: str) -> lis
         key, section, kinds, siblings = _place(fault, root)
         if fault["type"] == "union_tag_invalid":
             key = [*key, choice_of(kinds)]
-        for union, bounds in _AUTO_OR_NUMBER.items():
-            if key[: len(union)] == list(union) and fault["type"] != "extra_forbidden":
-                key = list(union)
-                fault = fault | {"type": union[-1], "msg": f"expected 'auto' or a whole number from {bounds}"}
         # a key with a line break in it must not break the message's line
         shown = (name if name and name.isprintable() and len(name) <= 60 else brief(name) for name in key)
         name = ".".join(shown) if key else document
-        # more faults are not printed, and looking for similar names takes time
-        why = fault["type"]
-        if number <= MOST_FAULTS:
-            unknown = why == "extra_forbidden"
-            value = fault.get("input")
-            why = unknown_key(key, section, siblings, root, value) if unknown else _reason(fault, key, kinds, root)
+        if number > MOST_FAULTS:  # no more are printed, and looking for similar names takes time
+            why = fault["type"]
+        elif fault["type"] == "extra_forbidden":
+            why = unknown_key(key, section, siblings, root, fault.get("input"))
+        else:
+            why = _reason(fault, key, kinds, root)
         lines[f"{name}: {why}"] = None
     return list(lines)
 
@@ -96,10 +82,10 @@ def _reason(fault: Any, key: list[str], kinds: _Kinds, root: type[BaseModel]) ->
         return f"expected keys with values (a mapping), got {received}{f'; did you mean {other}?' if other else ''}"
     if kind == "union_tag_invalid":
         tag, known = fault["ctx"]["tag"], by_value(key[-1], kinds)
-        return f"expected {fault['ctx']['expected_tags']}, got {brief(tag)}{_meant(tag, known)}"
+        return f"expected {fault['ctx']['expected_tags']}, got {brief(tag)}{similar(tag, known)}"
     if kind == "literal_error":
         values = re.findall("'([^']*)'", fault["ctx"]["expected"])
-        return f"expected {fault['ctx']['expected']}, got {received}{_meant(value, values)}"
+        return f"expected {fault['ctx']['expected']}, got {received}{similar(value, values)}"
     if kind == "string_pattern_mismatch" and fault["ctx"]["pattern"] == NAME:
         return f"expected letters, digits, '.', '_' or '-', at most 100, the first a letter or digit; got {received}"
     if kind == "missing":
@@ -119,16 +105,7 @@ def _of_yaml_1_1(kind: str, value: Any) -> str:
         word := {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(value.lower())
     ):
         return f", which is a text in YAML 1.2; write {word}"
-    if kind.startswith(("int", "float", "workers", "threads", "size", "resize", "classes")):
-        digits = value.replace("_", "")
-        if digits != value and re.fullmatch(r"[-+]?[0-9]+(\.[0-9]*)?", digits):
-            return f", which is a text in YAML 1.2; write {digits}"
-        if re.fullmatch(r"[-+]?[0-9]+(:[0-9]+)+", value):
-            return ", which is a text in YAML 1.2; write one number"
+    number = re.fullmatch(r"[-+]?[0-9]+(_[0-9_]*|:[0-9:]+)(\.[0-9]*)?", value)
+    if number and kind.startswith(("int", "float")):
+        return f", which is a text in YAML 1.2; write {'one number' if ':' in value else value.replace('_', '')}"
     return ""
-
-
-def _meant(value: Any, known: Collection[str]) -> str:
-    """`; did you mean 'x'?` for a value that other tools have, or that resembles one of those `known`."""
-    other = translated(value)
-    return f"; did you mean {other!r}?" if other in known else nearest(value, known) if isinstance(value, str) else ""

@@ -60,13 +60,14 @@ def _filled(values: list[Any]) -> list[Any]:
     if len(known) < 3 or at + 2 != len(values) or any(type(value) not in (int, float) for value in known):
         raise ValueError("expected two numbers before ... and one after, such as 8,16,...,1024")
     first, second, last = known
-    if first > 0 and second != first and last / second > 0:
-        steps = math.log(last / second) / math.log(second / first)
-        if steps > 0.5 and abs(steps - round(steps)) < 1e-6:
-            between = [second * (second / first) ** i for i in range(1, round(steps))]
-            in_integers = all(type(value) is int for value in known)
-            return [*values[:at], *(round(value) if in_integers else float(f"{value:.12g}") for value in between), last]
-    steps = (last - second) / (second - first) if second != first else 0.0
+    ratio = second / first if first > 0 and second != first else 1.0
+    steps = math.log(last / second) / math.log(ratio) if ratio > 0 and ratio != 1 and last > 0 else 0.0
+    if steps > 0.5 and abs(steps - round(steps)) < 1e-6:
+        between = [second * ratio**i for i in range(1, round(steps))]
+        integers = all(type(value) is int for value in known)
+        return [*values[:at], *(round(value) if integers else float(f"{value:.12g}") for value in between), last]
+    step = second - first
+    steps = (last - second) / step if step else 0.0
     if not 0.5 < steps <= MOST or abs(steps - round(steps)) > 1e-6:
         raise ValueError(f"{first}, {second} lead to {last} neither by the same factor nor by the same difference")
-    return [*values[:at], *(second + (second - first) * i for i in range(1, round(steps))), last]
+    return [*values[:at], *(second + step * i for i in range(1, round(steps))), last]

@@ -5,18 +5,40 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
 from hvdkit.errors import nearest
-from hvdkit.recipe import habits
 from hvdkit.recipe.data import by_value
 from hvdkit.recipe.yaml_files import brief
 from hvdkit.runtimes.pins import FRAMEWORKS
 
+# What other tools call a key, a value or an option, in small letters and with `_` for `-`; other names are compared
+# with hvdkit's own.
+_KEYS = {
+    "lr": "optimizer.learning_rate",
+    "wd": "optimizer.weight_decay",
+    "bs": "batch_size",
+    "gradient_accumulation_steps": "accumulate",
+    "gradient_checkpointing": "recompute",
+    "dataset": "data.name",
+    "arch": "model.name",
+    "amp": "precision=fp16",
+    "fp16": "precision=fp16",
+    "bf16": "precision=bf16",
+}
+_VALUES = {"cuda": "gpu", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+_OPTIONS = {
+    **{name: f"--{name} {{}}" for name in ("framework", "launcher", "out")},
+    **{name: f"--{name}" for name in ("resume", "overwrite")},
+    **dict.fromkeys(("np", "num_proc", "nproc_per_node"), "-np {}"),
+    **dict.fromkeys(("gpus", "devices"), "-np {} device=gpu"),
+    "output_dir": "--out {}",
+}
 # What a recipe does not say of a model of the user's own.
 _OF_A_SCRIPT = {"best", "metrics", "samples", "unit"}
 
@@ -26,12 +48,11 @@ def sections(annotation: Any) -> list[Any]:
     return [kind for kind in get_args(annotation) or [annotation] if hasattr(kind, "model_fields")]
 
 
-def _keys(root: type[BaseModel]) -> Iterator[str]:
+def _keys(root: type[BaseModel]) -> list[str]:
     """All keys of a document, those of sections with a dot."""
-    for name, field in root.model_fields.items():
-        yield name
-        for section in sections(field.annotation):
-            yield from (f"{name}.{inner}" for inner in section.model_fields)
+    inner = {name: sections(field.annotation) for name, field in root.model_fields.items()}
+    keys = ((name, *(f"{name}.{key}" for kind in inner[name] for key in kind.model_fields)) for name in inner)
+    return list(dict.fromkeys(chain(*keys)))
 
 
 def meant(given: str, root: type[BaseModel]) -> str | None:
@@ -39,44 +60,47 @@ def meant(given: str, root: type[BaseModel]) -> str | None:
 
     None if there is not just one.
     """
-    keys = dict.fromkeys(_keys(root))
-    if given in keys:
+    known = _keys(root)
+    if given in known:
         return given
-    other = habits.KEYS.get(given)
-    if other and other.partition("=")[0] in keys:
+    other = _KEYS.get(given, "")
+    if other.partition("=")[0] in known:
         return other
-    ends = [key for key in keys if key.rpartition(".")[2] == given]
+    ends = [key for key in known if key.rpartition(".")[2] == given]
     return ends[0] if len(ends) == 1 else None
 
 
-def typed(given: str, value: Any, root: type[BaseModel]) -> tuple[str, bool] | None:
-    """What to type for another tool's setting `given`, and whether that is a key of the recipe; None if unknown."""
+def typed(given: str, value: Any, root: type[BaseModel]) -> str | None:
+    """What to type for a setting `given` without its place: `key=value`, an option, or None if it is unknown."""
     name, text = given.lower().replace("-", "_"), _text(value)
-    if (choice := fitting(name, text, root)) is not None:
-        return choice, True
-    if (key := meant(name, root)) is not None:
+    if choice := fitting(name, text, root):
+        return choice
+    if key := meant(name, root):
         if "=" in key:
-            return key, True
-        if key in root.model_fields and sections(root.model_fields[key].annotation):
-            return f"{key}={text if text.startswith('{') else '{…}'}", True
-        return f"{key}={translated(text) or text or 'true'}", True
-    option = habits.OPTIONS.get(name) if "model" in root.model_fields else None  # other documents have no options
-    return (option.replace("{}", text or "…"), False) if option else None
+            return key
+        section = key in root.model_fields and sections(root.model_fields[key].annotation)
+        return f"{key}={'{…}' if section and text[:1] != '{' else _VALUES.get(text.lower(), text) or 'true'}"
+    option = _OPTIONS.get(name) if "model" in root.model_fields else None  # other documents have no options
+    return option and option.replace("{}", text or "…")
 
 
-def translated(value: Any) -> str | None:
-    """What other tools' `value` is called here; None if it is not known."""
-    return habits.VALUES.get(_text(value).lower())
+def expected(change: str) -> str:
+    """What `typed` returns, in a message."""
+    return f"expected {'the option ' if change.startswith('-') else ''}{change}"
+
+
+def similar(value: Any, known: Collection[str]) -> str:
+    """`; did you mean 'x'?` for a value that other tools have, or that resembles one of those `known`."""
+    other = _VALUES.get(_text(value).lower())
+    return f"; did you mean {other!r}?" if other in known else nearest(value, known) if isinstance(value, str) else ""
 
 
 def fitting(key: str, value: Any, root: type[BaseModel]) -> str | None:
     """`key.choice=value` for a section of which `value` is a choice, such as model.name=resnet8; None for others."""
     for section in sections(root.model_fields[key].annotation) if key in root.model_fields else []:
-        for choice in {"name", "method", "decay"} & section.model_fields.keys():
-            known = get_args(section.model_fields[choice].annotation)
-            for text in (_text(value), translated(value)):
-                if text in known:
-                    return f"{key}.{choice}={text}"
+        for choice in {"name", "method"} & section.model_fields.keys():
+            if value in get_args(section.model_fields[choice].annotation):
+                return f"{key}.{choice}={value}"
     return None
 
 
@@ -85,8 +109,7 @@ def unknown_key(
 ) -> str:
     """What is wrong with an unknown key of `section`; `kinds` are those of which it is one, if there are several."""
     leaf = path[-1]
-    others = [kind for kind in kinds if leaf in kind.model_fields]
-    if others:
+    if others := [kind for kind in kinds if leaf in kind.model_fields]:
         choice = choice_of(others)
         values = [f"{path[0]}.{choice}={value}" for value in by_value(choice, others)]
         return f"unknown key; it needs {' or '.join(values[:3])}"
@@ -95,9 +118,9 @@ def unknown_key(
         return f"unknown key; did you mean {other if '=' in other else repr(other)}?"
     if leaf in _OF_A_SCRIPT:
         return "unknown key; the class in your script has it (docs/own-model.md)"
-    option = typed(leaf, value, root) if len(path) == 1 and not isinstance(value, dict | list) else None
-    if option:
-        return f"unknown key; expected the option {option[0]}"
+    change = typed(leaf, value, root) if len(path) == 1 and not isinstance(value, dict | list) else None
+    if change:
+        return f"unknown key; {expected(change)}"
     known = sorted(section.model_fields)
     return f"unknown key{nearest(leaf, known) or '; known keys: ' + ', '.join(known)}"
 
@@ -112,75 +135,59 @@ def as_overrides(words: Sequence[str], options: Collection[str], root: type[Base
 
     `options` are those that the command has, `root` is the recipe's class.
     """
-    keys: dict[str, str] = {}
+    changes: dict[str, str] = {}
     lines: list[str] = []
     unknown: list[str] = []
-    for number, word in enumerate(words):
+    for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         if not re.fullmatch(r"--?[A-Za-z][\w.-]*", name) or name in options:
             continue
-        following = words[number + 1] if number + 1 < len(words) and not equals else value
-        following = "" if following[:1] == "-" or "=" in following else following
-        override = typed(name.lstrip("-"), following or None, root)
-        if override is None:
+        value = value if equals or following[:1] == "-" or "=" in following else following
+        change = typed(name.lstrip("-"), value or None, root)
+        if change and change[0] != "-":
+            changes[name] = change
+        elif change:
+            known = change.split()[0] in options  # a recipe's script has no -np
+            lines.append(f"{name}: no such option; {expected(change) if known else 'horovodrun -np N starts ranks'}")
+        else:
             near = nearest(name, options) or nearest(name.lstrip("-").replace("-", "_"), _keys(root))
             (lines if near else unknown).append(f"{name}: no such option{near}")
-        elif override[1]:
-            keys[name] = override[0]
-        else:
-            lacking = [word for word in override[0].split() if word.startswith("-") and word not in options]
-            instead = f"this command has no {lacking[0]}" if lacking else f"expected the option {override[0]}"
-            if lacking == ["-np"]:  # a recipe's script
-                instead = "horovodrun -np N starts more ranks"
-            lines.append(f"{name}: no such option; {instead}")
-    if keys:
+    if changes:
         how = "keys of the recipe are given as key=value, without dashes"
-        lines.insert(0, f"{', '.join(keys)}: {how}; expected {' '.join(keys.values())}")
+        lines.insert(0, f"{', '.join(changes)}: {how}; expected {' '.join(changes.values())}")
     return "\n".join([*lines, *unknown]) if lines else None
 
 
-def joined(texts: Sequence[str], root: type[BaseModel]) -> tuple[list[str], list[str]]:
-    """The texts that are `key=value`, and a fault for each that is not: with what may have been meant by it."""
-    left, good, faults = list(texts), [], []
-    while left:
-        text = left.pop(0)
-        key, equals, value = text.partition("=")
-        if equals and value.count("{") > value.count("}") and any("}" in word for word in left):
-            end = next(number for number, word in enumerate(left) if "}" in word) + 1
-            quoted = " ".join([text, *left[:end]])
-            faults.append(
-                f"override {brief(text)}: it has spaces, so quote it for the shell: {shlex.quote(quoted):.200}"
-            )
-            del left[:end]
+def malformed(texts: Sequence[str], root: type[BaseModel]) -> tuple[list[str], list[str]]:
+    """The texts that are `key=value`, and a fault for each run of others: with what may have been meant by it."""
+    good, faults = [], []
+    for complete, run in groupby(texts, _is_complete):
+        words = list(run)
+        if complete:
+            good += words
             continue
-        if equals and key.strip() and value.strip():
-            good.append(text)
-            continue
-        # `epochs 3`, `epochs = 3`, `epochs= 3`, `epochs =3`
-        name, rest = (key.lstrip("-"), left[:]) if key else ("", [])
-        if name and not equals and rest and rest[0].startswith("="):
-            rest[0] = rest[0][1:]
-            rest = rest if rest[0] else rest[1:]
-        if rest and "=" not in rest[0] and (option := typed(name, rest[0], root)):
-            taken = len(left) - len(rest) + 1
-            words = brief(" ".join([text, *left[:taken]]))
-            faults.append(f"override {words}: a change is one word, key=value; {_expected(option)}")
-            del left[:taken]
-            continue
-        told = "expected a value, or null for none; is a variable of the shell not set?"
-        faults.append(f"override {brief(text)}: {told if equals and key.strip() else _of_a_word(text, root)}")
+        key, *rest = re.split("[=:]", words[0], maxsplit=1)
+        value = "".join([*rest, *words[1:]]).lstrip("=").strip()  # `epochs 3`, `epochs = 3`, `epochs= 3`, `epochs:3`
+        change = typed(key.lstrip("-"), value, root) if value and "=" not in value else None
+        text = " ".join(words)
+        if "{" in text:
+            how = f"it has spaces, so quote it for the shell: {shlex.quote(text):.200}"
+        elif change:
+            how = f"a change is one word, key=value; {expected(change)}"
+        elif "=" in text and key.strip():
+            how = "expected a value, or null for none; is a variable of the shell not set?"
+        else:
+            how = _of_a_word(words[0])
+        faults.append(f"override {brief(text)}: {how}")
     return good, faults
 
 
-def _expected(option: tuple[str, bool]) -> str:
-    return f"expected {option[0]}" if option[1] else f"expected the option {option[0]}"
+def _is_complete(text: str) -> bool:
+    return all(side.strip() for side in text.partition("=")) and text.count("{") == text.count("}")
 
 
-def _of_a_word(text: str, root: type[BaseModel]) -> str:
+def _of_a_word(text: str) -> str:
     """What a word without `=` may mean."""
-    name, _, value = text.partition(":")
-    if value and (option := typed(name, value.strip(), root)):
-        return f"expected key=value; {_expected(option)}"
     if text in FRAMEWORKS:
         return f"expected key=value, or the option --framework {text}"
     if text.isdecimal():

@@ -13,8 +13,6 @@ from hvdkit.recipe.data import Strict
 
 _WEIGHT_DECAY = "factor of the weights themselves in each update"
 _MOMENTUM = "share of the last velocity that is kept"
-_BETA1, _BETA2 = "decay of the mean of gradients", "decay of the mean of their squares"
-_EPSILON = "added to the root of the mean square"
 
 
 class Optimizer(Strict):
@@ -49,14 +47,24 @@ class Sgd(Optimizer):
         return self
 
 
-class AdamW(Optimizer):
+class _Adam(Optimizer):
+    weight_decay: float = Field(1e-2, ge=0, description=_WEIGHT_DECAY)
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean of gradients")
+    beta2: float = Field(0.999, ge=0, lt=1, description="decay of the mean of their squares")
+    epsilon: float = Field(1e-8, gt=0, description="added to the root of the mean square")
+
+
+class AdamW(_Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
 
     name: Literal["adamw"] = "adamw"
-    weight_decay: float = Field(1e-2, ge=0, description=_WEIGHT_DECAY)
-    beta1: float = Field(0.9, ge=0, lt=1, description=_BETA1)
-    beta2: float = Field(0.999, ge=0, lt=1, description=_BETA2)
-    epsilon: float = Field(1e-8, gt=0, description=_EPSILON)
+
+
+class Lamb(_Adam):
+    """Adam with a learning rate per layer (You et al. 2020). Parameters exempt from decay use the global rate."""
+
+    name: Literal["lamb"] = "lamb"
+    epsilon: float = Field(1e-6, gt=0, description="added to the root of the mean square")
 
 
 class Lars(Optimizer):
@@ -65,16 +73,6 @@ class Lars(Optimizer):
     name: Literal["lars"] = "lars"
     momentum: float = Field(0.9, ge=0, lt=1, description=_MOMENTUM)
     trust_coefficient: float = Field(1e-3, gt=0, description="factor of a layer's learning rate")
-
-
-class Lamb(Optimizer):
-    """Adam with a learning rate per layer (You et al. 2020). Parameters exempt from decay use the global rate."""
-
-    name: Literal["lamb"] = "lamb"
-    weight_decay: float = Field(1e-2, ge=0, description=_WEIGHT_DECAY)
-    beta1: float = Field(0.9, ge=0, lt=1, description=_BETA1)
-    beta2: float = Field(0.999, ge=0, lt=1, description=_BETA2)
-    epsilon: float = Field(1e-6, gt=0, description=_EPSILON)
 
 
 def _named(value: Any) -> Any:

@@ -7,6 +7,7 @@ received, before anything is started or written.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,11 +15,12 @@ from pydantic import Discriminator, Field, JsonValue, Tag, ValidationError, mode
 from pydantic_core import PydanticCustomError
 
 from hvdkit.errors import RequestError
-from hvdkit.recipe import communication, yaml_files
-from hvdkit.recipe.communication import AnyCompression, Sync, Uncompressed
+from hvdkit.recipe import yaml_files
+from hvdkit.recipe.communication import SUMMED, AnyCompression, Sync, Uncompressed
 from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's classes
     NAME,
     AnyData,
+    AutoOr,
     Cifar10,
     Digits,
     ImageFolder,
@@ -55,7 +57,7 @@ GptName = Literal["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt"]
 
 BatchNorm = Literal["local", "synchronized"]
 _BATCH_NORM = "in training, by the statistics of the rank's own batch, or (synchronized) of all ranks' batches"
-Classes = Literal["auto"] | Annotated[int, Field(ge=2, le=1_000_000)]
+Classes = Annotated[Literal["auto"] | int, AutoOr(2, 1_000_000)]
 
 
 class Model(Strict):
@@ -66,14 +68,10 @@ class Model(Strict):
 
     name: ModelName = Field(description="CIFAR form: 8 to 56 and 110 layers; ImageNet form (v1.5): the others")
     classes: Classes = Field("auto", description="auto: as many as the folder of images has; 10 for other data")
-    weights: Location | None = Field(
-        None, description="safetensors file or folder to start from: torchvision's, timm's, transformers' or hvdkit's"
-    )
+    weights: Location | None = Field(None, description="safetensors file or folder to start from (docs/checkpoints.md)")
     new_head: bool = Field(False, description="draw the last layer anew instead of taking it from `weights`")
     batch_norm: BatchNorm = Field("local", description=_BATCH_NORM)
-    zero_init_residual: bool = Field(
-        False, description="start each block's last batch norm with scale 0 (Goyal et al. 2017, section 5.1)"
-    )
+    zero_init_residual: bool = Field(False, description="start each block's last batch norm with scale 0")
 
     @model_validator(mode="after")
     def _a_new_head_belongs_to_weights(self) -> Model:
@@ -99,15 +97,8 @@ class GPT(Strict):
     width: int | None = Field(None, ge=1, le=100_000, description="size of a token's vector; for gpt")
     context: int | None = Field(None, ge=1, le=1_000_000, description="tokens of a sample; for gpt")
     vocabulary: int | None = Field(None, ge=2, le=1_000_000, description="different tokens; for gpt: 256 if not given")
-    initializer_range: float = Field(
-        0.02,
-        gt=0,
-        le=1,
-        description="standard deviation of the initial weights: 0.02 in GPT-2; narrow models learn faster with more",
-    )
-    weights: Location | None = Field(
-        None, description="safetensors file or folder to start from, with Hugging Face's names"
-    )
+    initializer_range: float = Field(0.02, gt=0, le=1, description="standard deviation of the initial weights")
+    weights: Location | None = Field(None, description="safetensors file or folder with Hugging Face's names")
 
     @model_validator(mode="after")
     def _gpt_has_a_size(self) -> GPT:
@@ -163,32 +154,23 @@ class Schedule(Strict):
     scale: Literal["linear", "none"] = Field("linear", description="linear: the rate grows with the global batch")
     base_batch_size: int = Field(256, ge=1, description="global batch, in samples, that learning_rate is for")
     warmup_epochs: float = Field(0.0, ge=0, le=100_000, description="epochs over which the rate rises to its value")
-    decay: Literal["constant", "step", "cosine", "polynomial"] = Field(
-        "cosine", description="how the rate falls after the warm-up"
-    )
+    decay: Literal["constant", "step", "cosine", "polynomial"] = Field("cosine", description="after the warm-up")
     milestones: list[float] = Field(default_factory=list, description="epochs; for decay: step")
     gamma: float = Field(0.1, gt=0, le=1, description="factor at each milestone")
     power: float = Field(2.0, gt=0, description="for decay: polynomial")
 
     @model_validator(mode="after")
-    def _milestones_belong_to_step(self) -> Schedule:
+    def _nothing_is_ignored(self) -> Schedule:
         if (self.decay == "step") != bool(self.milestones):
             raise ValueError("expected milestones exactly where decay is 'step'")
         if self.milestones != sorted(self.milestones) or any(m <= 0 for m in self.milestones):
             raise ValueError(f"expected rising milestones above 0, got {self.milestones}")
-        return self
-
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> Schedule:
         # Compares values, because a run's resolved recipe has all keys.
-        for key, reads_it, needed in (
-            ("gamma", self.decay == "step", "decay is 'step'"),
-            ("power", self.decay == "polynomial", "decay is 'polynomial'"),
-            ("base_batch_size", self.scale == "linear", "scale is 'linear'"),
-        ):
+        readers = {"gamma": ("decay", "step"), "power": ("decay", "polynomial"), "base_batch_size": ("scale", "linear")}
+        for key, (choice, reader) in readers.items():
             default, got = type(self).model_fields[key].default, getattr(self, key)
-            if not reads_it and got != default:
-                raise ValueError(f"expected {key} other than {default} only where {needed}, got {got}")
+            if got != default and getattr(self, choice) != reader:
+                raise ValueError(f"expected {key} other than {default} only where {choice} is {reader!r}, got {got}")
         return self
 
 
@@ -240,33 +222,23 @@ class Recipe(Strict):
     loss: Loss = Field(Loss(), description="what is minimized")
     compression: AnyCompression = Field(Uncompressed(), description="how gradients are sent")
     sync: Sync | None = Field(None, description="updates by a rank's own gradients between two synchronizations")
-    allreduce: Literal["ring", "hierarchical", "central"] = Field(
-        "ring", description="by which algorithm gradients are summed"
-    )
+    allreduce: Literal["ring", "hierarchical", "central"] = Field("ring", description="how gradients are summed")
     sharding: Literal["none", "optimizer", "gradients", "parameters"] = Field(
-        "none",
-        description="what each rank holds only its share of, and all before it: the optimizer's state (ZeRO-1), "
-        "gradients (ZeRO-2), parameters (ZeRO-3)",
+        "none", description="what a rank holds only its share of, and all before it: ZeRO-1, ZeRO-2, ZeRO-3"
     )
-    precision: Literal["fp32", "fp64", "bf16", "fp16"] = Field(
-        "fp32", description="of the arithmetic; weights are fp32, with fp64 they are fp64"
-    )
+    precision: Literal["fp32", "fp64", "bf16", "fp16"] = Field("fp32", description="of the arithmetic")
     accumulate: int = Field(1, ge=1, le=2**24, description="batches whose mean gradient makes one update")
     recompute: bool = Field(False, description="compute activations again in backward instead of keeping them")
     check_ranks: int = Field(0, ge=0, description="steps between two comparisons of all ranks' weights; 0: never")
     checkpoint: Checkpointing | None = Field(Checkpointing(), description="null: no weights are kept")
-    average_weights: AverageWeights | None = Field(
-        None, description="an average of the weights, evaluated and saved beside them; null: none"
-    )
-    early_stopping: EarlyStopping | None = Field(
-        None, description="end training when validation no longer improves; null: train all epochs"
-    )
+    average_weights: AverageWeights | None = Field(None, description="evaluated and saved beside the weights")
+    early_stopping: EarlyStopping | None = Field(None, description="end when validation no longer improves")
     elastic: Elastic | None = Field(None, description="continue when ranks are lost or added; null: do not")
     tune: Literal["rule", "measure", "none"] = Field(
         "rule", description="how Horovod's settings are chosen: by rule, by short runs at the start, or not at all"
     )
     device: Literal["auto", "cpu", "gpu"] = Field("auto", description="auto: a GPU where there is one")
-    threads: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = Field("auto", description="CPU threads a rank")
+    threads: Annotated[Literal["auto"] | int, AutoOr(1, 4096)] = Field("auto", description="CPU threads a rank")
     log_every: int = Field(10, ge=1, description="steps between two lines of metrics.jsonl")
     tensorboard: bool = Field(False, description="write metrics for TensorBoard too")
     warmup_steps: int = Field(10, ge=0, description="first steps that throughput leaves out")
@@ -293,27 +265,67 @@ class Recipe(Strict):
 
     @model_validator(mode="after")
     def _keys_go_together(self) -> Recipe:
-        lines = communication.faults(self)
-        if isinstance(self.data, OwnData) and not isinstance(self.model, OwnModel):
-            lines.append(f"data.name: own needs a script; expected model.name own, got {self.model.name}")
-        if isinstance(self.data, OwnData) and self.data.shares and self.elastic:
-            lines.append("elastic: expected null with data.shares, as the share of a rank that is lost is lost too")
-        if isinstance(self.model, GPT) != isinstance(self.data, Text | SyntheticText):
-            kinds = "text or synthetic-text" if isinstance(self.model, GPT) else "images"
-            lines.append(f"data.name: expected {kinds} for model {self.model.name}, got {self.data.name}")
-        weights, classes = self.loss.class_weights, self.model.classes
-        if weights is not None and isinstance(self.model, GPT):
-            lines.append("loss.class_weights: expected none for a model of text, whose classes are tokens")
-        elif weights is not None and isinstance(self.model, Model) and classes not in ("auto", len(weights)):
-            lines.append(f"loss.class_weights: expected {classes}, one for each of model.classes, got {len(weights)}")
-        if self.recompute and isinstance(self.model, OwnModel):
-            lines.append("recompute: expected false with model.name own, whose script can do it, got true")
-        first = self.average_weights and self.average_weights.from_epoch
-        if first and first > self.epochs:
-            lines.append(f"average_weights.from_epoch: expected at most the recipe's {self.epochs} epochs, got {first}")
-        if lines:
+        if lines := _faults(self):
             raise PydanticCustomError("together", "{lines}", {"lines": "\n".join(lines)})
         return self
+
+
+def _faults(recipe: Recipe) -> list[str]:
+    """A line, which begins with the key, for each rule about keys of different sections that the recipe breaks."""
+    rules = (*_of_compression(recipe), *_of_sharding(recipe), *_of_models(recipe))
+    return [line for broken, line in rules if broken]
+
+
+def _of_compression(recipe: Recipe) -> Iterator[tuple[object, str]]:
+    compression, sync, algorithm = recipe.compression, recipe.sync, recipe.allreduce
+    warmup, corrects = getattr(compression, "warmup_epochs", 0), getattr(compression, "momentum_correction", False)
+    optimizer = recipe.optimizer
+    momentum, nesterov = getattr(optimizer, "momentum", 0.0), getattr(optimizer, "nesterov", False)
+    kind = f"{optimizer.name}{' with nesterov' if nesterov else '' if momentum else ' without momentum'}"
+    epochs = f"expected at most the recipe's {recipe.epochs} epochs"
+    yield warmup > recipe.epochs, f"compression.warmup_epochs: {epochs}, got {warmup}"
+    correction = "compression.momentum_correction: expected"
+    plain = optimizer.name == "sgd" and momentum and not nesterov
+    yield corrects and not plain, f"{correction} optimizer sgd with plain momentum, got {kind}"
+    yield corrects and sync, f"{correction} no sync, as differences of weights have no momentum"
+    scaled = "expected precision fp32, fp64 or bf16, got fp16, whose ranks skip a step together or not at all"
+    yield sync and recipe.precision == "fp16", f"sync: {scaled}"
+    adds = f"{algorithm} adds up, which {compression.method} does not; expected ring, or compression"
+    other = algorithm != "ring"
+    yield other and compression.method not in SUMMED, f"allreduce: {adds} {', '.join(SUMMED)}"
+    yield other and recipe.elastic, f"allreduce: expected ring where elastic is given, got {algorithm}"
+
+
+def _of_sharding(recipe: Recipe) -> Iterator[tuple[object, str]]:
+    if recipe.sharding == "none":
+        return
+    method, algorithm, with_it = recipe.compression.method, recipe.allreduce, f"with sharding {recipe.sharding}"
+    share = "which sends each rank only its share of the gradients"
+    yield method not in ("none", "fp16"), f"compression: expected none or fp16 {with_it}, {share}; got {method}"
+    yield recipe.sync, f"sync: expected none {with_it}, as ranks that update alone need the whole optimizer's state"
+    sums = f"expected ring {with_it}, whose gradients are not allreduced; got {algorithm}"
+    yield algorithm != "ring", f"allreduce: {sums}"
+
+
+def _of_models(recipe: Recipe) -> Iterator[tuple[object, str]]:
+    model, data, average = recipe.model, recipe.data, recipe.average_weights
+    own, gpt = model.TASK == "own", model.TASK == "language_modeling"
+    script = f"data.name: own needs a script; expected model.name own, got {model.name}"
+    yield isinstance(data, OwnData) and not own, script
+    lost = "expected null with data.shares, as the share of a rank that is lost is lost too"
+    yield isinstance(data, OwnData) and data.shares and recipe.elastic, f"elastic: {lost}"
+    kinds = f"expected {'text or synthetic-text' if gpt else 'images'} for model {model.name}"
+    yield gpt != isinstance(data, Text | SyntheticText), f"data.name: {kinds}, got {data.name}"
+    weights, classes = recipe.loss.class_weights or [], model.classes
+    tokens = "loss.class_weights: expected none for a model of text, whose classes are tokens"
+    yield weights and gpt, tokens
+    number = f"expected {classes}, one for each of model.classes, got {len(weights)}"
+    differ = weights and not own and not gpt and classes not in ("auto", len(weights))
+    yield differ, f"loss.class_weights: {number}"
+    yield recipe.recompute and own, "recompute: expected false with model.name own, whose script can do it, got true"
+    first = (average and average.from_epoch) or 0
+    epochs = f"expected at most the recipe's {recipe.epochs} epochs, got {first}"
+    yield first > recipe.epochs, f"average_weights.from_epoch: {epochs}"
 
 
 def load(
@@ -345,9 +357,9 @@ def revise(
     before = copy.deepcopy(document) if overrides else document
     faults: list[str] = []
     if not all(side.strip() for text in overrides for side in text.partition("=")):  # one is no key=value
-        from hvdkit.recipe.hints import joined  # only a wrong request needs it
+        from hvdkit.recipe.hints import malformed  # only a wrong request needs it
 
-        overrides, faults = joined(overrides, Recipe)
+        overrides, faults = malformed(overrides, Recipe)
     faults += [fault for text in overrides if (fault := yaml_files.override(document, text, Recipe))]
     given = {text.partition("=")[0].strip() for text in overrides}
     if given & _CHOICES:
@@ -356,24 +368,27 @@ def revise(
         left_out = leave_out(document, before, given)
         if notes is not None:
             notes += left_out
-    try:
-        recipe = Recipe.model_validate(document)
-    except ValidationError as error:
-        from hvdkit.recipe.faults import MOST_FAULTS, explain  # only a wrong recipe needs it
+    lines, recipe = _validated(document)
+    own = _validated(before)[0] if lines and overrides else lines  # faults that the document has by itself
+    faults += [f"{where if line in own else overrides_from}: {line}" for line in lines]
+    if faults:
+        from hvdkit.recipe.faults import MOST_FAULTS
 
-        own: list[str] = []  # faults that the document has without the overrides
-        if overrides:
-            try:
-                Recipe.model_validate(before)
-            except ValidationError as first:
-                own = explain(first, Recipe, "recipe")
-        for line in explain(error, Recipe, "recipe"):
-            faults.append(f"{where if line in own or not overrides else overrides_from}: {line}")
         if len(faults) > MOST_FAULTS:
             faults = [*faults[:MOST_FAULTS], f"{where}: {len(faults) - MOST_FAULTS} more faults; no YAML recipe"]
-    if faults:
         raise RequestError("\n".join(faults))
+    assert recipe
     return recipe
+
+
+def _validated(document: dict[str, Any]) -> tuple[list[str], Recipe | None]:
+    """All faults of a document, or the recipe."""
+    try:
+        return [], Recipe.model_validate(document)
+    except ValidationError as error:
+        from hvdkit.recipe.faults import explain  # only a wrong recipe needs it
+
+        return explain(error, Recipe, "recipe"), None
 
 
 def dump(recipe: Recipe) -> str:

@@ -161,10 +161,9 @@ class _Loader(yaml.SafeLoader):
 
     def get_single_node(self) -> Node | None:
         node: Node | None = super().get_single_node()
-        return node if node is None or not self._texts else _with_texts(node, self._key, self._texts, {})
+        return node if node is None else _with_texts(node, self._key, self._texts)
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:
-        # A value may not fit its tag (`!!bool maybe`).
         try:
             value = super().construct_object(node, deep=deep)
         except (AttributeError, LookupError, TypeError, ValueError):
@@ -177,12 +176,14 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            fault = None if isinstance(key, str) else f"expected text as key, got {brief(key)}"
-            if key == "<<" and key_node.style is None:
+            key, fault = self.construct_object(key_node, deep=True), None
+            if not isinstance(key, str):
+                fault = f"expected text as key, got {brief(key)}"
+            elif key == "<<" and key_node.style is None:
                 fault = "YAML 1.2 merges no mappings by <<; write the keys out"
-            if fault or key in seen:
-                fault = fault or f"key {brief(key)} is there twice"
+            elif key in seen:
+                fault = f"key {brief(key)} is there twice"
+            if fault:
                 raise ConstructorError(None, None, fault, key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
@@ -195,45 +196,33 @@ class Dumper(yaml.SafeDumper):
     """Quotes each text that YAML 1.1 or 1.2 would read as something else."""
 
 
-def _number(loader: _Loader, node: ScalarNode) -> int | float:
-    word = str(loader.construct_scalar(node))
-    kind = node.tag.removeprefix(_TAG)
+def _scalar(loader: _Loader, node: ScalarNode) -> int | float | bool:
+    kind, word = node.tag.removeprefix(_TAG), str(loader.construct_scalar(node))
     if not re.fullmatch(_CORE[kind][0], word):
-        raise ValueError
-    if kind == "float":
-        return float(re.sub(r"\.(?=inf|nan)", "", word.lower()))
-    return int(word, {"0o": 8, "0x": 16}.get(word[:2], 10))
-
-
-def _bool(loader: _Loader, node: ScalarNode) -> bool:
-    return {"true": True, "false": False}[str(loader.construct_scalar(node)).lower()]
+        raise ValueError  # a value may not fit its tag (`!!bool maybe`)
+    if kind == "int":
+        return int(word, {"0o": 8, "0x": 16}.get(word[:2], 10))
+    return word.lower() == "true" if kind == "bool" else float(re.sub(r"\.(?=inf|nan)", "", word.lower()))
 
 
 for _kind, (_pattern, _first) in _CORE.items():
     for _class in (_Loader, Dumper):
         _class.add_implicit_resolver(_TAG + _kind, re.compile(f"^{_pattern}$"), _first)
+    if _kind != "null":
+        _Loader.add_constructor(_TAG + _kind, _scalar)
 Dumper.add_implicit_resolver(_TAG + "bool", re.compile("^[yYnN]$"), list("yYnN"))  # YAML 1.1's, which PyYAML lacks
-for _kind in ("int", "float"):
-    _Loader.add_constructor(_TAG + _kind, _number)
-_Loader.add_constructor(_TAG + "bool", _bool)
 
 
-def _with_texts(node: Node, key: str, texts: frozenset[str], done: dict[tuple[int, str], Node]) -> Node:
+def _with_texts(node: Node, key: str, texts: frozenset[str]) -> Node:
     """The value of `key`, in which plain words are texts where `texts` expects them; null stays null."""
     if isinstance(node, ScalarNode):
-        if key in texts and node.tag in {_TAG + kind for kind in ("bool", "int", "float")}:
-            return ScalarNode(f"{_TAG}str", node.value, node.start_mark, node.end_mark)
+        expected = key in texts and node.tag != f"{_TAG}null"
+        return ScalarNode(f"{_TAG}str", node.value, node.start_mark, node.end_mark) if expected else node
+    if key and not any(f"{text}.".startswith(f"{key}.") for text in texts):
         return node
-    if key and key not in texts and not any(text.startswith(f"{key}.") for text in texts):
-        return node
-    if (id(node), key) not in done:
-        done[id(node), key] = node  # for a node that holds itself
-        inner: Any = node.value
-        if isinstance(node, MappingNode):
-            inner = [
-                (name, _with_texts(value, f"{key}.{name.value}".lstrip("."), texts, done)) for name, value in inner
-            ]
-        else:
-            inner = [_with_texts(value, key, texts, done) for value in inner]
-        done[id(node), key] = type(node)(node.tag, inner, node.start_mark, node.end_mark)
-    return done[id(node), key]
+    inner: Any
+    if isinstance(node, MappingNode):
+        inner = [(name, _with_texts(value, f"{key}.{name.value}".lstrip("."), texts)) for name, value in node.value]
+    else:
+        inner = [_with_texts(value, key, texts) for value in node.value]
+    return type(node)(node.tag, inner, node.start_mark, node.end_mark)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import RequestError
-from hvdkit.tasks.task import Activations, Layer
+from hvdkit.tasks.task import Activations, Architecture, parameter_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,13 +33,12 @@ VOCABULARY = 50_257
 
 
 @dataclass(frozen=True)
-class GPT:
+class GPT(Architecture):
     """`layers` blocks of attention with `heads` heads and an MLP, on vectors of size `width`.
 
-    `initializer_range` is the standard deviation of the initial weights.
-    `dtype` is that of the parameters, `compute_dtype` that of everything between the vectors of the tokens and the last
-    layer norm, except layer norms, which are computed in the parameters' dtype. With `recompute` each block stores only
-    its input. A framework that casts models itself need not read these.
+    `initializer_range` is the standard deviation of the initial weights. `compute_dtype` is that of everything between
+    the vectors of the tokens and the last layer norm, except layer norms. A framework that casts models itself need not
+    read it.
     """
 
     name: str
@@ -49,11 +48,6 @@ class GPT:
     context: int
     vocabulary: int
     initializer_range: float = 0.02
-    dtype: str = "float32"
-    compute_dtype: str = "float32"
-    recompute: bool = False
-    norm_momentum: float = 0.0
-    norm_epsilon: float = 1e-5
 
     @property
     def blocks(self) -> list[str]:
@@ -77,10 +71,6 @@ class GPT:
         shapes["transformer.ln_f.weight"] = shapes["transformer.ln_f.bias"] = (width,)
         return shapes
 
-    def parameter_count(self) -> int:
-        """The number of trainable parameters; the output layer has none of its own."""
-        return sum(math.prod(shape) for shape in self.parameter_shapes().values())
-
     def work_by_layer(self) -> dict[str, int]:
         """Multiply-adds of a token's forward pass by layer, in forward order.
 
@@ -101,7 +91,7 @@ class GPT:
 
         6 N + 12 L H Q T (Chowdhery et al. 2022, appendix B), where H Q is the width.
         """
-        return 6 * self.parameter_count() + 12 * self.layers * self.width * self.context
+        return 6 * parameter_count(self) + 12 * self.layers * self.width * self.context
 
     def activations(self, shape: tuple[int, ...], recompute: bool = False) -> Activations:
         """About what of one sample of `shape` (context,) is kept until backward.
@@ -204,10 +194,6 @@ class GPT:
             else:
                 state[name] = np.full(shape, 0.0 if name.endswith(".bias") else 1.0, np.float32)
         return state
-
-    def normalized_layers(self) -> Iterator[Layer]:
-        """None, as there is no batch norm."""
-        return iter(())
 
 
 def published(name: str) -> GPT:

@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss, Model, Recipe
 from hvdkit.tasks import resnet
-from hvdkit.tasks.task import Metrics
+from hvdkit.tasks.task import Metrics, Task
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from hvdkit.data import Shard
-    from hvdkit.data.counts import Counts
-    from hvdkit.data.dataset import Dataset
 
 
 def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -44,32 +40,16 @@ def metrics_with(loss: Loss) -> Metrics:
 ACCURACY = Metrics(("accuracy",), lambda logits, labels: (float((logits.argmax(axis=1) == labels).sum()),))
 
 
-class ImageClassification:
+class ImageClassification(Task):
     """The task of recipes whose model is a ResNet. Samples are (height, width, channels), targets labels (n,)."""
 
-    own = False
     unit = "images"
-    units = 1
-    flop: int | None = None
     best = "accuracy"
 
     def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
         assert isinstance(recipe.model, Model)
-        self._recipe, self._model, self.loss = recipe, recipe.model, None
-        self.metrics = metrics_with(recipe.loss)
-
-    def count(self) -> Counts | None:
-        """The counts of the recipe's images. Raises RequestError if files are missing or wrong."""
-        from hvdkit.data import counts
-
-        return counts.count(self._recipe.data, int(self._model.classes))
-
-    def open_data(self, shard: Shard) -> Dataset:
-        """The recipe's images. Raises RequestError if the model has too few classes, or files are missing or wrong."""
-        from hvdkit.data.batches import open_dataset
-
-        recipe = self._recipe
-        return open_dataset(recipe.data, int(self._model.classes), recipe.seed, shard, recipe.batch_size)
+        self._model, self.metrics = recipe.model, metrics_with(recipe.loss)
 
     def architecture(self, shape: tuple[int, ...] | None = None) -> resnet.ResNet:
         """The recipe's ResNet, for images of `shape`; None for those with three channels."""
@@ -81,7 +61,7 @@ class ImageClassification:
         """Check that each batch norm has more than one value per channel, as one has no variance."""
         height, width, _ = shape
         architecture = self.architecture(shape)
-        if self._recipe.batch_size == 1 and architecture.last_map(height, width) == (1, 1):
+        if self.recipe.batch_size == 1 and architecture.last_map(height, width) == (1, 1):
             raise RequestError(
                 f"batch_size: {architecture.name} reduces images of {height}×{width} pixels to 1×1, and one value per "
                 "channel has no variance for batch norm; expected batch_size 2 or more, or larger images"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hvdkit.recipe.schema import GPT, Recipe, SyntheticText, Text
 from hvdkit.tasks import gpt
-from hvdkit.tasks.task import Metrics
+from hvdkit.tasks.task import Metrics, Task
 
 if TYPE_CHECKING:
     from hvdkit.data import Shard
@@ -31,46 +31,41 @@ def metrics(bytes_per_token: float | None, ignored: int | None = None) -> Metric
     return Metrics(("loss",), None, derived, ignored)
 
 
-class LanguageModeling:
+class LanguageModeling(Task):
     """The task of recipes whose model is a GPT. Samples are windows of `context` tokens (context,), targets the tokens
     that follow each of them (context,)."""
 
-    own = False
     unit = "tokens"
     best = "-loss"
 
     def __init__(self, recipe: Recipe) -> None:
-        assert isinstance(recipe.model, GPT)
-        self._recipe, self._model, self.loss = recipe, recipe.model, None
+        super().__init__(recipe)
+        assert isinstance(recipe.model, GPT) and isinstance(recipe.data, Text | SyntheticText)
+        self._data = recipe.data
         self._table = gpt.architecture(recipe.model)
         self.units = self._table.context
         self._ignored = recipe.loss.ignored_label
         self.metrics = metrics(1.0 if isinstance(recipe.data, Text) else None, self._ignored)  # until the text is open
-        self.flop: int | None = self._table.training_flop()
+        self.flop = self._table.training_flop()
 
     def count(self) -> Counts:
         """The windows of the recipe's text. Raises RequestError as `open_data` does."""
         from hvdkit.data import text
 
-        assert isinstance(self._recipe.data, Text | SyntheticText)
-        return text.count(self._recipe.data, self._table.context, self._model.classes)
+        return text.count(self._data, self._table.context, self._table.vocabulary)
 
     def open_data(self, shard: Shard) -> Dataset:
         """The recipe's text. Raises RequestError if the vocabulary is too small, or files are missing or wrong."""
         from hvdkit.data import text
 
-        data = self._recipe.data
-        assert isinstance(data, Text | SyntheticText)
-        opened, bytes_per_token = text.open_text(data, self._table.context, self._model.classes, self._recipe.seed)
+        table = self._table
+        opened, bytes_per_token = text.open_text(self._data, table.context, table.vocabulary, self.recipe.seed)
         self.metrics = metrics(bytes_per_token, self._ignored)
         return opened
 
     def architecture(self, shape: tuple[int, ...] | None = None) -> gpt.GPT:
         """The recipe's GPT."""
         return self._table
-
-    def check(self, shape: tuple[int, ...]) -> None:
-        """Any batch can be trained on."""
 
 
 TASK = LanguageModeling

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,17 +12,14 @@ from hvdkit.errors import RequestError
 from hvdkit.files import read_bounded
 from hvdkit.recipe.schema import Loss, OwnData, OwnModel, Recipe
 from hvdkit.tasks.image_classification import ACCURACY, METRICS, metrics_with
-from hvdkit.tasks.task import NO_METRICS, Layer, Metrics
+from hvdkit.tasks.task import NO_METRICS, Architecture, Metrics, Task
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from hvdkit.data import Shard
-    from hvdkit.data.counts import Counts
     from hvdkit.data.dataset import Dataset, Split
 
 
-class Own:
+class Own(Task):
     """Subclass it, and define `model`, for data of your own `samples`, and what is not as in a classifier.
 
     `recipe` is the recipe, `options` what it has under `model.options`. `dtype` is the name of the parameters' dtype,
@@ -30,15 +27,8 @@ class Own:
     """
 
     own = True
-    unit = "samples"
-    units = 1
-    flop: int | None = None
     metrics: Metrics = METRICS
-    # The metric of which the best checkpoint has the highest, with a minus sign the lowest. Empty: accuracy if it is
-    # measured, else the lowest loss.
-    best = ""
-    # (outputs, targets) -> mean loss, or (sum, count); None: the recipe's cross-entropy
-    loss: Callable[[Any, Any], Any] | None = None
+    best = ""  # accuracy if it is measured, else the lowest loss
 
     def __init__(self, recipe: Recipe) -> None:
         if not isinstance(recipe.model, OwnModel):
@@ -48,7 +38,8 @@ class Own:
             raise RequestError(f"loss: expected none in the recipe, as {type(self).__name__} has a loss of its own")
         if self.metrics is METRICS:
             self.metrics = metrics_with(recipe.loss)
-        self.recipe, self.options = recipe, recipe.model.options
+        super().__init__(recipe)
+        self.options = recipe.model.options
         self.dtype = self.compute_dtype = "float32"
 
     def _check_metrics(self) -> None:
@@ -81,20 +72,12 @@ class Own:
 
     # For hvdkit
 
-    def count(self) -> Counts | None:
-        """The counts of hvdkit's data sets. Raises RequestError if files are missing or wrong."""
-        from hvdkit.data import counts
-
-        return counts.count(self.recipe.data, int(self.recipe.model.classes))
-
     def open_data(self, shard: Shard) -> Dataset:
         """The data set of `samples`, or the recipe's."""
-        from hvdkit.data.batches import open_dataset
         from hvdkit.data.dataset import Dataset
 
-        recipe = self.recipe
-        if not isinstance(recipe.data, OwnData):
-            return open_dataset(recipe.data, int(recipe.model.classes), recipe.seed, shard, recipe.batch_size)
+        if not isinstance(self.recipe.data, OwnData):
+            return super().open_data(shard)
         splits = self.samples()
         if not (isinstance(splits, tuple | list) and len(splits) == 2 and all(map(_is_split, splits))):
             raise RequestError(
@@ -105,14 +88,11 @@ class Own:
         if self.loss is not None and self.metrics is METRICS:  # whose loss is another one
             self.metrics = ACCURACY if _has_labels(train) else NO_METRICS
             self.best = self.best if "accuracy" in self.metrics.names else "-loss"
-        return Dataset(train, val, (), int(recipe.model.classes))
+        return Dataset(train, val, (), int(self.recipe.model.classes))
 
     def architecture(self, shape: tuple[int, ...] | None = None) -> OwnArchitecture:
         """The architecture: only the script knows its parameters."""
         return OwnArchitecture(self)
-
-    def check(self, shape: tuple[int, ...]) -> None:
-        """Nothing is known that could be checked."""
 
     @staticmethod
     def build(architecture: OwnArchitecture) -> Any:
@@ -168,33 +148,10 @@ def _brief(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class OwnArchitecture:
+class OwnArchitecture(Architecture):
     """An architecture without a table: it is built, and its weights are initialized, by the user's code."""
 
     task: Own
-    dtype: str = "float32"
-    compute_dtype: str = "float32"
-    recompute: bool = False
-    norm_momentum = 0.0
-
-    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """None are known."""
-        return {}
-
-    def activations(self, shape: tuple[int, ...], recompute: bool = False) -> None:
-        """Unknown."""
-
-    def from_file(self, given: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The tensors as they are."""
-        return dict(given)
-
-    def initial_state(self, seed: int) -> dict[str, np.ndarray]:
-        """None: the framework initializes the weights, after `seed` has been set."""
-        return {}
-
-    def normalized_layers(self) -> Iterator[Layer]:
-        """None are known."""
-        return iter(())
 
 
 TASK = Own

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hvdkit.tasks.task import Activations, Layer
+from hvdkit.tasks.task import Activations, Architecture, Layer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,14 +51,12 @@ class Block:
 
 
 @dataclass(frozen=True)
-class ResNet:
+class ResNet(Architecture):
     """Stem, (3×3 max pooling of stride 2, padding 1), blocks, global average pooling, a linear layer.
 
-    `dtype` is that of the parameters, `compute_dtype` that of everything between the images and the pooled features,
-    except batch norm's statistics, which are computed in the parameters' dtype. With `recompute` each block stores only
-    its input and recomputes its activations in backward (Chen et al. 2016). A framework that casts models itself
-    need not read these. With `zero_init_residual` each block starts as its shortcut: `initial_state` sets the scale of
-    its last batch norm to 0.
+    `compute_dtype` is that of everything between the images and the pooled features, except batch norm's statistics. A
+    framework that casts models itself need not read it. With `recompute` each block stores only its input (Chen et al.
+    2016). With `zero_init_residual` each block starts as its shortcut: the scale of its last batch norm is 0.
     """
 
     name: str
@@ -67,12 +65,9 @@ class ResNet:
     blocks: tuple[Block, ...]
     features: int
     classes: int
-    dtype: str = "float32"
-    compute_dtype: str = "float32"
-    recompute: bool = False
     zero_init_residual: bool = False
-    norm_momentum: float = BN_MOMENTUM
-    norm_epsilon: float = BN_EPSILON
+    norm_momentum: float = field(default=BN_MOMENTUM, kw_only=True)
+    norm_epsilon: float = field(default=BN_EPSILON, kw_only=True)
 
     def convolutions(self) -> Iterator[tuple[str, str, Conv]]:
         """Yield (full name, full name of its batch norm, row) for each convolution, in forward order."""
@@ -81,11 +76,22 @@ class ResNet:
             for conv in (*block.convs, *((block.projection,) if block.projection else ())):
                 yield f"{block.name}.{conv.name}", f"{block.name}.{conv.norm}", conv
 
+    def maps(self, height: int, width: int) -> Iterator[tuple[str, Conv, int, int]]:
+        """(full name, row, height and width of its output) of each convolution, for images of this size."""
+        height, width = _reduced(height, self.stem.stride), _reduced(width, self.stem.stride)
+        yield self.stem.name, self.stem, height, width
+        if self.max_pool:
+            height, width = _reduced(height, 2), _reduced(width, 2)
+        for block in self.blocks:
+            for conv in block.convs:
+                height, width = _reduced(height, conv.stride), _reduced(width, conv.stride)
+                yield f"{block.name}.{conv.name}", conv, height, width
+            if block.projection:
+                yield f"{block.name}.{block.projection.name}", block.projection, height, width
+
     def last_map(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of the last, smallest feature maps for images of this size."""
-        in_blocks = (conv.stride for block in self.blocks for conv in block.convs)
-        for stride in (self.stem.stride, 2 if self.max_pool else 1, *in_blocks):
-            height, width = -(-height // stride), -(-width // stride)
+        *_, (_, _, height, width) = self.maps(height, width)
         return height, width
 
     @property
@@ -99,22 +105,10 @@ class ResNet:
 
     def work_by_layer(self, side: int) -> dict[str, int]:
         """The same by layer: all convolutions and the linear layer `fc`, by their full names."""
-        work: dict[str, int] = {}
-
-        def add(name: str, conv: Conv, out: int) -> None:
-            work[name] = conv.inputs * conv.outputs * conv.kernel**2 * out**2
-
-        side = -(-side // self.stem.stride)
-        add(self.stem.name, self.stem, side)
-        side = -(-side // 2) if self.max_pool else side
-        for block in self.blocks:
-            inside = side
-            for conv in block.convs:
-                inside = -(-inside // conv.stride)
-                add(f"{block.name}.{conv.name}", conv, inside)
-            if block.projection:
-                add(f"{block.name}.{block.projection.name}", block.projection, inside)
-            side = inside
+        work = {
+            name: conv.inputs * conv.outputs * conv.kernel**2 * height * width
+            for name, conv, height, width in self.maps(side, side)
+        }
         return work | {"fc": self.features * self.classes}
 
     def activations(self, shape: tuple[int, ...], recompute: bool = False) -> Activations:
@@ -124,20 +118,19 @@ class ResNet:
         needs; and the output of the max pooling with the places of its values, 8 bytes each. With `recompute` these are
         the blocks' inputs, and all of the largest block.
         """
-        height, width, _ = shape
-        height, width = -(-height // self.stem.stride), -(-width // self.stem.stride)
-        stem, pooled = 2 * height * width * self.stem.outputs, 0
-        if self.max_pool:
-            height, width = -(-height // 2), -(-width // 2)
-            pooled = height * width * self.stem.outputs
+        outputs = {name: conv.outputs * height * width for name, conv, height, width in self.maps(*shape[:2])}
+        stem = 2 * outputs[self.stem.name]
+        first = self.blocks[0]
+        # A first block has the pooled map's size: the stride of its convolutions is 1.
+        pooled = outputs[f"{first.name}.conv1"] * first.convs[0].inputs // first.convs[0].outputs
         inputs, inner = [], []
+        x = pooled
         for block in self.blocks:
-            inputs.append(height * width * block.convs[0].inputs)
-            kept = 0
-            for conv in block.convs:
-                height, width = -(-height // conv.stride), -(-width // conv.stride)
-                kept += 2 * height * width * conv.outputs
-            inner.append(kept + (height * width * block.projection.outputs if block.projection else 0))
+            kept = [2 * outputs[f"{block.name}.{conv.name}"] for conv in block.convs]
+            inputs.append(x)
+            inner.append(sum(kept) + (outputs[f"{block.name}.{block.projection.name}"] if block.projection else 0))
+            x = kept[-1] // 2
+        pooled = pooled if self.max_pool else 0
         blocks = sum(inputs) + max(inner) if recompute else pooled + sum(inner)
         return Activations(compute=stem + blocks, full=2 * pooled)
 
@@ -150,15 +143,6 @@ class ResNet:
         shapes["fc.weight"] = (self.classes, self.features)
         shapes["fc.bias"] = (self.classes,)
         return shapes
-
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the parameters and of the running statistics of batch norm."""
-        statistics = {
-            f"{norm}.{name}": (row.outputs,)
-            for _, norm, row in self.convolutions()
-            for name in ("running_mean", "running_var")
-        }
-        return self.parameter_shapes() | statistics
 
     def from_file(self, given: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The tensors under torchvision's names, which timm has too, where they have transformers'.
@@ -240,6 +224,10 @@ def architecture(name: str, classes: int, channels: int = 3) -> ResNet:
             blocks.append(block)
             inputs = block.convs[-1].outputs
     return ResNet(name, stem, not small, tuple(blocks), inputs, classes)
+
+
+def _reduced(length: int, stride: int) -> int:
+    return -(-length // stride)
 
 
 def _block(name: str, inputs: int, middle: int, stride: int, bottleneck: bool) -> Block:

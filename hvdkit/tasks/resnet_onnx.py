@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from hvdkit.tasks.resnet import Conv, ResNet
+from hvdkit.tasks.task import state_shapes
 
 # Both of 2021: ONNX Runtime since 1.11 and other readers of that time know them.
 OPSET, IR = 15, 8
@@ -52,7 +53,7 @@ def model(table: ResNet, state: Mapping[str, np.ndarray], metadata: Mapping[str,
         table.name,
         [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["n", table.stem.inputs, "height", "width"])],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", table.classes])],
-        [numpy_helper.from_array(state[name].astype(np.float32), name) for name in table.state_shapes()],
+        [numpy_helper.from_array(state[name].astype(np.float32), name) for name in state_shapes(table)],
     )
     proto = helper.make_model(
         graph, producer_name="hvdkit", ir_version=IR, opset_imports=[helper.make_opsetid("", OPSET)]

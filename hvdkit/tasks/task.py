@@ -1,11 +1,11 @@
-"""The interfaces of a task and of its architecture, which every task in this folder implements."""
+"""What a task and its architecture are, which every task in this folder extends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvdkit.errors import RequestError, RunError
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the command line counts parameters and starts without NumPy
     from hvdkit.data import Shard
     from hvdkit.data.counts import Counts
     from hvdkit.data.dataset import Dataset
+    from hvdkit.recipe.schema import Recipe
 
 
 class Layer(NamedTuple):
@@ -36,33 +37,27 @@ class Activations(NamedTuple):
     scores: int = 0
 
 
-class Architecture(Protocol):
-    """A model as data: the table from which a recipe's script builds it. A frozen dataclass.
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A model as data: the table from which a recipe's script builds it. Here it is one of which nothing is known.
 
     `dtype` is that of the parameters, `compute_dtype` that of the activations. With `recompute` blocks compute their
-    activations again in backward.
+    activations again in backward. `norm_momentum` is the share of a batch norm's old running statistic that is kept.
     """
 
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def compute_dtype(self) -> str: ...
-
-    @property
-    def recompute(self) -> bool: ...
-
-    @property
-    def norm_momentum(self) -> float:
-        """The share of a batch norm's old running statistic that is kept."""
+    dtype: str = "float32"
+    compute_dtype: str = "float32"
+    recompute: bool = False
+    norm_momentum: float = 0.0
+    norm_epsilon: float = 1e-5
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the trainable parameters, in forward order, as checkpoints have them."""
+        return {}
 
     def activations(self, shape: tuple[int, ...], recompute: bool = False) -> Activations | None:
         """About what of one sample of `shape` is kept until backward; None if that is unknown."""
+        return None
 
     def from_file(self, given: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The tensors of a file of weights under the names of `parameter_shapes`, where others name them otherwise.
@@ -70,12 +65,18 @@ class Architecture(Protocol):
         `config` is the content of the library's `config.json` beside the file, empty without one. Raises RequestError
         for tensors or settings that the architecture cannot have.
         """
+        return dict(given)
 
     def initial_state(self, seed: int) -> dict[str, np.ndarray]:
-        """Initial parameters and buffers, float32: the same bits for every framework and rank."""
+        """Initial parameters and buffers, float32: the same bits for every framework and rank.
+
+        Without any the framework initializes the weights, after the seed has been set.
+        """
+        return {}
 
     def normalized_layers(self) -> Iterator[Layer]:
         """The layers that a batch norm follows, in forward order; none without batch norms."""
+        return iter(())
 
 
 Sums = dict[str, tuple[float, float]]  # by metric: its sum, and what it is divided by
@@ -132,37 +133,45 @@ class Metrics:
 NO_METRICS = Metrics((), lambda outputs, targets: ())
 
 
-class Task(Protocol):
+class Task:
     """What a recipe trains: samples, a model, and metrics.
 
     `unit` names in the plural what speeds count, such as images, and a sample has `units` of them; `flop` is the
     arithmetic of training on one of them, None if that is not reported. The checkpoint with the highest metric
-    `best` is kept as the best one; with a minus sign before its name, the one with the lowest.
+    `best` is kept as the best one; with a minus sign before its name, the one with the lowest. `loss` is a function
+    (outputs, targets) -> mean loss, or (sum, count), in the framework's operations; None: the recipe's loss.
     """
 
-    own: bool  # whether its code is the user's
-    unit: str
-    units: int
-    flop: int | None
+    own = False  # whether its code is the user's
+    unit = "samples"
+    units = 1
+    flop: int | None = None
     metrics: Metrics
-    best: str
+    best = ""
+    loss: Callable[[Any, Any], Any] | None = None
 
-    @property
-    def loss(self) -> Callable[[Any, Any], Any] | None:
-        """A function (outputs, targets) -> mean loss, or (sum, count), in the framework's operations; None: the
-        recipe's loss."""
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
 
     def count(self) -> Counts | None:
         """The counts of the recipe's data set on this machine; None if only a rank can know them.
 
         Raises RequestError if its files are missing or wrong.
         """
+        from hvdkit.data import counts
+
+        return counts.count(self.recipe.data, int(self.recipe.model.classes))
 
     def open_data(self, shard: Shard) -> Dataset:
         """The recipe's data set. Raises RequestError if it cannot be opened or does not fit the model."""
+        from hvdkit.data.batches import open_dataset
+
+        recipe = self.recipe
+        return open_dataset(recipe.data, int(recipe.model.classes), recipe.seed, shard, recipe.batch_size)
 
     def architecture(self, shape: tuple[int, ...] | None = None) -> Architecture:
         """The architecture of the recipe's model, for samples of `shape`; None for the task's usual ones."""
+        raise NotImplementedError
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Raise RequestError if the model cannot be trained on the recipe's batches of samples of `shape`."""
