@@ -20,6 +20,7 @@ from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report.compare import comparison_markdown, comparison_tables
+from hvdkit.report.rounds import ratios
 from hvdkit.results import intervals
 from hvdkit.results.compare import Comparison, read_comparison
 from hvdkit.results.intervals import Interval
@@ -91,7 +92,7 @@ def test_what_is_a_tie(low: float, high: float, told: str) -> None:
 
 def test_ratios_pair_the_runs_of_a_round() -> None:
     """The machine became twice as slow from round to round, which no ratio sees."""
-    found = compare.ratios(
+    found = ratios(
         rounds(
             {
                 (1, None): [120, 60, 30],
@@ -223,7 +224,7 @@ def test_a_file_from_before_rivals_reads_on(tmp_path: Path) -> None:
 def test_tables_tell_rivals_intervals_ties_and_noise() -> None:
     runs = rounds({(2, None): [200, 210, 190], (2, "plain"): [100, 100, 100], (2, "ddp"): [201, 209, 190]})
     runs = [run.model_copy(update={"load": 0.4, "noisy": True}) if run.round == 2 else run for run in runs]
-    found = comparison(runs, rounds=3, ratios=compare.ratios(runs))
+    found = comparison(runs, rounds=3, ratios=ratios(runs))
     text = comparison_markdown(found)
     assert "| pytorch 1 | plain | 2 | 100.0 |" in text and "| 40 %, 1 of 3 noisy |" in text
     assert "| pytorch | 2 | plain | 2.000 | 1.900 | 2.100 | 3 | 75 % | faster |" in text

@@ -14,9 +14,9 @@ from comparisons import change, several_rounds
 from conftest import Hvdkit
 from test_bench import measured
 
-from hvdkit.commands.compare import ratios
 from hvdkit.errors import RunError
 from hvdkit.report import csv_files
+from hvdkit.report.rounds import ratios
 from hvdkit.results import profile as profiles
 from hvdkit.results.compare import read_comparison
 from hvdkit.results.train import read_metrics

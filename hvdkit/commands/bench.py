@@ -7,7 +7,8 @@ import math
 import os
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,8 +18,7 @@ from rich.table import Table
 import hvdkit
 from hvdkit import paths
 from hvdkit.adapters.capabilities import CAPABILITIES
-from hvdkit.commands import checks
-from hvdkit.commands.fields import Framework, Hosts, Launcher, Overwrite, Ranks, StallTimeout
+from hvdkit.commands import checks, fields
 from hvdkit.commands.request import Argument, Option, Request, say
 from hvdkit.core.group import threads_per_rank
 from hvdkit.defaults import FRAMEWORK, LAUNCHER, STALL_TIMEOUT_S
@@ -43,7 +43,7 @@ LARGEST_BYTES = 2**31 - 1  # Horovod counts a tensor's elements in 31 bits
 _FASTEST = 1e12  # Mbit/s: where times do not grow with the size there is no rate
 _ROWS = TypeAdapter(list[BenchRow])
 # What differs by rank is no setting.
-_OF_A_RANK = {f"HOROVOD_{field.name.upper()}" for field in fields(Slot)} | {"HOROVOD_GLOO_RENDEZVOUS_PORT"}
+_OF_A_RANK = {f"HOROVOD_{field.name.upper()}" for field in fields_of(Slot)} | {"HOROVOD_GLOO_RENDEZVOUS_PORT"}
 
 
 class BenchRequest(Request):
@@ -56,9 +56,9 @@ class BenchRequest(Request):
         Collective,
         Argument("allreduce, allgather, broadcast, alltoall or reducescatter"),
     ]
-    framework: Framework = FRAMEWORK
-    np: Ranks = 2
-    hosts: Hosts = None
+    framework: fields.Framework = FRAMEWORK
+    np: fields.Ranks = 2
+    hosts: fields.Hosts = None
     min_bytes: Annotated[int, Option("the smallest size"), Field(ge=1, le=LARGEST_BYTES)] = 4
     max_bytes: Annotated[int, Option("the largest size"), Field(ge=1, le=LARGEST_BYTES)] = 64 * 2**20
     factor: Annotated[float, Option("ratio of each size to the one before"), Field(ge=1.1, le=1024)] = 4.0
@@ -68,10 +68,10 @@ class BenchRequest(Request):
     device: Annotated[Literal["auto", "cpu", "gpu"], Option("auto, cpu or gpu")] = "auto"
     link_mbit_per_s: Annotated[float | None, Option("the link's rate, to show the share of it"), Field(gt=0)] = None
     add_to: Annotated[Path | None, Option("a cluster file to add the result to, in a new file")] = None
-    launcher: Launcher = LAUNCHER
-    stall_timeout: StallTimeout = STALL_TIMEOUT_S
+    launcher: fields.Launcher = LAUNCHER
+    stall_timeout: fields.StallTimeout = STALL_TIMEOUT_S
     out: Annotated[Path | None, Option("the folder to write into", shown="runs/<collective>-bench-<time>")] = None
-    overwrite: Overwrite = False
+    overwrite: fields.Overwrite = False
 
 
 @dataclass(frozen=True)

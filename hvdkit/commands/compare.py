@@ -8,7 +8,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,19 +17,7 @@ from rich.table import Table
 
 from hvdkit import paths
 from hvdkit.baselines import registry
-from hvdkit.commands import dry_run, parity, train
-from hvdkit.commands.fields import (
-    Debug,
-    Frameworks,
-    Launcher,
-    Log,
-    Out,
-    Overrides,
-    Overwrite,
-    RecipeFile,
-    Rivals,
-    StallTimeout,
-)
+from hvdkit.commands import dry_run, fields, parity, train
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.parity import ParityPlan
 from hvdkit.commands.plan import Plan, Watch, make_plan
@@ -44,9 +32,8 @@ from hvdkit.report.collect import Run
 from hvdkit.report.compare import comparison_markdown, comparison_tables
 from hvdkit.report.parity import deviations
 from hvdkit.report.progress import RunProgress, StageProgress
-from hvdkit.report.rounds import RunGroup, by_kind, paired
-from hvdkit.results import intervals
-from hvdkit.results.compare import BaselineRow, Comparison, Ratio, read_comparison
+from hvdkit.report.rounds import Baseline, by_kind, ratios
+from hvdkit.results.compare import Comparison, read_comparison
 from hvdkit.results.dry_run import DryRun
 from hvdkit.results.machine import this_machine
 from hvdkit.results.parity import Parity, read_parity
@@ -96,13 +83,13 @@ class CompareRequest(Request):
     the verdicts in `baseline`.
     """
 
-    recipe: RecipeFile
-    overrides: Overrides = None
-    framework: Frameworks = None
+    recipe: fields.RecipeFile
+    overrides: fields.Overrides = None
+    framework: fields.Frameworks = None
     np: Annotated[list[int] | None, Option("may be repeated", ("-np", "--np", "-n"), shown="1 and 2")] = None
     parity: Annotated[Path | None, Option("the parity.json of an earlier `hvdkit parity`")] = None
     no_parity: Annotated[bool, Option("do not check that all do the same work")] = False
-    rival: Rivals = None
+    rival: fields.Rivals = None
     rounds: Annotated[int | None, Option("number of runs of each kind", shown="1, with --rival 3"), Field(ge=1)] = None
     baseline: Annotated[Path | None, Option("the compare.json of an earlier `hvdkit compare`")] = None
     margin: Annotated[
@@ -110,13 +97,13 @@ class CompareRequest(Request):
         Option("a significant loss against the baseline of more than this gives status 1"),
         Field(ge=0, lt=1),
     ] = MARGIN
-    launcher: Launcher = LAUNCHER
-    stall_timeout: StallTimeout = STALL_TIMEOUT_S
-    debug: Debug = False
-    out: Out = None
-    overwrite: Overwrite = False
+    launcher: fields.Launcher = LAUNCHER
+    stall_timeout: fields.StallTimeout = STALL_TIMEOUT_S
+    debug: fields.Debug = False
+    out: fields.Out = None
+    overwrite: fields.Overwrite = False
     resume: Annotated[bool, Option("keep the whole rounds that are in --out")] = False
-    log: Log = None
+    log: fields.Log = None
 
 
 @dataclass(frozen=True)
@@ -294,35 +281,6 @@ def prove(plan: ParityPlan, folder: Path, on_start: Callable[[str], None], resum
     return parity.proved(plan, target, on_start)
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """An earlier comparison to compare with. A slowdown counts only beyond `margin`, a fraction."""
-
-    old: Comparison
-    margin: float
-
-    def rows(self, runs: list[TrainResult]) -> list[BaselineRow]:
-        """A row for each kind of run that both have."""
-        old, rows = by_kind(map(Run, self.old.runs)), []
-        for kind, group in by_kind(map(Run, runs)).items():
-            if kind in old:
-                now, before = (runs.values("images_per_second") for runs in (group, old[kind]))
-                quotient = intervals.of_quotient(now, before)
-                rows.append(
-                    BaselineRow(
-                        framework=group.framework,
-                        np=group.np,
-                        rival=group.rival,
-                        **asdict(quotient),
-                        rounds=len(now),
-                        old_rounds=len(before),
-                        margin=self.margin,
-                        verdict=intervals.change(quotient, self.margin),
-                    )
-                )
-        return rows
-
-
 def earlier(path: Path, margin: float, recipe: Recipe, plans: list[Plan]) -> Baseline:
     """Check that the planned runs can be compared with those in `path`.
 
@@ -434,35 +392,6 @@ def _whole_rounds(schedule: Schedule, folder: Path) -> dict[str, TrainResult]:
         if len(complete) == len(titles):
             kept |= complete
     return kept
-
-
-def ratios(runs: list[TrainResult]) -> list[Ratio]:
-    """hvdkit's speed over each baseline's, then over one rank's, for each framework and number of ranks."""
-    groups = by_kind(map(Run, runs))
-    pairs: list[tuple[RunGroup | None, RunGroup | None, str]] = []
-    for group in groups.values():
-        if group.rival:
-            pairs.append((groups.get((group.framework, group.np, None)), group, group.rival))
-    for group in groups.values():
-        if group.rival is None and group.np > 1:
-            pairs.append((group, groups.get((group.framework, 1, None)), "np=1"))
-    rows: list[Ratio] = []
-    for above, below, against in pairs:
-        values = [value / (above.np / below.np) for value in paired(above, below)] if above and below else []
-        if above and values:
-            interval = intervals.of_values(values)
-            rows.append(
-                Ratio(
-                    framework=above.framework,
-                    np=above.np,
-                    against=against,
-                    **asdict(interval),
-                    rounds=len(values),
-                    confidence=intervals.confidence(len(values)),
-                    verdict=None if against == "np=1" else intervals.verdict(interval),
-                )
-            )
-    return rows
 
 
 def name(plan: Plan) -> str:

@@ -7,17 +7,7 @@ from pathlib import Path
 
 from hvdkit import paths, tasks
 from hvdkit.checkpoint import snapshots
-from hvdkit.commands.fields import (
-    Average,
-    CheckpointFolder,
-    Launcher,
-    Out,
-    Overrides,
-    Overwrite,
-    Ranks,
-    StallTimeout,
-    WritersFramework,
-)
+from hvdkit.commands import fields
 from hvdkit.commands.plan import Plan, launch, of_checkpoint
 from hvdkit.commands.request import Request, say
 from hvdkit.core.state import check_fits, model_state
@@ -36,15 +26,15 @@ class EvaluateRequest(Request):
     With `average` they are the averaged weights, if the checkpoint has any.
     """
 
-    checkpoint: CheckpointFolder
-    overrides: Overrides = None
-    framework: WritersFramework = None
-    np: Ranks = 1
-    launcher: Launcher = LAUNCHER
-    stall_timeout: StallTimeout = STALL_TIMEOUT_S
-    average: Average = True
-    out: Out = None
-    overwrite: Overwrite = False
+    checkpoint: fields.CheckpointFolder
+    overrides: fields.Overrides = None
+    framework: fields.WritersFramework = None
+    np: fields.Ranks = 1
+    launcher: fields.Launcher = LAUNCHER
+    stall_timeout: fields.StallTimeout = STALL_TIMEOUT_S
+    average: fields.Average = True
+    out: fields.Out = None
+    overwrite: fields.Overwrite = False
 
 
 def plan(

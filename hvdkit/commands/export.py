@@ -19,7 +19,7 @@ from hvdkit import paths
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import Record
 from hvdkit.checkpoint.weights import save_weights
-from hvdkit.commands.fields import Average, CheckpointFolder
+from hvdkit.commands import fields
 from hvdkit.commands.plan import Plan, launch, make_plan
 from hvdkit.commands.request import Option, Request
 from hvdkit.core.precision import PRECISIONS
@@ -63,9 +63,9 @@ class ExportRequest(Request):
     Of a run's folder it is the best checkpoint's, else the last one's.
     """
 
-    checkpoint: CheckpointFolder
+    checkpoint: fields.CheckpointFolder
     out: Annotated[Path, Option("FILE.safetensors, FILE.onnx or FILE.keras", metavar="FILE", positional=True)]
-    average: Average = True
+    average: fields.Average = True
     overwrite: Annotated[bool, Option("replace the file")] = False
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from hvdkit import paths
-from hvdkit.commands.fields import Average, Overwrite, WritersFramework
+from hvdkit.commands import fields
 from hvdkit.commands.plan import Plan
 from hvdkit.commands.question import Asked, ask
 from hvdkit.commands.request import Argument, Option, Request
@@ -33,11 +33,11 @@ class GenerateRequest(Request):
 
     checkpoint: Annotated[Path, Argument("such as runs/gpt", metavar="RUN_OR_CHECKPOINT_DIR")]
     prompt: Annotated[str, Option("the text to continue", positional=True)]
-    framework: WritersFramework = None
+    framework: fields.WritersFramework = None
     tokens: Annotated[int, Option("number of tokens to add"), Field(ge=1, le=_MOST)] = 200
-    average: Average = True
+    average: fields.Average = True
     out: Annotated[Path | None, Option("a folder for generate.json", shown="none")] = None
-    overwrite: Overwrite = False
+    overwrite: fields.Overwrite = False
 
 
 @dataclass(frozen=True)

@@ -20,18 +20,7 @@ from rich.table import Table
 from hvdkit import paths, tasks
 from hvdkit.baselines import registry
 from hvdkit.checkpoint.resume import deciding
-from hvdkit.commands import dry_run
-from hvdkit.commands.fields import (
-    Frameworks,
-    Launcher,
-    Out,
-    Overrides,
-    Overwrite,
-    Ranks,
-    RecipeFile,
-    Rivals,
-    StallTimeout,
-)
+from hvdkit.commands import dry_run, fields
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.plan import Plan, launch, make_plan
 from hvdkit.commands.request import Option, Request
@@ -93,16 +82,16 @@ class ParityRequest(Request):
     If one does not, `passed` of the result is false, which is no error.
     """
 
-    recipe: RecipeFile
-    overrides: Overrides = None
-    framework: Frameworks = None
+    recipe: fields.RecipeFile
+    overrides: fields.Overrides = None
+    framework: fields.Frameworks = None
     steps: Annotated[int, Option("steps to compare one by one"), Field(ge=1, le=MOST_STEPS)] = STEPS
-    np: Ranks = PROFILED_RANKS
-    rival: Rivals = None
-    launcher: Launcher = LAUNCHER
-    stall_timeout: StallTimeout = STALL_TIMEOUT_S
-    out: Out = None
-    overwrite: Overwrite = False
+    np: fields.Ranks = PROFILED_RANKS
+    rival: fields.Rivals = None
+    launcher: fields.Launcher = LAUNCHER
+    stall_timeout: fields.StallTimeout = STALL_TIMEOUT_S
+    out: fields.Out = None
+    overwrite: fields.Overwrite = False
 
 
 def run(request: ParityRequest) -> Parity:

@@ -13,19 +13,7 @@ from rich.table import Table
 
 from hvdkit import paths
 from hvdkit.adapters.capabilities import CAPABILITIES
-from hvdkit.commands import dry_run
-from hvdkit.commands.fields import (
-    OF_RECIPES,
-    Debug,
-    Framework,
-    Hosts,
-    Launcher,
-    Out,
-    Overrides,
-    Overwrite,
-    Ranks,
-    StallTimeout,
-)
+from hvdkit.commands import dry_run, fields
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.plan import Plan, launch, make_plan
 from hvdkit.commands.request import Accepts, Argument, Option, Request, say
@@ -88,17 +76,17 @@ class ProfileRequest(Request):
 
     recipe: Annotated[
         Path | dict[str, Any],
-        OF_RECIPES,
+        fields.OF_RECIPES,
         Argument(
             "the recipe, or --from instead",
             metavar="RECIPE.yaml",
             missing="expected a recipe to measure, or --from with a published figure",
         ),
     ]
-    overrides: Overrides = None
-    framework: Framework = FRAMEWORK
-    np: Ranks = PROFILED_RANKS
-    hosts: Hosts = None
+    overrides: fields.Overrides = None
+    framework: fields.Framework = FRAMEWORK
+    np: fields.Ranks = PROFILED_RANKS
+    hosts: fields.Hosts = None
     steps: Annotated[int, Option("steps to measure"), Field(ge=LEAST_STEPS, le=MOST_STEPS)] = STEPS
     torch_profiler: Annotated[bool, Option("write PyTorch's own profile too")] = False
     batch_sizes: Annotated[
@@ -106,11 +94,11 @@ class ProfileRequest(Request):
         Accepts("Wholes", "a whole number, or a list of them", _batch_sizes, str),
         Option("measure compute at these batch sizes too", metavar="8,16,32", shown="the recipe's"),
     ] = None
-    launcher: Launcher = LAUNCHER
-    stall_timeout: StallTimeout = STALL_TIMEOUT_S
-    debug: Debug = False
-    out: Out = None
-    overwrite: Overwrite = False
+    launcher: fields.Launcher = LAUNCHER
+    stall_timeout: fields.StallTimeout = STALL_TIMEOUT_S
+    debug: fields.Debug = False
+    out: fields.Out = None
+    overwrite: fields.Overwrite = False
 
 
 def run(request: ProfileRequest) -> Profile:

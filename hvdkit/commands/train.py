@@ -17,21 +17,7 @@ from typing import Annotated, Any
 
 import hvdkit
 from hvdkit import paths
-from hvdkit.commands import dry_run, tune
-from hvdkit.commands.fields import (
-    FRAMEWORKS_HELP,
-    RIVALS,
-    Debug,
-    Hosts,
-    Launcher,
-    Log,
-    Out,
-    Overrides,
-    Overwrite,
-    Ranks,
-    RecipeFile,
-    StallTimeout,
-)
+from hvdkit.commands import dry_run, fields, tune
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.plan import MetricsTail, Plan, Watch, launch, make_plan
 from hvdkit.commands.removed import Removals
@@ -73,28 +59,28 @@ class TrainRequest(Request):
     Raises Stopped if SIGTERM ended training after a checkpoint.
     """
 
-    recipe: RecipeFile
-    overrides: Overrides = None
+    recipe: fields.RecipeFile
+    overrides: fields.Overrides = None
     framework: Annotated[
         str | None,
         Option(
-            FRAMEWORKS_HELP,
+            fields.FRAMEWORKS_HELP,
             shown="pytorch, or that of the script or of the run to resume",
         ),
     ] = None
-    np: Ranks = 1
-    hosts: Hosts = None
-    rival: Annotated[str | None, Option("train with another method: " + RIVALS)] = None
-    launcher: Launcher = LAUNCHER
-    stall_timeout: StallTimeout = STALL_TIMEOUT_S
-    debug: Debug = False
-    out: Out = None
-    overwrite: Overwrite = False
+    np: fields.Ranks = 1
+    hosts: fields.Hosts = None
+    rival: Annotated[str | None, Option("train with another method: " + fields.RIVALS)] = None
+    launcher: fields.Launcher = LAUNCHER
+    stall_timeout: fields.StallTimeout = STALL_TIMEOUT_S
+    debug: fields.Debug = False
+    out: fields.Out = None
+    overwrite: fields.Overwrite = False
     resume: Annotated[bool, Option("continue from the newest checkpoint in --out")] = False
     host_discovery_script: Annotated[
         Path | None, Option("a program that prints one host:slots per line, for elastic runs")
     ] = None
-    log: Log = None
+    log: fields.Log = None
 
 
 def run(request: TrainRequest) -> TrainResult:

@@ -63,6 +63,8 @@ class Placement:
         A host discovery script is run once.
         """
         faults = Faults()
+        with faults.collected():
+            _ = self.hosts  # they are read here
         if self.launcher not in LAUNCHERS:
             faults.append(f"--launcher {self.launcher}: expected one of {', '.join((AUTO, *LAUNCHERS))}")
         elif elastic and not LAUNCHERS[self.launcher].elastic:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 
 from hvdkit.baselines.registry import label
 from hvdkit.report.collect import Kind, Run
 from hvdkit.results import intervals
+from hvdkit.results.compare import BaselineRow, Comparison, Ratio
 from hvdkit.results.train import TrainResult, readable
 
 
@@ -144,3 +145,61 @@ def efficiency(group: RunGroup, groups: list[RunGroup]) -> Estimate | None:
                 return Estimate(1.0, None, None, len(group.runs))
             return ratio(group, alone).times(1 / group.np)
     return None
+
+
+def ratios(runs: list[TrainResult]) -> list[Ratio]:
+    """hvdkit's speed over each baseline's, then over one rank's, for each framework and number of ranks."""
+    groups = by_kind(map(Run, runs))
+    pairs: list[tuple[RunGroup | None, RunGroup | None, str]] = []
+    for group in groups.values():
+        if group.rival:
+            pairs.append((groups.get((group.framework, group.np, None)), group, group.rival))
+    for group in groups.values():
+        if group.rival is None and group.np > 1:
+            pairs.append((group, groups.get((group.framework, 1, None)), "np=1"))
+    rows: list[Ratio] = []
+    for above, below, against in pairs:
+        values = [value / (above.np / below.np) for value in paired(above, below)] if above and below else []
+        if above and values:
+            interval = intervals.of_values(values)
+            rows.append(
+                Ratio(
+                    framework=above.framework,
+                    np=above.np,
+                    against=against,
+                    **asdict(interval),
+                    rounds=len(values),
+                    confidence=intervals.confidence(len(values)),
+                    verdict=None if against == "np=1" else intervals.verdict(interval),
+                )
+            )
+    return rows
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """An earlier comparison to compare with. A slowdown counts only beyond `margin`, a fraction."""
+
+    old: Comparison
+    margin: float
+
+    def rows(self, runs: list[TrainResult]) -> list[BaselineRow]:
+        """A row for each kind of run that both have."""
+        old, rows = by_kind(map(Run, self.old.runs)), []
+        for kind, group in by_kind(map(Run, runs)).items():
+            if kind in old:
+                now, before = (runs.values("images_per_second") for runs in (group, old[kind]))
+                quotient = intervals.of_quotient(now, before)
+                rows.append(
+                    BaselineRow(
+                        framework=group.framework,
+                        np=group.np,
+                        rival=group.rival,
+                        **asdict(quotient),
+                        rounds=len(now),
+                        old_rounds=len(before),
+                        margin=self.margin,
+                        verdict=intervals.change(quotient, self.margin),
+                    )
+                )
+        return rows

@@ -28,11 +28,7 @@ class BatchFit(_Strict):
 
 
 class BatchTime(_Strict):
-    """One batch size (samples per rank): the means of a rank's step without update, and the times within one batch.
-
-    `compute_ms` and `backward_ms` are of all batches of a step. `layer_forward_ms` and `tensor_ready_ms` are medians,
-    as in `layers` and `tensors` and in their order; both are empty in files of older versions.
-    """
+    """One batch size: the means of a rank's step without update, and the medians within one batch."""
 
     batch_size: int = Field(ge=1, le=2**40, description="samples of a rank in a batch")
     compute_ms: float = Field(gt=0, le=1e15, description="forward and backward, the mean of a step")

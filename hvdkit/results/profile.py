@@ -30,7 +30,7 @@ class _Strict(Record):
 
 
 class Spread(_Strict):
-    """A time over the measured steps. Means add up; `low` and `high` are the 10th and 90th percentile."""
+    """A time over the measured steps."""
 
     mean: Time = Field(description="mean over the measured steps; means add up")
     median: Time = Field(description="median")
@@ -45,10 +45,7 @@ class Spread(_Strict):
 
 
 class Tensor(_Strict):
-    """A gradient. `ready_ms` is when backward finishes it, from backward's start (median).
-
-    `bytes` is its size in memory, in `dtype`, before compression. `layer` is the name of one of the layers.
-    """
+    """A gradient."""
 
     name: str = Field(description="name of the parameter")
     shape: list[Size] = Field(description="its shape")
@@ -66,10 +63,7 @@ class Tensor(_Strict):
 
 
 class Layer(_Strict):
-    """One layer with its median times, None if the framework has none. `kind` is conv, norm, dense or other.
-
-    The fits are of both times by batch size, None unless `--batch-sizes` measured several.
-    """
+    """A layer, with the medians of its times and, where several batch sizes were measured, their fits."""
 
     name: str = Field(description="name of the layer")
     kind: str = Field(description="conv, norm, dense or other")
@@ -80,14 +74,7 @@ class Layer(_Strict):
 
 
 class Split(_Strict):
-    """Where the time of a step goes.
-
-    The means add up: input + compute + exposed_communication + negotiation + waiting + gaps = step. Compute is forward
-    + backward + compression + update, which are None if the framework does not separate them. Compression is all work
-    on gradients or weights before they are sent; it is None too if Horovod takes gradients as they are. Overlapped
-    communication runs during compute and is not part of the sum. Waiting is the time until the last rank has asked for
-    a collective, negotiation the time from then until Horovod starts it.
-    """
+    """Where the time of a step goes; the means of all but overlapped communication add up."""
 
     step_ms: Spread = Field(
         description="the whole step: the sum of input, compute, exposed communication, negotiation, waiting and gaps"
@@ -121,7 +108,7 @@ class Split(_Strict):
 
 
 class Rank(_Strict):
-    """One rank's steps. `clock_offset_ms` relates its clock to rank 0's, within `clock_error_ms`."""
+    """One rank's steps."""
 
     rank: Size = Field(description="its number")
     host: str = Field(description="its host")
@@ -131,12 +118,7 @@ class Rank(_Strict):
 
 
 class Communication(_Strict):
-    """One collective of a step, after fusion: `bytes` is a rank's input, `ms` the median duration.
-
-    `start_ms` is counted from backward's start, None if it is unknown. `link_bytes` is what the busiest link carries
-    for it in one direction: between hosts if there are several (0 for a collective within hosts), else between ranks.
-    It is None in files of older versions.
-    """
+    """One collective of a step, after fusion."""
 
     operation: str = Field(description="the collective")
     tensors: Count = Field(description="gradients fused into it")
@@ -149,7 +131,7 @@ class Communication(_Strict):
 
 
 class Latency(_Strict):
-    """A collective of `bytes` a rank, timed by itself between steps, `samples` times on all ranks at the same time."""
+    """A collective that was timed by itself between steps, on all ranks at the same time."""
 
     operation: str = Field(description="the collective")
     bytes: Size = Field(description="input of a rank")
@@ -158,10 +140,10 @@ class Latency(_Strict):
 
 
 class Link(_Strict):
-    """`rated` is the interface's nominal rate, `measured` the best of a collective alone, `achieved` the one in a step.
+    """The network, in bus bandwidth: what a ring of n ranks carries (2(n-1)/n of the bytes of an allreduce).
 
-    The last two are bus bandwidth: what a ring of n ranks carries (2(n-1)/n of the bytes of an allreduce). For another
-    algorithm `achieved` is what the busiest link carries while it is in use. None if unknown, or with one rank.
+    For another algorithm the rate in a step is what the busiest link carries while it is in use. None: one rank, or
+    unknown.
     """
 
     interface: str | None = Field(description="network interface; null: unknown")
@@ -171,7 +153,7 @@ class Link(_Strict):
 
 
 class Slowest(_Strict):
-    """The rank that the others wait for most: `behind_ms` after the first (mean), last in `last_share` of the steps."""
+    """The rank that the others wait for most."""
 
     rank: Size = Field(description="the rank that the others wait for most")
     host: str = Field(description="its host")
@@ -180,11 +162,7 @@ class Slowest(_Strict):
 
 
 class Cost(_Strict):
-    """What the trace events cost: median step times with and without them, in alternating groups of a few steps.
-
-    `turns` counts pairs of a group with and a group without. `percent` is the median of the pairs' differences,
-    `low_percent` to `high_percent` their range (None in profiles of earlier versions).
-    """
+    """What the trace events cost: step times with and without them, in alternating groups of a few steps."""
 
     with_ms: Time = Field(description="median step with trace events")
     without_ms: Time = Field(description="median step without them")
@@ -203,7 +181,7 @@ class Tuning(_Strict):
 
 
 class Memory(_Strict):
-    """Memory of the largest rank. `device_peak_mib` is None on devices without memory of their own."""
+    """Memory of the largest rank."""
 
     parameter_bytes: Size = Field(description="all parameters")
     optimizer_bytes: Size = Field(description="state of the optimizer")
@@ -214,14 +192,7 @@ class Memory(_Strict):
 
 
 class Profile(_Strict, Result):
-    """`profile.json`. `tensors` are in the order in which backward finishes them.
-
-    `step` is the mean over `ranks`. `bytes_per_step` is what a rank sends. `settings` is the resolved recipe, from
-    which `hvdkit advise` writes a changed one. `batch_size` (samples) and `threads` are per rank. A step is an update,
-    of `accumulate` batches. Speeds count the `unit`, such as tokens, of which a sample has `units_per_sample`.
-    `batches` has the batch sizes that `--batch-sizes` measured, this one's among them, rising. `published` describes
-    the published figure from which all else follows, None if the profile was measured.
-    """
+    """`profile.json`. A step is an update, of `accumulate` batches; `batch_size` and `threads` are per rank."""
 
     schema_version: Annotated[Literal[1], json_files.version(1, "profile again with this hvdkit")] = Field(
         description="version of this kind of file"
