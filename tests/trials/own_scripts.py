@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import time
@@ -32,24 +31,14 @@ def task(folder: Path, code: str, *more: str) -> tuple[str, ...]:
 
 def trained(folder: Path, code: str, *more: str, seconds: float = 120, **environment: str) -> Running:
     with running(*task(folder, code, *more), out=folder / "run", **environment) as job:
-        job.ended(seconds)
-        job.sound()
-        job.until(lambda: not [pid for pid in job.pids() if pid != os.getpid()], 20, "the end of all processes")
+        job.ends(seconds=seconds)
+        job.nothing_left(20)
     return job
 
 
 def end(job: Running, status: int, *words: str) -> str:
-    expect(job.process.returncode == status, f"status {job.process.returncode}\n{job.text()}")
-    if not words:
-        return f"status {status}: {job.text().strip().splitlines()[-1]}"
-    return next((line for line in job.text().splitlines() if all(word in line for word in words)), "") or _missing(
-        job, words
-    )
-
-
-def _missing(job: Running, words: tuple[str, ...]) -> str:
-    expect(False, f"no line with {words}\n{job.text()}")
-    return ""
+    job.ends(status)
+    return job.line(*words) if words else job.last()
 
 
 @attack("status 0; the child is gone 20 s after the end")
@@ -132,9 +121,9 @@ def ignores_sigterm(folder: Path) -> str:
         job.process.send_signal(signal.SIGTERM)
         status = job.ended(60)
         job.sound()
-        job.until(lambda: not [pid for pid in job.pids() if pid != os.getpid()], 20, "the end of all processes")
+        job.nothing_left(20)
     expect(status != 0 or (job.folder / "checkpoints").exists(), f"status 0\n{job.text()}")
-    return f"status {status}: {job.text().strip().splitlines()[-1]}"
+    return job.last()
 
 
 @attack("rank 1 is named with what is wrong (too many open files, or its end); status 1")
@@ -175,10 +164,8 @@ def hostile_script_name(folder: Path) -> str:
     (folder / "own" / "faulty.py").rename(folder / "own" / name)
     words[2] = f"model.script={name}"
     with running(*words, out=folder / "run") as job:
-        job.ended()
-        job.sound()
+        job.ends(0, 2)
     expect(
         "\x1b[2J" not in job.text() and not list(folder.rglob("pwned")) and not (ROOT / "pwned").exists(), job.text()
     )
-    expect(job.process.returncode in (0, 2), f"status {job.process.returncode}\n{job.text()}")
-    return f"status {job.process.returncode}: {job.text().strip().splitlines()[-1]}"
+    return job.last()

@@ -174,18 +174,9 @@ class OnHosts(Running):
 
     def failed(self, *words: str, seconds: float = 90) -> str:
         """The line with all of these words, once the command has ended with status 1 and left nothing."""
-        status = self.ended(seconds)
-        self.sound()
-        expect(status == 1, f"status {status}\n{self.text()}")
+        self.ends(1, seconds=seconds)
         self.nothing_left()
         return self.line(*words)
-
-    def line(self, *words: str) -> str:
-        for line in self.text().splitlines():
-            if all(re.search(word, line) for word in words):
-                return line
-        expect(False, f"no line with {words}\n{self.text()}")
-        return ""
 
 
 @contextmanager

@@ -57,26 +57,25 @@ def cluster() -> Iterator[Cluster]:
             process.wait(60)
 
 
-def ranks(job: Running) -> dict[int, int]:
-    """The processes of ranks, which Ray has started: they do not have the job's mark."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError, StopIteration, ValueError):
-            words = (entry / "cmdline").read_bytes()
-            environ = (entry / "environ").read_bytes().split(b"\0")
-            if str(job.folder).encode() in words and b"/agent/" not in words and b"hvdkit\0train" not in words:
-                rank = next(each for each in environ if each.startswith(b"HOROVOD_RANK="))
-                found[int(rank.partition(b"=")[2])] = int(entry.name)
-    return found
-
-
 def of_the_run(job: Running) -> list[int]:
-    """All processes with the run's folder on their command line, agents too."""
+    """All processes with the run's folder on their command line, agents too: Ray has started those, without a mark."""
     found = []
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
             if entry.name.isdigit() and str(job.folder).encode() in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
+    return found
+
+
+def ranks(job: Running) -> dict[int, int]:
+    """The processes of ranks."""
+    found = {}
+    for pid in of_the_run(job):
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            rank = re.search(rb"\0HOROVOD_RANK=(\d+)\0", Path(f"/proc/{pid}/environ").read_bytes())
+            if rank and b"/agent/" not in words and b"hvdkit\0train" not in words:
+                found[int(rank[1])] = pid
     return found
 
 
@@ -91,9 +90,7 @@ def _gone(job: Running) -> None:
 def _failed(job: Running) -> str:
     job.ends(1, seconds=90)
     _gone(job)
-    lines = [line for line in job.text().splitlines() if re.match(r"rank \d+ on ", line)]
-    expect(lines, f"no rank is named\n{job.text()}")
-    return lines[-1][:150]  # each start adds to the same text
+    return job.line(r"^rank \d+ on ")[:150]  # each start adds to a text of its own
 
 
 def _resumed(found: Cluster, out: Path, train: tuple[str, ...] = TRAIN) -> str:
