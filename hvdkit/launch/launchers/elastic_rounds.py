@@ -60,7 +60,6 @@ class Rounds:
     fresh: bool = True  # none of the members has a commit
     recoveries: list[dict[str, Any]] = field(default_factory=list)
     interrupted: tuple[float, str, int] | None = None  # since when, why, and how many trained until then
-    trained: bool = False  # an update has been made in the current round
     succeeded: bool = False
     failure: str | None = None
     said: list[str] = field(default_factory=list)
@@ -130,7 +129,6 @@ class Rounds:
             for worker in self.members:
                 worker.holds = number
             return
-        self.trained = True
         # It may be over already, by the next loss or change.
         self.interrupted = (self.over_at, self.over, len(self.members)) if self.over else None
         if recovery is not None:
@@ -211,7 +209,7 @@ class Rounds:
         for worker in joined:
             worker.leaves = worker not in chosen and not self._stays(worker)
         self.number += 1
-        self.over, self.trained, self.fresh = None, False, stateless
+        self.over, self.fresh = None, stateless
         hosts = Counter(worker.key.rpartition(":")[0] for worker in chosen)
         by_host = {host: [w for w in chosen if w.key.rpartition(":")[0] == host] for host in hosts}
         self.members = [worker for workers in by_host.values() for worker in workers]
