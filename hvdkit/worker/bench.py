@@ -10,6 +10,7 @@ next.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -77,7 +78,7 @@ def _row(adapter: Adapter, topology: Topology, request: BenchSpec, size: int, mo
     wrong = _faults(adapter.to_numpy(result), expected)
     warm_until = time.perf_counter() + _WARMUP_S
     for _ in range(_WARMUPS):
-        if not _all_agree(adapter, world, time.perf_counter() < warm_until):
+        if not all(adapter.allgather_object(time.perf_counter() < warm_until, world, name="bench.agree")):
             break
         seconds, result = once()
     slowest = max(adapter.allgather_object(seconds, world, name="bench.warm"))
@@ -121,10 +122,6 @@ def copy_rate(adapter: Adapter, world: Group) -> float:
     return float(2 * _COPIED_BYTES / max(medians))
 
 
-def _all_agree(adapter: Adapter, world: Group, mine: bool) -> bool:
-    return all(adapter.allgather_object(mine, world, name="bench.agree"))
-
-
 def _collective(adapter: Adapter, world: Group, request: BenchSpec, tensor: Tensor, name: str) -> Tensor:
     if request.collective == "allreduce":
         return adapter.allreduce([tensor], world, op=request.redop, name=name, overwrite=True)[0]
@@ -141,38 +138,30 @@ def _arrays(request: BenchSpec, topology: Topology, count: int) -> tuple[np.ndar
     Values are whole numbers from 0 to 10 that differ between ranks and along the tensor. For an average they are
     multiplied by the number of ranks. Whole numbers are added without rounding, in any order.
     """
-    size, rank = topology.size, topology.rank
-    scale = size if request.redop == "average" else 1
+    size, rank, average = topology.size, topology.rank, request.redop == "average"
     part = count // size
-
-    def period(of_rank: int) -> np.ndarray:
-        return (np.arange(_PERIOD) + 3 * of_rank) % _PERIOD * scale
+    periods = [(np.arange(_PERIOD) + 3 * of_rank) % _PERIOD * (size if average else 1) for of_rank in range(size)]
 
     def along(values: np.ndarray, start: int, length: int) -> np.ndarray:
         # Converted first: 64-bit numbers would take eight times the memory of a tensor of bytes.
         return np.resize(np.roll(values.astype(request.dtype), -(start % _PERIOD)), length)
 
-    def values(of_rank: int, start: int, length: int) -> np.ndarray:
-        return along(period(of_rank), start, length)
-
     def reduced(start: int, length: int) -> np.ndarray:
-        total = period(0)
-        for each in range(1, size):
-            total = _COMBINE[request.redop](total, period(each))
-        return along(total // size if request.redop == "average" else total, start, length)
+        total = functools.reduce(_COMBINE[request.redop], periods)
+        return along(total // size if average else total, start, length)
 
-    if request.collective == "allreduce":
-        mine, expected = values(rank, 0, count), reduced(0, count)
-    elif request.collective == "reducescatter":
-        mine, expected = values(rank, 0, count), reduced(rank * part, part)
-    elif request.collective == "broadcast":
-        mine, expected = values(rank, 0, count), values(0, 0, count)
-    elif request.collective == "allgather":
-        mine, expected = values(rank, 0, part), np.concatenate([values(each, 0, part) for each in range(size)])
-    else:
-        mine = values(rank, 0, count)
-        expected = np.concatenate([values(each, rank * part, part) for each in range(size)])
-    return mine, expected
+    def gathered(start: int) -> np.ndarray:
+        return np.concatenate([along(values, start, part) for values in periods])
+
+    if request.collective == "allgather":
+        return along(periods[rank], 0, part), gathered(0)
+    expected = {
+        "allreduce": lambda: reduced(0, count),
+        "reducescatter": lambda: reduced(rank * part, part),
+        "broadcast": lambda: along(periods[0], 0, count),
+        "alltoall": lambda: gathered(rank * part),
+    }
+    return along(periods[rank], 0, count), expected[request.collective]()
 
 
 _COMBINE: dict[str, Any] = {"sum": np.add, "average": np.add, "min": np.minimum, "max": np.maximum}
@@ -214,14 +203,13 @@ def _run(framework: str, request: BenchSpec, out: Path, heartbeat: Heartbeat) ->
     host = os.environ.get("HOROVOD_HOSTNAME", "localhost")
     hosts = adapter.allgather_object(host, world_of(topology), name="bench.hosts")
     if topology.is_root:
-        settings = {
-            key: value for key, value in os.environ.items() if key.startswith("HOROVOD_") and "SECRET" not in key
-        }
         report = {
             "hosts": hosts,
             "device": topology.device,
             "versions": adapter.versions(),
-            "settings": settings,
+            "settings": {
+                key: value for key, value in os.environ.items() if key.startswith("HOROVOD_") and "SECRET" not in key
+            },
             "memory_bytes_per_s": rate,
         }
         write_atomic(out / RANKS, json.dumps(report))

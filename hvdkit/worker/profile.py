@@ -116,7 +116,9 @@ class Participant:
         taken.close()
         self._sample_clocks()
         self._report("collectives alone", loop.step)
-        collectives = [self._probe(size) for size in self._sizes()] if self._topology.size > 1 else []
+        gradients = sum(value.nbytes for value in self._parameters.values())
+        sizes = sorted({*PROBE_BYTES, gradients - gradients % 4})
+        collectives = [self._probe(size) for size in sizes] if self._topology.size > 1 else []
         interface = network_interface.interface()
         mine = RankRecord(
             rank=self._topology.rank,
@@ -153,36 +155,31 @@ class Participant:
             self._observer.timeline(self._part.folder / TIMELINE)
         elif turn is None:
             self._observer.timeline(None)
-        if self._part.own_profile and turn and turn.kind == "detailed":
-            self._observer.own_profile(self._part.folder / OWN / f"rank-{self._topology.rank}.json")
-        elif self._own and (turn is None or turn.kind != "detailed"):
-            self._observer.own_profile(None)
-        self._own = self._part.own_profile and turn is not None and turn.kind == "detailed"
+        own = self._part.own_profile and turn is not None and turn.kind == "detailed"
+        if own != self._own:
+            path = self._part.folder / OWN / f"rank-{self._topology.rank}.json"
+            self._observer.own_profile(path if own else None)
+            self._own = own
         trace_events.record(turn is not None and turn.kind != "plain")
         self._barrier()
         return late
 
-    def _barrier(self) -> None:
+    def _barrier(self, name: str = "profile.barrier") -> None:
         if self._topology.size > 1:
-            self._reduce(np.zeros(1, np.float32), "profile.barrier")
+            self._largest(0.0, name)
 
-    def _reduce(self, values: np.ndarray, name: str) -> np.ndarray:
-        (total,) = self._adapter.allreduce([self._adapter.from_numpy(values)], self._world, op="max", name=name)
-        return self._adapter.to_numpy(total)
+    def _largest(self, value: float, name: str) -> float:
+        mine = self._adapter.from_numpy(np.array([value], np.float64))
+        return float(self._adapter.to_numpy(self._adapter.allreduce([mine], self._world, op="max", name=name)[0])[0])
 
     def _sample_clocks(self) -> None:
         """Record begin and end of small collectives: none ends on any rank before the last rank has begun it."""
         found = []
         for _ in range(CLOCK_SAMPLES if self._topology.size > 1 else 0):
             begin = perf_counter_ns()
-            self._reduce(np.zeros(1, np.float32), "profile.meeting")
+            self._barrier("profile.meeting")
             found.append((begin, perf_counter_ns()))
         self._clock_samples.append(found)
-
-    def _sizes(self) -> list[int]:
-        """Sizes of the single collectives in bytes, including the size of all gradients together."""
-        whole = sum(value.nbytes for value in self._parameters.values())
-        return sorted({*PROBE_BYTES, whole - whole % 4})
 
     def _probe(self, size: int) -> Samples:
         """Time an allreduce of `size` bytes repeatedly, equally often on all ranks."""
@@ -196,7 +193,7 @@ class Participant:
             return begin, perf_counter_ns()
 
         begin, end = one()  # the first one negotiates and allocates
-        slowest = float(self._reduce(np.array([end - begin], np.float64), "profile.slowest")[0])
+        slowest = self._largest(end - begin, "profile.slowest")
         times = int(np.clip(1e9 * PROBE_S / max(1.0, slowest), *PROBE_TIMES))
         return Samples(operation="allreduce", bytes=size, times=[one() for _ in range(times)])
 
@@ -250,7 +247,7 @@ class _Turns(Handler):
 
     def close(self) -> None:
         """End the last turn."""
-        self._add(self._switch(None))
+        self._begin(None)
 
     def _open(self) -> None:
         """Begin a step, and before it the next turn if the last one is complete."""
@@ -258,11 +255,12 @@ class _Turns(Handler):
             if not self._left:
                 return
             self._turn, self._done = self._left.pop(0), 0
-            self._add(self._switch(self._turn))
+            self._begin(self._turn)
         trace_events.take()
 
-    def _add(self, late: list[Mark]) -> None:
-        """Add trace events that came late to the steps in which they occurred."""
+    def _begin(self, turn: Turn | None) -> None:
+        """Begin a turn. Trace events that came late go to the steps in which they occurred."""
+        late = self._switch(turn)
         for record in self.records if late else []:
             first, last = (record.marks[0][1], record.marks[-1][1]) if record.marks else (0, -1)
             more = [each for each in late if first <= each[1] <= last]
