@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from operator import ne
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from hvdkit.worker.setup import Setup
 _TOLERANCES = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 1e-1, "float16": 3e-2}
 _WEIGHTS = 1e-4  # of initial weights, relative: as drawn by another processor
 _PROJECTIONS, _MOST = 8, 2**14  # of an array, and the most of its elements that are taken
+Views = dict[str, Any]  # what a rank has, by what is compared
 _FILES = "give all hosts the same files"
 _DRAW = (
     "draw random numbers only from the generators of Python, NumPy (np.random.…) or the framework, which hvdkit seeds "
@@ -43,17 +45,17 @@ def check(
     """
     dataset = setup.dataset
     mine = {
-        "data": {name: asdict(each) for name, each in (dataset.fingerprints or {}).items()},
+        "data": {name: asdict(own) for name, own in (dataset.fingerprints or {}).items()},
         "text": dataset.text_sha256,
         "weights": weights,
-        "unsaved": {name: _sketch(name, session.array(each)) for name, each in session.trainable.transient.items()},
-        "outputs": [_projected(each) for each in outputs if own_share(dataset.val) is dataset.val],
+        "unsaved": {name: _sketch(name, session.array(own)) for name, own in session.trainable.transient.items()},
+        "outputs": [_projected(own) for own in outputs if own_share(dataset.val) is dataset.val],
         "held": held,
         "warnings": list(warnings),
     }
     everyone = setup.adapter.allgather_object(mine, setup.mesh.world, name="alike")
     fault = _of_data(setup, everyone)
-    if fault is None and not any(each["held"] for each in everyone):
+    if fault is None and not any(rank["held"] for rank in everyone):
         fault = _of_model(setup, session, everyone)
     if fault:
         raise RequestError(fault)
@@ -61,7 +63,7 @@ def check(
     return found
 
 
-def _of_data(setup: Setup, everyone: Sequence[Mapping[str, Any]]) -> str | None:
+def _of_data(setup: Setup, everyone: Sequence[Views]) -> str | None:
     data, own = setup.recipe.data, isinstance(setup.recipe.data, OwnData)
     where = "samples" if own else "data.path" if getattr(data, "path", None) else "data"
     remedy, drawn = _FILES, ""
@@ -70,66 +72,67 @@ def _of_data(setup: Setup, everyone: Sequence[Mapping[str, Any]]) -> str | None:
             "give all ranks the whole data, hvdkit shares it out; if each rank loads a share, give data.shares=true"
         )
         drawn = f"; {_DRAW}"
-    if texts := _others(everyone, lambda each: each["text"]):
-        return f"{where}: expected the same text on all ranks, got another one on {texts} than on rank 0; {remedy}"
+    if ranks := _differing([rank["text"] for rank in everyone]):
+        return (
+            f"{where}: expected the same text on all ranks, got another one on {_named(ranks)} than on rank 0; {remedy}"
+        )
     for name, what in (("train", "training"), ("val", "validation")):
-        found = [Fingerprint(**each["data"][name]) for each in everyone if name in each["data"]]
-        kinds = {rank: kind for rank, each in enumerate(found) if (kind := each.other(found[0]))}
+        fingerprints = [Fingerprint(**rank["data"][name]) for rank in everyone if name in rank["data"]]
+        others = enumerate(own.other(fingerprints[0]) for own in fingerprints)
+        kinds = {rank: kind for rank, kind in others if kind}
         if not kinds:
             continue
         kind = "number" if "number" in kinds.values() else min(kinds.values())
-        ranks = [rank for rank, each in kinds.items() if each == kind]
+        ranks = [rank for rank, other in kinds.items() if other == kind]
+        expected, samples = "the same samples", fingerprints[0].samples
+        got = f"other {kind} of the {samples} {what} samples on {_named(ranks)} than on rank 0"
         if kind == "number":
-            got = f"{found[0].samples} on rank 0 and {found[ranks[0]].samples} on {_named(ranks)}"
-            return f"{where}: expected as many {what} samples on all ranks, got {got}; {remedy}{drawn}"
-        got = f"other {kind} of the {found[0].samples} {what} samples on {_named(ranks)} than on rank 0"
-        return f"{where}: expected the same samples on all ranks, got {got}; {remedy}{drawn}"
+            expected = f"as many {what} samples"
+            got = f"{samples} on rank 0 and {fingerprints[ranks[0]].samples} on {_named(ranks)}"
+        return f"{where}: expected {expected} on all ranks, got {got}; {remedy}{drawn}"
     return None
 
 
-def _of_model(setup: Setup, session: Session, everyone: Sequence[Mapping[str, Any]]) -> str | None:
-    expected = "model: expected the same"
+def _of_model(setup: Setup, session: Session, everyone: Sequence[Views]) -> str | None:
     own = isinstance(setup.recipe.model, OwnModel)
     remedy = f"{_DRAW}, and make the model of nothing that only one rank has" if own else _FILES
-    if others := _others(everyone, lambda each: each["weights"]):
-        first = _first_tensor(setup, session)
-        if first is not None:  # else they differ in last bits alone, and all ranks get rank 0's
-            return f"{expected} weights on all ranks, got others on {others} than on rank 0{first}; {remedy}"
-    buffers = [each["unsaved"] for each in everyone]
-    if found := _first_other(buffers):
-        name, ranks = found
-        return f"{expected} buffers on all ranks, got another {name} on {_named(ranks)} than on rank 0; {remedy}"
-    outputs = [each["outputs"] for each in everyone]
-    errors = [max(map(_error, each, outputs[0]), default=0.0) for each in outputs]
+
+    def fault(what: str, got: str, ranks: Iterable[int], more: str = "") -> str:
+        return f"model: expected the same {what}, got {got} on {_named(ranks)} than on rank 0{more}; {remedy}"
+
+    if ranks := _differing([rank["weights"] for rank in everyone]):
+        if session.update.partition.stored.partition.groups:  # shared out, and all of them are rank 0's now
+            return fault("weights on all ranks", "others", ranks)
+        mine = {name: _sketch(name, array) for name, array in session.model_arrays()}
+        tensors = setup.adapter.allgather_object(mine, setup.mesh.world, name="alike.tensors")
+        if first := _first_other(tensors):  # else they differ in last bits alone, and all ranks get rank 0's
+            return fault("weights on all ranks", "others", ranks, f", first in {first[0]}")
+    if first := _first_other([rank["unsaved"] for rank in everyone]):
+        return fault("buffers on all ranks", f"another {first[0]}", first[1])
+    outputs = [rank["outputs"] for rank in everyone]
+    errors = [max(map(_error, mine, outputs[0]), default=0.0) for mine in outputs]
     limit = _TOLERANCES[PRECISIONS[setup.recipe.precision].compute]
-    differing = [rank for rank, error in enumerate(errors) if not error <= limit]
-    if differing:
-        others = f"others on {_named(differing)} than on rank 0, by {max(errors):.2g} of their size"
+    if ranks := [rank for rank, error in enumerate(errors) if not error <= limit]:
         cause = "an attribute of the model that is no parameter and no buffer has another value there"
-        return f"{expected} outputs on all ranks for the same samples and weights, got {others}; {cause}; {remedy}"
+        what, size = "outputs on all ranks for the same samples and weights", f"{max(errors):.2g} of their size"
+        return fault(what, "others", ranks, f", by {size}; {cause}")
     return None
 
 
-def _first_tensor(setup: Setup, session: Session) -> str | None:
-    """Names the first of the initial tensors that differ by more than rounding; None if none does. Collective."""
-    if session.update.partition.stored.partition.groups:
-        return ""  # they are shared out, and all of them are rank 0's now
-    mine = {name: _sketch(name, array) for name, array in session.model_arrays()}
-    found = _first_other(setup.adapter.allgather_object(mine, setup.mesh.world, name="alike.tensors"))
-    return f", first in {found[0]}" if found else None
-
-
-def _first_other(everyone: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]] | None:
+def _first_other(everyone: Sequence[Views]) -> tuple[str, list[int]] | None:
     """The first of the tensors, given by `_sketch`, that differs from rank 0's by more than rounding, and the ranks."""
-    for name in sorted({name for each in everyone for name in each}):
-        root = everyone[0].get(name)
-        ranks = [rank for rank, each in enumerate(everyone) if _differs(each.get(name), root)]
-        if ranks:
+    for name in sorted({name for rank in everyone for name in rank}):
+        if ranks := _differing([rank.get(name) for rank in everyone], _apart):
             return name, ranks
     return None
 
 
-def _differs(mine: Any, root: Any) -> bool:
+def _differing(values: Sequence[Any], differs: Callable[[Any, Any], bool] = ne) -> list[int]:
+    """The ranks whose value is not rank 0's."""
+    return [rank for rank, value in enumerate(values) if differs(value, values[0])]
+
+
+def _apart(mine: Any, root: Any) -> bool:
     if isinstance(mine, list) and isinstance(root, list):
         return _error(mine, root) > _WEIGHTS
     return bool(mine != root)
@@ -165,11 +168,7 @@ def _error(mine: Sequence[float], roots: Sequence[float]) -> float:
     return float(np.sqrt(np.mean(difference**2)) / size) if size else 0.0
 
 
-def _others(everyone: Sequence[Mapping[str, Any]], value: Callable[[Mapping[str, Any]], Any]) -> str:
-    """The ranks whose value is not rank 0's; empty if there are none."""
-    return _named([rank for rank, each in enumerate(everyone) if value(each) != value(everyone[0])])
-
-
-def _named(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:5])) + (f" and {len(ranks) - 5} more" if len(ranks) > 5 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}" if ranks else ""
+def _named(ranks: Iterable[int]) -> str:
+    names = [str(rank) for rank in ranks]
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"rank{'s' if len(names) > 1 else ''} {', '.join(names[:5])}{more}"
