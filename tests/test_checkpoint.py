@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import hygiene
 import numpy as np
 import pytest
 from conftest import Hvdkit
@@ -120,35 +116,6 @@ def test_what_goes_wrong_while_training_goes_on_is_raised_in_the_rank(
     with pytest.raises(ValueError, match="by the thread"):
         checkpoints.wait()
     assert not list(tmp_path.iterdir())
-
-
-def test_a_full_disk_leaves_the_old_ones(tmp_path: Path) -> None:
-    """A disk of 200 kB in a namespace of its own: the second checkpoint does not fit."""
-    code = """
-import sys; from pathlib import Path; import numpy as np
-sys.path.insert(0, sys.argv[2])
-from test_checkpoint import Checkpoint, Checkpointing, Checkpoints, record, snapshots
-folder = Path(sys.argv[1])
-checkpoints = Checkpoints(folder, Checkpointing(), "accuracy")
-checkpoints.write(Checkpoint(record(1), {"a": np.zeros(10_000)})); checkpoints.wait()
-checkpoints.write(Checkpoint(record(2), {"a": np.zeros(20_000)})); checkpoints.wait()
-assert "the checkpoint of step 2 cannot be written (No space left on device)" in checkpoints.missing
-assert sorted(path.name for path in folder.iterdir()) == ["last", "step-00000001"], list(folder.iterdir())
-assert snapshots.newest(folder)[0].record.progress.step == 1
-checkpoints.write(Checkpoint(record(3), {"a": np.zeros(5_000)})); checkpoints.wait()
-assert checkpoints.missing is None and snapshots.newest(folder)[0].record.progress.step == 3
-"""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    flags = "-m" if os.geteuid() == 0 else "-Urm"
-    script = f'mount -t tmpfs -o size=200k tmpfs "{disk}" && exec "$@"'
-    command = ["unshare", flags, "sh", "-c", script, "sh", sys.executable, "-c", code, str(disk)]
-    done = subprocess.run(
-        [*command, str(Path(__file__).parent)], capture_output=True, text=True, timeout=hygiene.patience(60)
-    )
-    assert done.returncode == 0, done.stderr
-    assert "hvdkit: " in done.stdout and "free space: training continues" in done.stdout
-    assert "the checkpoint of step 3 is written: " in done.stdout
 
 
 # The null adapter: whole runs in moments

@@ -136,18 +136,3 @@ def test_a_proof_that_does_not_hold_is_no_proof(planted: Any, tmp_path: Path) ->
     ):
         with pytest.raises(RequestError, match=told):
             parity.check(bad, tmp_path, of, frameworks)
-
-
-@pytest.mark.check
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (("--steps", 0), "--steps 0: expected 1 to 100000"),
-        (("--framework", "caffe"), "caffe"),
-        (("-np", 0), "0"),
-    ],
-)
-def test_bad_requests(arguments: tuple[Any, ...], told: str, inside: Hvdkit, recipe: Path, tmp_path: Path) -> None:
-    done = inside("parity", recipe, *arguments, "--out", "run")
-    assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
-    assert not (tmp_path / "run").exists()

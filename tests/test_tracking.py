@@ -9,7 +9,9 @@ import shutil
 import signal
 import struct
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -200,6 +202,35 @@ def test_the_process_of_wandb_is_killed(folder: Path) -> None:
             opened.log(line)
     assert 2 <= len(said) <= 3 and all(line.startswith("wandb: ") for line in said), said
     assert all("\n" not in line for line in said)
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A tracking server that answers each request with its status and bytes."""
+
+    status, body = 200, b""
+
+    def do_GET(self) -> None:
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize(("status", "body"), [(500, b"no"), (200, b"\x00\xff\x1b[2J<html>")])
+def test_a_server_that_refuses_or_answers_garbage_is_a_line(
+    status: int, body: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = type("These", (Answers,), {"status": status, "body": body})
+    with ThreadingHTTPServer(("127.0.0.1", 0), answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_address[1]}")
+        with pytest.raises(RequestError, match=r"^--log mlflow: no run can be opened: [^\n]*$"):
+            logged(folder, "mlflow", until=1)
+        server.shutdown()
 
 
 def test_a_tracker_that_cannot_be_opened_is_refused_without_its_password(
