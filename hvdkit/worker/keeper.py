@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -42,33 +43,28 @@ class Keeper:
 
     def keep(self, progress: Progress, own: Mapping[str, np.ndarray]) -> None:
         """Start writing a checkpoint, with further tensors that all ranks have; collective."""
-        if self.checkpoints or not isinstance(self.session.strategy, Dense):  # other strategies' states are collective
-            if not self.session.update.partition.groups:
-                taken = self._snapshot(progress, keep=self.checkpoints is not None)
-                if self.checkpoints:
-                    self.checkpoints.write(replace(taken, state={**dict(self._begun(taken.state.items())), **own}))
+        writes = self.checkpoints is not None
+        if self.session.update.partition.groups:  # no rank has more than its own shares and a bucket in memory
+            arrays = chain(self._begun(self.session.state_arrays(keep=writes)), own.items())
+            if self.checkpoints:
+                layout = dict(self._begun(self.session.state_layout().items()))
+                layout |= {name: (str(array.dtype), array.shape) for name, array in own.items()}
+                self.checkpoints.write_each(_record(self.setup, progress), layout, arrays)
             else:
-                self._keep_shares(progress, own)
+                deque(arrays, maxlen=0)  # its part in the collectives
+        elif writes or not isinstance(self.session.strategy, Dense):  # other strategies' states are collective
+            taken = self._snapshot(progress, keep=writes)
+            if self.checkpoints:
+                self.checkpoints.write(replace(taken, state={**dict(self._begun(taken.state.items())), **own}))
         self.last_own.clear()
         self.last_own.update(own)
         # A run resumed from here then draws the same random numbers as one that was never stopped.
         seed_rank(self.setup.adapter, self.setup.recipe, self.setup.mesh.topology.rank, progress.step)
 
-    def _keep_shares(self, progress: Progress, own: Mapping[str, np.ndarray]) -> None:
-        """As `keep`, where ranks have shares of the state: no rank has more than its own and a bucket in memory."""
-        arrays = chain(self._begun(self.session.state_arrays(keep=self.checkpoints is not None)), own.items())
-        if self.checkpoints:
-            layout = dict(self._begun(self.session.state_layout().items()))
-            layout |= {name: (str(array.dtype), array.shape) for name, array in own.items()}
-            self.checkpoints.write_each(_record(self.setup, progress), layout, arrays)
-        else:
-            for _ in arrays:
-                pass
-
     def _begun(self, named: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
         """What a checkpoint has of a state: no average before the first weights are in it."""
         average = self.session.update.weight_average
-        return (each for each in named if average is None or average.started or not is_averaged(each[0]))
+        return (item for item in named if average is None or average.started or not is_averaged(item[0]))
 
     def end(self, progress: Progress, heartbeat: Heartbeat) -> None:
         """Wait until the last checkpoint is on the disk; one that cannot be written is tried again. Collective.

@@ -157,7 +157,12 @@ def start(
     threads = None if recipe.threads == "auto" else recipe.threads
     if not any(name in os.environ for name in _RANKED):  # else Gloo resolves the host's name, which may be unknown
         os.environ.setdefault("HOROVOD_GLOO_IFACE", "lo")
-    with _recording_sockets_if_elastic(recipe):
+    sockets: AbstractContextManager[None] = nullcontext()
+    if recipe.elastic:
+        from hvdkit.checkpoint import elastic
+
+        sockets = elastic.recording_peer_sockets()
+    with sockets:
         topology = adapter.init(recipe.device, threads)
     connected()
     mesh = Mesh(topology, process_set=adapter.process_set)
@@ -194,14 +199,6 @@ def seed_rank(adapter: Adapter, recipe: Recipe, rank: int, step: int) -> None:
     random.seed(value)
     np.random.seed(value)
     adapter.seed(value)
-
-
-def _recording_sockets_if_elastic(recipe: Recipe) -> AbstractContextManager[None]:
-    if recipe.elastic is None:
-        return nullcontext()
-    from hvdkit.checkpoint import elastic
-
-    return elastic.recording_peer_sockets()
 
 
 def check_alike(adapter: Adapter, world: Group, settings: Mapping[str, Any]) -> None:
