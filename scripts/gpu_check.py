@@ -25,8 +25,8 @@ from rich.console import Console
 
 from hvdkit.commands import horovod_wheel
 from hvdkit.errors import HvdkitError
-from hvdkit.runtimes import cuda, environment, machine, patches, pins, store, target, wheel
-from hvdkit.runtimes.process import Cancellation, Log, pip
+from hvdkit.runtimes import cuda, machine, patches, pins, store, target, wheel
+from hvdkit.runtimes.process import Cancellation, Log
 
 FOLDER = store.cache() / "gpu-check"
 SAID = "built for NCCL; no GPU here"
@@ -62,7 +62,7 @@ def built(name: str) -> None:
     doctor = run(sys.executable, "-m", "hvdkit", "doctor", captured=True)
     if not machine.gpus() and not re.search(rf"{name}\b.*: {SAID}", doctor):
         sys.exit(f"the doctor does not say '{name}: {SAID}':\n{doctor}")
-    versions = environment.installed_versions(name)
+    versions = target.versions(store.python_of(name))
     say(f"{name}: {versions[pins.RUNTIMES[name].module]}: built, loads, reduces on the CPU. The doctor: {SAID}")
 
 
@@ -75,11 +75,11 @@ def compiled(name: str, nvcc: cuda.Installed) -> None:
     with Log(FOLDER / f"{name}.log", Cancellation()) as log:
         say(f"{name}: installing {packages[0]}")
         log.run("making the environment", [machine.python_for(name) or sys.executable, "-m", "venv", place])
-        log.run("installing the framework", pip(python, "install", "--progress-bar", "off", *packages))
+        log.install("installing the framework", python, *packages)
         found = target.find(python, gpu=False)
         made = horovod_wheel.proved(target.Target(python, found.versions, gpu=True), Console(stderr=True))
-        log.run("installing Horovod", pip(python, "install", "--force-reinstall", "--no-deps", made))
-        log.run("installing what Horovod needs", pip(python, "install", made))
+        log.install("installing Horovod", python, "--force-reinstall", "--no-deps", made)
+        log.install("installing what Horovod needs", python, made)
     loaded(name, python)
     say(f"{name}: {found.describe()} for CUDA {pin.cuda}: compiled with CUDA {nvcc.version}, loads, reduces on the CPU")
 
@@ -108,7 +108,7 @@ def compiled_mxnet(nvcc: cuda.Installed) -> None:
     defines += ["HAVE_GLOO=1", "HAVE_NCCL=1", "HAVE_CUDA=1", "HAVE_GPU=1", "EIGEN_MPL2_ONLY=1", *MXNET_OPTIONS]
     with tempfile.TemporaryDirectory(prefix="hvdkit-mxnet-") as folder:
         with Log(FOLDER / "mxnet.log", Cancellation()) as log:
-            log.run("fetching MXNet's headers", pip(Path(sys.executable), "install", *wanted))
+            log.install("fetching MXNet's headers", Path(sys.executable), *wanted)
             source = wheel.unpack(wheel.sdist(Path(sys.executable), Path(folder), log), Path(folder))
         patches.apply(source, patches.chosen({pin.module: pin.version(gpu=True)}))
         parts = source / "third_party"

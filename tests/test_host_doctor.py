@@ -118,6 +118,7 @@ def test_a_host_that_says_nothing_is_not_waited_for_for_long(
         (["-H", "a:1", "--hostfile", "hosts"], "--hostfile: expected either it or -H"),
         (["-H", "a:1", "--interface", "10.0.0/999"], "--interface 10.0.0/999: expected a name such as eth0, or"),
         (["--interface", "eth0"], "--interface: expected -H or --hostfile with it"),
+        (["--overwrite"], "--overwrite: expected -H or --hostfile with it"),
         (["--hostfile", "nowhere"], "nowhere: cannot be read (No such file or directory)"),
     ],
 )  # fmt: skip

@@ -173,17 +173,18 @@ sizes = st.from_regex(r"[1-9][0-9]{0,3}([KMGT]i|[kMGT])?", fullmatch=True)
 def requests(draw: st.DrawFn) -> SubmitRequest:
     nodes = draw(st.integers(1, 40))
     taken = draw(st.lists(paths, unique=True, max_size=3))
+    kind, gpus = draw(st.sampled_from(["mpijob", "trainjob"])), draw(st.none() | st.integers(0, 16))
     return asked(
         name=draw(labels),
         image=draw(st.sampled_from(["hvdkit", "r.example.org:5000/a/hvdkit:1.0", "hvdkit@sha256:" + "0a" * 32])),
         results=draw(labels),
         np=nodes * draw(st.integers(1, 16)),
         nodes=nodes,
-        kind=draw(st.sampled_from(["mpijob", "trainjob"])),
+        kind=kind,
         namespace=draw(st.none() | labels),
         cpus_per_task=draw(st.none() | st.integers(1, 64)),
-        gpus_per_node=draw(st.none() | st.integers(0, 16)),
-        gpu_resource=draw(st.sampled_from(["nvidia.com/gpu", "amd.com/gpu"])),
+        gpus_per_node=gpus,
+        gpu_resource=draw(st.sampled_from(["nvidia.com/gpu", *(["amd.com/gpu"] if gpus else [])])),
         memory=draw(st.none() | sizes),
         shm=draw(st.none() | sizes),
         time=draw(
@@ -194,7 +195,7 @@ def requests(draw: st.DrawFn) -> SubmitRequest:
         pull_secret=draw(st.none() | labels),
         node_selectors=[f"{key}={draw(labels)}" for key in draw(st.lists(keys, unique=True, max_size=2))],
         tolerations=draw(st.lists(st.sampled_from(["gpu", "gpu=a100", "gpu=:NoExecute", "x:NoSchedule"]))),
-        clean_pods=draw(st.sampled_from(["running", "all", "none"])),
+        clean_pods=draw(st.sampled_from(["running", *(["all", "none"] if kind == "mpijob" else [])])),
         backoff_limit=draw(st.integers(0, 9)),
         launcher_as_worker=draw(st.booleans()),
     )
@@ -252,6 +253,8 @@ def test_a_default_name_is_one(recipe: str) -> None:
         (["--node-selector", "gpu"], "--node-selector 'gpu': expected KEY=VALUE"),
         (["--toleration", "gpu:Never"], "--toleration 'gpu:Never': expected"),
         (["--clean-pods", "some"], "--clean-pods 'some': expected running"),
+        (["--kind", "trainjob", "--clean-pods", "all"], "--clean-pods: expected --kind mpijob with it"),
+        (["--gpu-resource", "amd.com/gpu"], "--gpu-resource: expected --gpus-per-node with it"),
         (["--kind", "pod"], "--kind 'pod': expected mpijob or trainjob"),
         (["--kind", "trainjob", "elastic={max_np: 4}"], "--kind trainjob: expected a recipe without `elastic`"),
         (["elastic={min_np: 2, max_np: 4}"], "-np 1: expected 2 to 4"),

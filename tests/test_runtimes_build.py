@@ -22,7 +22,7 @@ import pytest
 from hvdkit.commands.runtime_build import prove
 from hvdkit.core.group import Group
 from hvdkit.errors import RunError
-from hvdkit.runtimes import environment, patches, pins, store, wheel
+from hvdkit.runtimes import environment, patches, pins, store, target, wheel
 from hvdkit.runtimes.process import Cancellation, Log, Output
 from hvdkit.runtimes.target import Target
 from hvdkit.worker import proof
@@ -345,7 +345,7 @@ def test_a_runtime_has_the_pinned_versions_and_only_hvdkits_own_package(name: st
 
 @pytest.mark.parametrize("name", pins.RUNTIMES)
 def test_the_wheel_key_knows_the_installed_framework_and_numpy(name: str) -> None:
-    versions = environment.installed_versions(name)
+    versions = target.versions(store.python_of(name))
     assert versions["numpy"] == store.find(name).versions["numpy"]
     assert set(versions) == {"numpy", pins.RUNTIMES[name].module}
 

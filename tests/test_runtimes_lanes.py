@@ -12,7 +12,7 @@ import pytest
 
 from hvdkit.commands import runtime_build as build
 from hvdkit.errors import RunError
-from hvdkit.runtimes import environment, machine, pins, store, wheel
+from hvdkit.runtimes import environment, machine, pins, store, target, wheel
 from hvdkit.runtimes.store import Runtime
 from hvdkit.runtimes.target import Target
 
@@ -58,7 +58,7 @@ def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lanes:
         lanes.do(f"create {name}")
         return store.python_of(name)
 
-    def obtain(target: Target, scratch: Path, *rest: Any) -> Path:
+    def obtain(made_for: Target, scratch: Path, *rest: Any) -> Path:
         name = scratch.parent.name
         with lanes._lock:
             lanes.compiling += 1
@@ -75,7 +75,7 @@ def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lanes:
 
     monkeypatch.setattr(environment, "create", create)
     monkeypatch.setattr(environment, "install_framework", lambda name, gpu, log: lanes.do(f"install {name}"))
-    monkeypatch.setattr(environment, "installed_versions", lambda name: {"numpy": "1"})
+    monkeypatch.setattr(target, "versions", lambda python: {"numpy": "1"})
     monkeypatch.setattr(environment, "install_horovod", lambda name, made, log: lanes.do(f"add {name}"))
     monkeypatch.setattr(wheel, "obtain", obtain)
     monkeypatch.setattr(build, "examined", examined)

@@ -61,7 +61,7 @@ def run(request: DoctorRequest) -> Report | HostsReport:
             console.status(f"examining {len(hosts)} hosts"),
         ):
             return examine(hosts, request.interface, folder)
-    if given := next((name for name in ("interface", "out") if getattr(request, name) is not None), None):
+    if given := next((name for name in ("interface", "out", "overwrite") if getattr(request, name)), None):
         raise RequestError(f"--{given}: expected -H or --hostfile with it")
     with console.status("examining the machine and the runtimes"):
         return this_machine.examine()

@@ -21,7 +21,7 @@ from hvdkit.launch.launchers import direct
 from hvdkit.runtimes import store, wheel
 from hvdkit.runtimes.collectives_proof import RANKS
 from hvdkit.runtimes.environment import OLDEST_PYTHON
-from hvdkit.runtimes.process import Cancellation, Log, environment, foreign_pip, output, pip_of, unwritable
+from hvdkit.runtimes.process import Cancellation, Log, output, pip_of, unwritable
 from hvdkit.runtimes.progress import COMPILE, PROVE, BuildProgress
 from hvdkit.runtimes.target import Target, find
 
@@ -76,9 +76,8 @@ def install(python: Path, console: Console) -> None:
     target = find(python, None, OLDEST_PYTHON)
     wheel = proved(target, console)
     with Log(store.root() / "logs" / "horovod-install.log", Cancellation()) as log:
-        command = foreign_pip(python, "install", "--progress-bar", "off", "--force-reinstall", "--no-deps", wheel)
-        log.run("installing Horovod", command, environment=environment(python))
-        log.run("installing what Horovod needs", foreign_pip(python, "install", wheel), environment=environment(python))
+        log.install("installing Horovod", python, "--force-reinstall", "--no-deps", wheel)
+        log.install("installing what Horovod needs", python, wheel)
 
 
 def proved(target: Target, console: Console) -> Path:
@@ -125,10 +124,7 @@ def prove(target: Target, wheel: Path, folder: Path, log: Log) -> None:
     """
     python = target.python
     assert python is not None
-    options = ("--progress-bar", "off", "--target", folder / "installed", wheel)
-    log.run(
-        "installing Horovod for its test", foreign_pip(python, "install", *options), environment=environment(python)
-    )
+    log.install("installing Horovod for its test", python, "--target", folder / "installed", wheel)
     for module in target.modules:
         began = time.monotonic()
 

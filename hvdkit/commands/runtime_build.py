@@ -23,6 +23,7 @@ from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import direct
 from hvdkit.runtimes import cuda, environment, machine, pins, store, wheel
+from hvdkit.runtimes import target as targets
 from hvdkit.runtimes.process import Cancellation, Log, unwritable
 from hvdkit.runtimes.progress import CREATE, INSTALL, PROVE, BuildProgress
 from hvdkit.runtimes.store import Runtime
@@ -158,7 +159,8 @@ class _Build:
         log = prepared.result()
         if log is None:
             return None
-        target = Target(store.python_of(name), environment.installed_versions(name), self._gpu[name])
+        python = store.python_of(name)
+        target = Target(python, targets.versions(python), self._gpu[name])
         if target.gpu:
             machine.refuse("a build with --gpu lacks", cuda.find(target.python).missing())
         # What a build that is killed leaves there goes with the runtime's folder, when the next one begins.

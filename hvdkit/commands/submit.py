@@ -246,6 +246,10 @@ def _seconds(request: SubmitRequest) -> int | None:
 def pod_faults(request: SubmitRequest, elastic: bool) -> Faults:
     """What is wrong with the pods of the job `name`: a line for each fault. `elastic`: ranks may join and leave."""
     faults = Faults()
+    if request.kind == "trainjob" and request.clean_pods != "running":
+        faults.append("--clean-pods: expected --kind mpijob with it; a TrainJob's pods stay until it is deleted")
+    if request.gpu_resource != "nvidia.com/gpu" and not request.gpus_per_node:
+        faults.append("--gpu-resource: expected --gpus-per-node with it")
     if elastic and request.kind == "trainjob":
         faults.append("--kind trainjob: expected a recipe without `elastic`, or --kind mpijob, whose pods may change")
     if request.time and not _seconds(request):

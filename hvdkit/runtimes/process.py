@@ -87,19 +87,16 @@ def environment(python: Path) -> dict[str, str]:
 
 
 def pip(python: Path, *arguments: str | Path) -> list[str | Path]:
-    """The command line of the interpreter's pip that asks nothing: a command of pip's, then its options."""
-    return [python, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+    """The command line of hvdkit's own pip that works on the environment of `python`, which needs no pip, and asks
+    nothing: a command of pip's, then its options."""
+    own = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    return [*own, "--python", python, *arguments]
 
 
 def pip_of(python: Path, has_pip: bool) -> str:
     """The command that a user types for the pip of `python`, which is hvdkit's if it has none."""
     own = f"{shlex.quote(sys.executable)} -m pip --python {shlex.quote(str(python))}"
     return f"{shlex.quote(str(python))} -m pip" if has_pip else own
-
-
-def foreign_pip(python: Path, *arguments: str | Path) -> list[str | Path]:
-    """The command line of hvdkit's own pip that works on the environment of `python`, which needs no pip."""
-    return pip(Path(sys.executable), "--python", python, *arguments)
 
 
 class Cancellation(threading.Event):
@@ -197,6 +194,11 @@ class Log:
                 raise RunError(f"{stage} failed: {said.cause}; the whole log: {self.path}")
             end = "\n".join(f"    {line}" for line in said.relevant())
             raise RunError(f"{stage} failed (exit status {status}); the whole log: {self.path}\n{end}")
+
+    def install(self, stage: str, python: Path, *packages: str | Path, **variables: str) -> None:
+        """Let pip install packages, with its options, into the environment of `python`. Raises RunError if it fails."""
+        command = pip(python, "install", "--progress-bar", "off", *packages)
+        self.run(stage, command, environment=environment(python) | variables)
 
 
 class Output:

@@ -59,6 +59,14 @@ def find(python: Path, gpu: bool | None, oldest: tuple[int, int] = OLDEST_PYTHON
     return Target(python, facts["versions"], not on_gpu if gpu is None else gpu)
 
 
+def versions(python: Path) -> dict[str, str]:
+    """The versions of the frameworks and of NumPy in an environment, with local parts such as `+cpu`.
+
+    Nothing is imported. Raises RequestError if the interpreter does not answer.
+    """
+    return dict(_probe(python)["versions"])
+
+
 def runnable(python: Path) -> Path:
     """An interpreter's absolute path. Raises RequestError where this process cannot run it."""
     # Not resolve(): the interpreter of a virtual environment is a link, and following it would leave it.

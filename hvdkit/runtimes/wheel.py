@@ -14,7 +14,7 @@ from pathlib import Path
 from hvdkit.errors import RunError
 from hvdkit.files import unwritable, write_atomic
 from hvdkit.runtimes import cuda, machine, patches, pins, store
-from hvdkit.runtimes.process import Log, environment, foreign_pip
+from hvdkit.runtimes.process import Log, environment, pip
 from hvdkit.runtimes.target import Target
 
 _SDIST = f"horovod-{pins.HOROVOD_VERSION}.tar.gz"
@@ -22,30 +22,14 @@ _PERCENT = re.compile(r"\[\s*(\d+)%\]")
 
 # The user's variables that change what is compiled: those that CMake and Horovod's build read, except what `flags`
 # decides and Horovod's run-time variables (HOROVOD_CYCLE_TIME, ...).
-_BUILD_VARIABLES = [
-    "AR",
-    "CC",
-    "CXX",
-    "CFLAGS",
-    "CPPFLAGS",
-    "CXXFLAGS",
-    "LDFLAGS",
-    "CUDAFLAGS",
-    "CCL_ROOT",
-    "CCL_CONFIGURATION",
-    "HOROVOD_ALLOW_MIXED_GPU_IMPL",
-    "HOROVOD_BUILD_ARCH_FLAGS",
-    "HOROVOD_BUILD_CUDA_CC_LIST",
-    "HOROVOD_CMAKE",
-    "HOROVOD_CUDA_HOME",
-    "HOROVOD_DEBUG",
-    "HOROVOD_LOCAL_VERSION",
-    "HOROVOD_NCCL_INCLUDE",
-    "HOROVOD_NCCL_LIB",
-    "HOROVOD_NVTX_INCLUDE",
-    "HOROVOD_WITH_NVTX",
-    "HOROVOD_WITHOUT_NVTX",
-]
+_OF_HOROVOD = (
+    *("ALLOW_MIXED_GPU_IMPL", "BUILD_ARCH_FLAGS", "BUILD_CUDA_CC_LIST", "CMAKE", "CUDA_HOME", "DEBUG", "LOCAL_VERSION"),
+    *("NCCL_INCLUDE", "NCCL_LIB", "NVTX_INCLUDE", "WITH_NVTX", "WITHOUT_NVTX"),
+)
+_BUILD_VARIABLES = (
+    *("AR", "CC", "CXX", "CFLAGS", "CPPFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "CCL_ROOT", "CCL_CONFIGURATION"),
+    *(f"HOROVOD_{name}" for name in _OF_HOROVOD),
+)
 
 
 def key(ingredients: Mapping[str, object]) -> str:
@@ -127,8 +111,9 @@ def sdist(python: Path, scratch: Path, log: Log) -> Path:
     wanted = scratch / "requirements.txt"
     # With its hash, so that pip refuses another archive before it runs the setup.py in it.
     wanted.write_text(f"horovod=={pins.HOROVOD_VERSION} --hash=sha256:{pins.HOROVOD_SDIST_SHA256}\n")
+    within = {"TMPDIR": str(scratch)}  # a pip that is killed leaves its own temporary files there
     options = ("--no-deps", "--no-binary", ":all:", "--require-hashes", "-r", wanted, "-d", scratch)
-    log.run("fetching Horovod", foreign_pip(python, "download", *options), environment=_within(scratch, python))
+    log.run("fetching Horovod", pip(python, "download", *options), environment=environment(python) | within)
     write_atomic(target, (scratch / _SDIST).read_bytes(), elsewhere="set XDG_CACHE_HOME")
     return target
 
@@ -155,13 +140,12 @@ def obtain(target: Target, scratch: Path, log: Log, on_percent: Callable[[int], 
     try:
         source = unpack(sdist(python, scratch, log), scratch)
         patches.apply(source, patches.chosen(target.versions))
-        options = ("--progress-bar", "off", "--no-deps", "--target", scratch / "tools", *pins.BUILD_TOOLS)
-        tools = foreign_pip(python, "install", *options)
-        log.run("installing the build's tools", tools, environment=_within(scratch, python))
+        options = ("--no-deps", "--target", scratch / "tools", *pins.BUILD_TOOLS)
+        log.install("installing the build's tools", python, *options, TMPDIR=str(scratch))
         log.run(
             "compiling Horovod",
-            foreign_pip(python, "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", scratch, source),
-            environment=build_environment(target, scratch / "tools") | _within(scratch),
+            pip(python, "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", scratch, source),
+            environment=build_environment(target, scratch / "tools") | {"TMPDIR": str(scratch)},
             cwd=scratch,
             on_line=lambda line: on_percent(int(match[1])) if (match := _PERCENT.search(line)) else None,
         )
@@ -174,11 +158,6 @@ def obtain(target: Target, scratch: Path, log: Log, on_percent: Callable[[int], 
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder / built.name
-
-
-def _within(scratch: Path, python: Path | None = None) -> dict[str, str]:
-    """The variables of a program that leaves its own temporary files, if it is killed, in the folder `scratch`."""
-    return (environment(python) if python else {}) | {"TMPDIR": str(scratch)}
 
 
 def build_environment(target: Target, tools: Path) -> dict[str, str]:
