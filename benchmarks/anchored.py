@@ -1,12 +1,16 @@
-"""Published figures as workloads and tables: `benchmarks/anchors/*.csv`, each with its source in its first lines."""
+"""Published figures as workloads and tables, and rows: `benchmarks/anchors/*.csv` begin with their sources."""
 
 from __future__ import annotations
 
 import csv
+import gzip
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from hvdkit.simulator.workload import Gradient, Workload
 from hvdkit.tasks.resnet import Conv, architecture
@@ -14,6 +18,37 @@ from hvdkit.tasks.resnet import Conv, architecture
 ANCHORS = Path(__file__).parent / "anchors"
 Layer = tuple[str, float, float, int]  # name, forward, backward, bytes of its gradients
 BACKWARD = 2.0  # its work against forward's: as many products for the weights' gradient as for the inputs'
+
+
+@dataclass
+class Row:
+    """One figure. Those `used_for` calibration went into a parameter; the others were predicted without being seen.
+
+    `low` to `high` is the interval that the prediction came with. `linear`, `plain_sum` and `pollux` are what the
+    baselines say in its place. All in `unit`.
+    """
+
+    set: str
+    row: str
+    unit: str
+    predicted: float
+    measured: float
+    used_for: str
+    low: float | None = None
+    high: float | None = None
+    linear: float | None = None
+    plain_sum: float | None = None
+    pollux: float | None = None
+
+    @property
+    def error_percent(self) -> float:
+        """100 × (predicted − measured) / measured."""
+        return 100 * (self.predicted - self.measured) / self.measured
+
+
+def measured(path: Path) -> Any:
+    """Raw series, as `harness.compressed` has written them."""
+    return json.loads(gzip.decompress(path.read_bytes()))
 
 
 @cache
@@ -50,9 +85,7 @@ def workload(model: str, batch_size: int, seconds: float) -> Workload:
     return of_layers(model, batch_size, shared)
 
 
-def of_layers(
-    name: str, batch_size: int, layers: Sequence[tuple[str, float, float, int]], update_s: float = 0.0
-) -> Workload:
+def of_layers(name: str, batch_size: int, layers: Sequence[Layer], update_s: float = 0.0) -> Workload:
     """A workload of layers in the order of forward, each (name, forward s, backward s, gradient bytes)."""
     tensors, pending = [], 0.0
     for layer, _, backward, size in reversed(layers):

@@ -1,4 +1,4 @@
-"""Profiles at three batch sizes, from which `make validate` leaves one out and predicts it: batch-sizes.json.
+"""Profiles at three batch sizes, from which `make validate` leaves one out and predicts it: batch-sizes.json.gz.
 
     make bench-batch-sizes      (or: .venv/bin/python -m benchmarks.batch_sizes [--rounds 3] [--framework pytorch])
 
@@ -8,12 +8,10 @@ and MXNet by turns. A round that is done is kept in `runs/batch-sizes`. Needs a 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from hvdkit.files import write_atomic
 from hvdkit.results.profile import load as load_profile
 
 ROUNDS, SIZES = 3, (8, 16, 32)
@@ -33,7 +31,7 @@ def main() -> None:
         "profiles": {framework: [_shortened(one["profile"], number) for number, one in enumerate(rounds)]
                      for framework, rounds in found.items()},
     }  # fmt: skip
-    write_atomic(args.out / "batch-sizes.json", json.dumps(outcome, separators=(",", ":")) + "\n")
+    harness.compressed(args.out / "batch-sizes.json.gz", outcome)
     print(f"written to {args.out}: {', '.join(frameworks)}; now `make validate`")
 
 

@@ -1,4 +1,4 @@
-"""The rows of batch-sizes.json: forward and backward at a batch size that was left out of a profile.
+"""The rows of batch-sizes.json.gz: forward and backward at a batch size that was left out of a profile.
 
 Each round is a profile at three batch sizes. One of them is left out, and its time is predicted from the others: in the
 middle by interpolation, the smallest by what lies beyond. `layers` compares the single layers, once by a curve for each
@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.validation_row import Row
+from benchmarks import anchored
+from benchmarks.anchored import Row
 from hvdkit.results.profile import Profile
-from hvdkit.simulator.calibration import calibrate
-from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level
+from hvdkit.simulator.calibration import LONE, calibrate
 from hvdkit.simulator.piecewise_linear import Floats
 from hvdkit.simulator.predict import point
 from hvdkit.simulator.settings import Settings
@@ -28,12 +28,6 @@ from hvdkit.simulator.workload import Workload, of_profile
 
 HERE = Path(__file__).resolve().parent
 SET = "batch sizes"
-_ALONE = Cluster(
-    schema_version=1,
-    name="one-rank",
-    device=Device(name="any"),
-    levels=[Level(name="none", pieces=[CurvePiece(from_bytes=0, latency_us=0.0, mbit_per_s=1.0)])],
-)
 
 
 def rows() -> Iterator[Row]:
@@ -42,7 +36,7 @@ def rows() -> Iterator[Row]:
         for held in _held(rounds[0]):
             for number, whole in enumerate(rounds, 1):
                 kept = without(whole, held)
-                found = point(calibrate(kept), _ALONE, 1, Settings(batch_size=held))
+                found = point(calibrate(kept), LONE, 1, Settings(batch_size=held))
                 part = held / kept.batch_size
                 predicted, measured = (1e3 * of_profile(each).parts(part).whole_s for each in (kept, whole))
                 low, high = (predicted * ms / found.step_ms for ms in (found.low_ms, found.high_ms))
@@ -83,8 +77,8 @@ def without(profile: Profile, size: int) -> Profile:
 @cache
 def profiles() -> dict[str, list[Profile]]:
     """The rounds by framework; nothing where nothing was measured."""
-    file = HERE / "batch-sizes.json"
-    kept = json.loads(file.read_text())["profiles"] if file.exists() else {}
+    file = HERE / "batch-sizes.json.gz"
+    kept = anchored.measured(file)["profiles"] if file.exists() else {}
     return {
         framework: [Profile.model_validate_json(json.dumps(rounds[0] | one)) for one in rounds]
         for framework, rounds in kept.items()

@@ -17,10 +17,6 @@ from typing import Any
 
 from benchmarks import harness
 from hvdkit import paths
-from hvdkit.launch.hosts import Host
-from hvdkit.launch.job import Job
-from hvdkit.launch.launchers import LAUNCHERS
-from hvdkit.runtimes.store import find
 
 SIDES = ("plain", "hvdkit")
 RANKS, STEPS, WARMUP_STEPS, EPOCHS = 2, 70, 15, 4  # 22 steps an epoch: three whole ones and the start of a fourth
@@ -45,25 +41,14 @@ def main() -> int:
 
 def run(framework: str, _: int, side: str, folder: Path) -> dict[str, Any]:
     """The result of one run."""
-    folder.mkdir(parents=True)
-    runtime, result = find(framework), folder / "result.json"
+    length = {"epochs": EPOCHS, "steps": STEPS, "warmup_steps": WARMUP_STEPS}
     if side == "plain":
-        arguments = [str(harness.HERE / "plain" / f"resnet_{framework}.py"), "--out", str(result)]
-        arguments += ["--epochs", str(EPOCHS), "--steps", str(STEPS), "--warmup-steps", str(WARMUP_STEPS)]
-    else:
-        recipe = paths.recipes() / "resnet20-digits.yaml"
-        arguments = [str(paths.script(framework)), str(recipe), "--out", str(folder), "threads=1"]
-        arguments += [f"epochs={EPOCHS}", f"steps={STEPS}", f"warmup_steps={WARMUP_STEPS}"]
-    job = Job(
-        python=runtime.python,
-        arguments=arguments,
-        np=RANKS,
-        hosts=[Host("localhost", RANKS)],
-        environment=runtime.environment | harness.ONE_THREAD,
-        log_dir=folder / "logs",
-    )
-    LAUNCHERS["direct"].run(job)
-    return dict(json.loads(result.read_text()))
+        options = {name.replace("_", "-"): value for name, value in length.items()}
+        return harness.by_hand(framework, "resnet", RANKS, folder, options)
+    arguments = [str(paths.script(framework)), str(paths.recipes() / "resnet20-digits.yaml"), "--out", str(folder)]
+    arguments += ["threads=1", *(f"{name}={value}" for name, value in length.items())]
+    harness.start_directly(framework, arguments, RANKS, folder)
+    return dict(json.loads((folder / "result.json").read_text()))
 
 
 def summary(pairs: list[dict[str, Any]]) -> dict[str, Any]:

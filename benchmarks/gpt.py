@@ -11,17 +11,12 @@ gpt.json and gpt.md beside itself; exit status 1 if a limit is missed and the in
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from hvdkit.launch.hosts import Host
-from hvdkit.launch.job import Job
-from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe import registry, schema
-from hvdkit.runtimes.store import find
 
 RECIPE, STEPS, WARMUP_STEPS = "gpt-tiny", 70, 10
 HVDKIT, LOOP, HVDKIT_2, HOROVOD_2 = "hvdkit, 1 rank", "loop, 1 rank", "hvdkit, 2 ranks", "Horovod, 2 ranks"
@@ -91,26 +86,10 @@ def run(framework: str, _: int, side: str, folder: Path) -> dict[str, Any]:
 
 def by_hand(framework: str, ranks: int, folder: Path) -> dict[str, Any]:
     """The result of a loop on the recipe's work."""
-    folder.mkdir(parents=True)
-    recipe, runtime, result = schema.load(registry.locate(Path(RECIPE))), find(framework), folder / "result.json"
-    assert isinstance(recipe.model, schema.GPT)
-    sizes = {name: getattr(recipe.model, name) for name in ("layers", "heads", "width", "context")}
-    options = sizes | {"batch-size": recipe.batch_size, "steps": STEPS, "warmup-steps": WARMUP_STEPS, "out": result}
-    script = harness.HERE / "plain" / f"gpt_{framework}.py"
-    job = Job(
-        python=runtime.python,
-        arguments=[
-            str(script),
-            *(f"--{name}={value}" for name, value in options.items()),
-            *(["--horovod"] if ranks > 1 else []),
-        ],
-        np=ranks,
-        hosts=[Host("localhost", ranks)],
-        environment=runtime.environment | harness.ONE_THREAD,
-        log_dir=folder / "logs",
-    )
-    LAUNCHERS["direct"].run(job)
-    return dict(json.loads(result.read_text()))
+    recipe = schema.load(registry.locate(Path(RECIPE)))
+    options = {name: getattr(recipe.model, name) for name in ("layers", "heads", "width", "context")}
+    options |= {"batch-size": recipe.batch_size, "steps": STEPS, "warmup-steps": WARMUP_STEPS}
+    return harness.by_hand(framework, "gpt", ranks, folder, options | ({"horovod": True} if ranks > 1 else {}))
 
 
 def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:

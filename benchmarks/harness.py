@@ -9,6 +9,7 @@ As a program it calls a benchmark's function in another environment: `elsewhere`
 from __future__ import annotations
 
 import argparse
+import gzip
 import importlib
 import json
 import random
@@ -37,6 +38,7 @@ TIMEOUT_S = 900.0
 # Of ranks that take turns: overrides of the recipe, and how many steps of a turn are left out and measured.
 Side = tuple[list[str], int, int]
 Start = Callable[..., Any]  # subprocess.run, or what takes the same arguments, such as `hosts.Network.run`
+_LINE = 160  # characters of a line of a result
 _OUTPUT_SHOWN = 2000  # characters of a failed command's output
 _BEGAN = time.monotonic()
 
@@ -156,12 +158,30 @@ def publish(name: str, outcome: Mapping[str, Any], folder: Path) -> None:
     """
     module = Path(sys.argv[0]).resolve().relative_to(ROOT).with_suffix("")
     command = " ".join(["python", "-m", ".".join(module.parts), *sys.argv[1:]])
-    text = json.dumps(facts(command) | dict(outcome), indent=2, ensure_ascii=False)
+    text = text_of(facts(command) | dict(outcome))
     shown = page(name, json.loads(text))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / f"{name}.json", text + "\n")
     write_atomic(folder / f"{name}.md", shown)
     print(shown)
+
+
+def text_of(value: Any, indent: str = "") -> str:
+    """JSON of which each part that fits into a line is one."""
+    short = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict | list) or len(indent + short) <= _LINE:
+        return short
+    inside = indent + "  "
+    parts = [text_of(one, inside) for one in (value.values() if isinstance(value, dict) else value)]
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key, ensure_ascii=False)}: {part}" for key, part in zip(value, parts, strict=True)]
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return f"{opening}\n{inside}" + f",\n{inside}".join(parts) + f"\n{indent}{closing}"
+
+
+def compressed(path: Path, value: Any) -> None:
+    """Write raw series as JSON, compressed; `anchored.measured` reads them."""
+    write_atomic(path, gzip.compress(json.dumps(value, separators=(",", ":")).encode(), mtime=0))
 
 
 def facts(command: str) -> dict[str, Any]:
@@ -281,6 +301,27 @@ def train(
     where = ["--framework", framework, "-np", str(ranks), *options, "--out", folder, "--overwrite"]
     hvdkit(["train", recipe, *where, *keys, "checkpoint=null"], **how)
     return result_of(folder)
+
+
+def by_hand(framework: str, kind: str, ranks: int, folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of a script of `plain/`, by its ranks of one thread each, through hvdkit's launcher."""
+    script = HERE / "plain" / f"{kind}_{framework}.py"
+    arguments = [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
+    start_directly(framework, [str(script), *arguments, "--out", str(folder / "result.json")], ranks, folder)
+    return dict(json.loads((folder / "result.json").read_text()))
+
+
+def start_directly(framework: str, arguments: list[str], ranks: int, folder: Path) -> None:
+    """Start ranks of one thread each on this machine, and wait for them. Raises what the launcher raises."""
+    from hvdkit.launch.hosts import Host
+    from hvdkit.launch.job import Job
+    from hvdkit.launch.launchers import LAUNCHERS
+    from hvdkit.runtimes.store import find
+
+    folder.mkdir(parents=True, exist_ok=True)
+    runtime = find(framework)
+    variables, hosts = runtime.environment | ONE_THREAD, [Host("localhost", ranks)]
+    LAUNCHERS["direct"].run(Job(runtime.python, arguments, ranks, hosts, variables, folder / "logs"))
 
 
 def result_of(folder: Path) -> dict[str, Any]:

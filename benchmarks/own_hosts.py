@@ -1,4 +1,4 @@
-"""What steps take on hosts with slow links, and what is needed to predict it: own-hosts.json, for `make validate`.
+"""What steps take on hosts with slow links, and what is needed to predict it: own-hosts.json.gz, for `make validate`.
 
     make bench-hosts      (or: .venv/bin/python -m benchmarks.own_hosts [--framework pytorch])
 
@@ -12,19 +12,17 @@ Three kinds of runs, kept in `runs/own-hosts`, so that what is interrupted goes 
 
 Predictions start from the first two and are compared with the third, as ratios to `compute` of the same round: four
 ranks share this machine's cores, so what they compute is not what two do. PyTorch at three rates, the other frameworks
-at one. Needs a quiet machine and network namespaces. Writes own-hosts.json and own-hosts-profiles.json beside itself,
-with the frameworks that were asked for.
+at one. Needs a quiet machine and network namespaces. Writes own-hosts.json.gz and own-hosts-profiles.json.gz beside
+itself, with the frameworks that were asked for.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
 from benchmarks.harness import FRAMEWORKS
-from hvdkit.files import write_atomic
 from hvdkit.results.bench import Bench
 from hvdkit.results.profile import load as load_profile
 from hvdkit.simulator import cluster as clusters
@@ -55,9 +53,9 @@ def main() -> None:
     places = [f"{framework}/{rate:g}" for framework in frameworks for rate in rates[framework]]
     profiles = harness.rounds(keep / "profiles", frameworks, list(METHODS), 1, profiled)
     links = harness.rounds(keep / "links", places, ["bench", "turns"], 1, measured)
-    write_atomic(args.out / "own-hosts.json", json.dumps(table(links), indent=1) + "\n")
+    harness.compressed(args.out / "own-hosts.json.gz", table(links))
     shortened = {framework: _shortened(found[0]) for framework, found in profiles.items()}
-    write_atomic(args.out / "own-hosts-profiles.json", json.dumps(shortened, separators=(",", ":")) + "\n")
+    harness.compressed(args.out / "own-hosts-profiles.json.gz", shortened)
     print(f"written to {args.out}: {', '.join(frameworks)}; now `make validate`")
 
 
@@ -99,7 +97,7 @@ def turns(network: Network, framework: str, folder: Path) -> dict[str, Any]:
 
 
 def table(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """What was measured over the slow links by place, as own-hosts.json holds it."""
+    """What was measured over the slow links by place, as own-hosts.json.gz holds it."""
     links, turns, versions = [], [], {}
     for place, (one,) in found.items():
         framework, rate = place.split("/")

@@ -1,4 +1,4 @@
-"""The rows of own-hosts.json: steps on hosts with slow links, predicted from profiles without them and `hvdkit bench`.
+"""The rows of own-hosts.json.gz: steps over slow links, predicted from profiles without them and `hvdkit bench`.
 
 A row is a step's time over that of `compute`, the same ranks when they send nothing: 1 is a network that costs
 nothing. Four ranks share two cores, so compute is set to what `compute` took, and ranks wait less for the last of them
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import anchored
-from benchmarks.validation_row import Row
+from benchmarks.anchored import Row
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator.calibration import Calibration, calibrate
@@ -38,7 +38,7 @@ ABSOLUTE, WHAT_IF = "own hosts, cores shared", "own hosts, dense profile alone"
 
 def rows() -> Iterator[Row]:
     """All of them; nothing where it was not measured."""
-    if not (HERE / "own-hosts.json").exists():
+    if not (HERE / "own-hosts.json.gz").exists():
         return
     table = measured()
     for links in table["links"]:
@@ -96,14 +96,14 @@ def disordered(found: Iterable[Row]) -> tuple[list[str], int]:
 
 @cache
 def measured() -> Any:
-    """own-hosts.json."""
-    return json.loads((HERE / "own-hosts.json").read_text())
+    """own-hosts.json.gz."""
+    return anchored.measured(HERE / "own-hosts.json.gz")
 
 
 @cache
 def profile(framework: str, method: str) -> Profile:
-    """Of a method at 2 ranks, as own-hosts-profiles.json has it."""
-    found = json.loads((HERE / "own-hosts-profiles.json").read_text())[framework]
+    """Of a method at 2 ranks, as own-hosts-profiles.json.gz has it."""
+    found = anchored.measured(HERE / "own-hosts-profiles.json.gz")[framework]
     return Profile.model_validate_json(json.dumps(found["dense"] | found["changes"].get(method, {})))
 
 

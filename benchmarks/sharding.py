@@ -6,7 +6,8 @@ Speed: two ranks of one thread each train two GPTs; in one process a rank, the s
 random order in each round (`turns_rank.py`). A ratio is a stage's speed to that without sharding in the same round; the
 page has their medians. The bytes are those that the loopback interface counts. Memory: the peak of the largest of two
 to four ranks with GPT-2 and AdamW, on a context of 64 tokens and one sample a rank, beside what `hvdkit memory` counts;
-other processes do not matter to it. Foreseen: steps of the larger GPT by `hvdkit predict` (`sharding_foreseen.py`).
+other processes do not matter to it. Foreseen: steps of the larger GPT by `hvdkit predict`, from a profile
+without sharding and the collectives of `hvdkit bench` on as many ranks.
 
 What is done is kept in `runs/sharding` and not run again: give `--fresh` after a change of code. Writes sharding.json
 and sharding.md beside itself, and docs/images/sharding.png; exit status 1 if a limit is missed and the interval leaves
@@ -17,14 +18,20 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from benchmarks import harness, sharding_foreseen
+from benchmarks import harness
 from hvdkit.recipe import registry, schema
+from hvdkit.results.profile import load as load_profile
+from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import memory as counting
 from hvdkit.simulator import sharding
+from hvdkit.simulator.calibration import calibrate
+from hvdkit.simulator.predict import point
+from hvdkit.simulator.settings import Settings
 from hvdkit.tasks import choose
 from hvdkit.tasks.task import parameter_count
 
@@ -36,10 +43,12 @@ MODELS: dict[str, tuple[list[str], int, int]] = {
 RECIPE, RANKS, ALWAYS = "gpt-tiny", 2, ["threads=1", "checkpoint=null", "data.validation=0.01"]
 LIMITS = {"pytorch": 0.95}  # of stages `optimizer` and `gradients`
 OTHER_LIMIT = 0.90
-MEMORY_RANKS, STEPS = (2, 3, 4), 3
+MEMORY_RANKS, MEMORY_STEPS = (2, 3, 4), 3
 WHAT = ("speed", "memory", "foreseen")
 FORESEEN, FORESEEN_RANKS = "25 M", {"pytorch": (2, 4)}  # of the other frameworks as many ranks as for speed
 GPT2 = ["name=gpt2", "model={name: gpt, layers: 12, heads: 12, width: 768, context: 64, vocabulary: 50257}"]
+COLLECTIVES = ("allreduce", "reducescatter", "allgather")
+STEPS, PROFILES, SMALLEST = 24, 3, 4096
 PARTS = ("framework", "parameters", "gathered", "gradients", "optimizer", "communication", "activations", "start")
 PICTURE = harness.HERE.parent / "docs" / "images" / "sharding.png"
 
@@ -58,8 +67,7 @@ def main() -> int:
         for ranks in FORESEEN_RANKS.get(framework, (RANKS,)):
             harness.say(f"foreseen: {framework}, {ranks} ranks")
             take_turns(framework, FORESEEN, ranks, args.rounds, keep)
-            keys = MODELS[FORESEEN][0] + ALWAYS
-            sharding_foreseen.measure(framework, RECIPE, keys, ranks, keep / f"foreseen-{framework}-{ranks}")
+            foresee(framework, ranks, keep / f"foreseen-{framework}-{ranks}")
     for stage in sharding.STAGES if "memory" in what else ():
         for count in MEMORY_RANKS:
             peak(stage, count, keep)
@@ -181,10 +189,61 @@ def foreseen(keep: Path) -> list[dict[str, Any]]:
     for framework in harness.FRAMEWORKS:
         for ranks in FORESEEN_RANKS.get(framework, (RANKS,)):
             folder, file = keep / f"foreseen-{framework}-{ranks}", turns_file(framework, FORESEEN, ranks, keep)
-            if (folder / sharding_foreseen.COLLECTIVES[-1] / "bench.json").exists() and file.exists():
+            if (folder / COLLECTIVES[-1] / "bench.json").exists() and file.exists():
                 turns = harness.turn_ms(json.loads(file.read_text())["rounds"])
-                found += sharding_foreseen.rows(framework, ranks, turns, folder)
+                found += foreseen_rows(framework, ranks, turns, folder)
     return found
+
+
+# -- foreseen ---------------------------------------------------------------------------------------------------------
+
+
+def foresee(framework: str, ranks: int, folder: Path) -> None:
+    """Profile the recipe without sharding, and time the collectives by `hvdkit bench`, unless that is done."""
+    where = ["--framework", framework, "-np", str(ranks), "--overwrite"]
+    for number in range(PROFILES):
+        place = folder / f"profile-{number}"
+        if not (place / "profile.json").exists():
+            out = ["--out", str(place), "--steps", str(STEPS)]
+            harness.hvdkit(["profile", RECIPE, *where, *out, *MODELS[FORESEEN][0], *ALWAYS, "sharding=none"], 300.0)
+    for before, collective in zip((None, *COLLECTIVES), COLLECTIVES, strict=False):
+        if not (folder / collective / "bench.json").exists():
+            adds = ["--add-to", str(folder / before / "cluster.yaml")] if before else []
+            out = ["--out", str(folder / collective), "--min-bytes", str(SMALLEST), "--seconds", "1"]
+            harness.hvdkit(["bench", collective, *where, *out, *adds], 300.0)
+
+
+def foreseen_rows(
+    framework: str, ranks: int, turns_ms: Sequence[Mapping[str, float]], folder: Path
+) -> list[dict[str, Any]]:
+    """A row for each stage that took turns, `turns_ms` by round: milliseconds a step, and relative to no sharding."""
+    # Of several profiles the one with the median step, as the machine is not equally fast each minute.
+    loaded = [load_profile(folder / f"profile-{number}" / "profile.json") for number in range(PROFILES)]
+    loaded.sort(key=lambda each: each.step.step_ms.mean)
+    found = calibrate(loaded[len(loaded) // 2])
+    cluster = clusters.load(folder / COLLECTIVES[-1] / "cluster.yaml")
+    stages = [stage for stage in sharding.STAGES if stage in turns_ms[0]]
+    points = {stage: point(found, cluster, ranks, Settings(sharding=stage)) for stage in stages}
+    made = []
+    for stage, each in points.items():
+        step, ratio = median(turn[stage] for turn in turns_ms), median(turn[stage] / turn["none"] for turn in turns_ms)
+        foreseen = each.step_ms / points["none"].step_ms
+        made.append(
+            {
+                "framework": framework,
+                "ranks": ranks,
+                "stage": stage,
+                "step_ms": step,
+                "predicted_ms": each.step_ms,
+                "low_ms": each.low_ms,
+                "high_ms": each.high_ms,
+                "error_percent": 100 * (each.step_ms / step - 1),
+                "ratio": ratio,
+                "predicted_ratio": foreseen,
+                "ratio_error_percent": 100 * (foreseen / ratio - 1),
+            }
+        )
+    return made
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -192,7 +251,7 @@ def foreseen(keep: Path) -> list[dict[str, Any]]:
 
 def memory_keys(stage: str) -> list[str]:
     """Overrides of the recipe."""
-    length = [f"steps={STEPS}", "batch_size=1", "schedule.warmup_epochs=0", "data.validation=0.0002"]
+    length = [f"steps={MEMORY_STEPS}", "batch_size=1", "schedule.warmup_epochs=0", "data.validation=0.0002"]
     return [*GPT2, *length, "threads=1", "check_ranks=0", f"sharding={stage}"]
 
 

@@ -77,7 +77,7 @@ def batch(work: Workload, links: list[clusters.Cluster], policy: str) -> None:
         )
         for i in range(CASES)
     ]
-    step.simulate(cases)
+    step.periods(cases)
 
 
 def grid(profile: Profile, cluster: clusters.Cluster) -> None:

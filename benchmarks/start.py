@@ -5,9 +5,8 @@
 A round takes three starts directly after each other, in random order, each of two processes of one thread:
 `plain/bare.py` twice at once (framework, model, optimizer, data, one step; no Horovod), `hvdkit train` by its direct
 launcher, and by horovodrun. Both sides of a ratio are of one round. The first round, which may read from a cold disk,
-is not counted.
-Also the time of `hvdkit --help`. Writes start.json and start.md beside itself, where frameworks that were not asked for
-keep what they had; exit status 1 if a limit is missed and the interval leaves no doubt.
+is not counted. Writes start.json and start.md beside itself, where frameworks that were not asked for keep what they
+had; exit status 1 if a limit is missed and the interval leaves no doubt.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from hvdkit.results.machine import this_machine
 from hvdkit.runtimes.store import find
 
 SIDES = ("bare", "direct", "horovodrun")
-RATIO_MARK, HELP_MARK_S, HELPS = 1.15, 0.35, 20
+RATIO_MARK = 1.15
 TIMEOUT_S = 180.0
 
 
@@ -37,20 +36,18 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         taken = harness.rounds(Path(folder), args.framework or FRAMEWORKS, SIDES, args.rounds + 1, seconds)
     found = {name: summary(name, rounds[1:]) for name, rounds in taken.items()}
-    helps = [harness.hvdkit(["--help"], TIMEOUT_S) for _ in range(HELPS + 1)][1:]
     file = args.out / "start.json"
     earlier: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"machine": None}
     known = found
     if earlier["machine"] == this_machine().model_dump():  # then what it has of other frameworks still holds
         known = earlier["frameworks"] | found
     outcome: dict[str, Any] = {
-        "marks": {"direct_over_bare_at_most": RATIO_MARK, "help_s_at_most": HELP_MARK_S},
+        "marks": {"direct_over_bare_at_most": RATIO_MARK},
         "frameworks": {name: known[name] for name in FRAMEWORKS if name in known},
-        "help_s": interval(helps, "each"),
     }
     harness.publish("start", outcome, args.out)
     late = [name for name, one in found.items() if one["ratios"]["direct"]["low"] > RATIO_MARK]
-    return 1 if late or outcome["help_s"]["low"] > HELP_MARK_S else 0
+    return 1 if late else 0
 
 
 def summary(framework: str, rounds: list[dict[str, float]]) -> dict[str, Any]:

@@ -1,22 +1,24 @@
-"""All that the simulator is compared with: docs/validation.json and docs/validation.md.
+"""All that the simulator is compared with: docs/validation.md, and docs/validation.json with the errors of each set.
 
-make validate        (or: .venv/bin/python -m benchmarks.validate)
+make validate        (or: .venv/bin/python -m benchmarks.validate --rows rows.csv, which writes every row too)
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any
 
 import numpy as np
 
 from benchmarks import batch_sizes_rows, harness, own_hosts_rows
-from benchmarks.validation_row import Row
+from benchmarks.anchored import Row
 from benchmarks.validation_sets import all_rows
 from hvdkit.files import write_atomic
+from hvdkit.report import csv_files
 
 BASELINES = {"linear": "linear scaling", "plain_sum": "plain sum", "pollux": "Pollux"}
 COVERED = 0.9  # of measured values that an interval shall hold
@@ -27,9 +29,12 @@ OMITTED = {"closed forms", "OSU, 10GbE", "Gloo, 40GbE", own_hosts_rows.FITTED}
 
 def main() -> None:
     """Write both files."""
-    out = harness.parser(__doc__, out=harness.HERE.parent / "docs").parse_args().out
-    rows = list(all_rows())
-    write_atomic(out / "validation.json", json.dumps([row.written() for row in rows], indent=1) + "\n")
+    parser = harness.parser(__doc__, out=harness.HERE.parent / "docs")
+    parser.add_argument("--rows", type=Path, help="a CSV file for every row")
+    args = parser.parse_args()
+    out, rows = args.out, list(all_rows())
+    if args.rows:
+        csv_files.save(args.rows, [asdict(row) | {"error_percent": row.error_percent} for row in rows])
     sets: dict[str, list[Row]] = {}
     for row in rows:
         if row.used_for == "validation":
@@ -48,6 +53,8 @@ def main() -> None:
         "layers": batch_sizes_rows.layers(),
     }
     write_atomic(out / "validation.md", harness.page("validation", found))
+    short = [one | {"rows": len(one["rows"])} for one in summaries]
+    write_atomic(out / "validation.json", harness.text_of(short) + "\n")
     for one in summaries:
         print(f"{one['set']}: {len(one['rows'])} rows, mean error {one['mean']:.1f} %, worst {one['worst']:.1f} %")
     print(f"written to {out / 'validation.md'} and {out / 'validation.json'}")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks import anchored, batch_sizes_rows, blind, own_hosts_rows, published_sets
-from benchmarks.validation_row import Row
+from benchmarks import anchored, batch_sizes_rows, harness, own_hosts_rows
+from benchmarks.anchored import Row
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import engine, piecewise_linear, step
 from hvdkit.simulator.calibration import Calibration
@@ -17,16 +18,23 @@ from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level, Measure
 from hvdkit.simulator.costs import Network, hop_pieces
 from hvdkit.simulator.engine import Edge, TimedTask
 from hvdkit.simulator.predict import point
-from hvdkit.simulator.settings import Settings
+from hvdkit.simulator.settings import LinkSetting, Settings, applied
 from hvdkit.simulator.workload import Workload
 
+MACHINES = anchored.ANCHORS / "clusters"
+ERROR = 3.0  # percent, of one GPU's published speed
+# What NCCL reaches over one TCP connection, which a single core serves: 2.06 GB/s on a faster network (NCCL 2.3.7 with
+# one ring, github.com/NVIDIA/nccl issue 209). NCCL 2.0 had one ring, and so one connection, between two hosts.
+CONNECTION_MBIT_PER_S = 16480.0
+PREDICTED, MEASURED = harness.HERE / "blind.csv", harness.HERE / "blind_measured.csv"
 STAGING_BYTES_PER_S = 4e9  # what two nodes' published step leaves for copies to the host and back, by hand
 
 
 def all_rows() -> Iterator[Row]:
     """Every row of every set."""
     ours = (closed_forms, latency_curves, googlenet, nvidia, tensorflow, horovod)
-    for rows in (*ours, *published_sets.SETS, blind.rows, own_hosts_rows.rows, batch_sizes_rows.rows):
+    more = (horovod_2017, dlperf, csc, aws, servers, pollux_placements, blind)
+    for rows in (*ours, *more, own_hosts_rows.rows, batch_sizes_rows.rows):
         yield from rows()
 
 
@@ -161,7 +169,7 @@ def nvidia() -> Iterator[Row]:
         policy = "ddp" if framework == "PyTorch" else "horovod"
         images = int(batch or (256 if "AMP" in precision else 128))
         label = f"{framework}, {hardware}, {precision}"
-        yield from _scaling("NVIDIA, ResNet-50", label, "ResNet-50", images, counts, cluster, policy)
+        yield from scaling("NVIDIA, ResNet-50", label, "ResNet-50", images, counts, cluster, policy, baseline=True)
 
 
 def tensorflow() -> Iterator[Row]:
@@ -170,7 +178,7 @@ def tensorflow() -> Iterator[Row]:
     for (hardware, model, batch), counts in anchored.grouped("tensorflow_2017", "hardware", "model", "batch_per_gpu"):
         cluster = clusters.load(Path(names.get(hardware, "aws-p2-8xlarge")))
         label = f"{hardware}, {model}, batch {batch}"
-        yield from _scaling("TensorFlow 2017", label, model, int(batch), counts, cluster, "tensorflow")
+        yield from scaling("TensorFlow 2017", label, model, int(batch), counts, cluster, "tensorflow", baseline=True)
 
 
 def horovod() -> Iterator[Row]:
@@ -194,18 +202,123 @@ def horovod() -> Iterator[Row]:
         )  # fmt: skip
 
 
-def _scaling(
-    name: str, label: str, model: str, batch: int, counts: dict[int, float], cluster: Cluster, policy: str
+def pollux_placements() -> Iterator[Row]:
+    """ResNet-50 on up to 64 T4s of up to 16 hosts, at uneven placements and three batch sizes."""
+    name, cluster = "Pollux, T4", clusters.load(Path("aws-g4dn-12xlarge"))
+    rows = anchored.table("pollux_imagenet")
+    one = {int(row["batch"]): float(row["step_s"]) for row in rows if row["gpus"] == "1"}
+    for row in rows:
+        hosts, ranks, batch, seconds = int(row["hosts"]), int(row["gpus"]), int(row["batch"]), float(row["step_s"])
+        label = f"{ranks} GPUs on {hosts} hosts, batch {batch}"
+        if ranks == 1:
+            yield Row(name, label, "ms", 1e3 * seconds, 1e3 * seconds, "calibration")
+            continue
+        work = anchored.workload("ResNet-50", batch, one[batch])
+        settings = Settings(hosts=hosts)
+        found = point(Calibration(work, Settings(policy="ddp"), ERROR), cluster, ranks, settings)
+        naive = step.period(step.Case(work, Network(cluster, ranks, hosts), "naive"))
+        used = "calibration" if ranks == 2 else "validation"
+        yield Row(
+            name, label, "ms", found.step_ms, 1e3 * seconds, used, found.low_ms, found.high_ms,
+            1e3 * one[batch], 1e3 * naive,
+        )  # fmt: skip
+
+
+def horovod_2017() -> Iterator[Row]:
+    """Horovod's first published runs, on 4 and on 16 servers of 4 Pascal GPUs, by RDMA and by TCP."""
+    roce = clusters.load(Path("p100-roce25"))
+    tcp = {"mbit_per_s": CONNECTION_MBIT_PER_S}
+    links = {"25 Gbit/s RDMA": {}, "25 Gbit/s TCP": tcp, "40 Gbit/s TCP": tcp}
+    for (network, model), counts in anchored.grouped("horovod_2017", "network", "model"):
+        asked = {"latency_us": 30.0, **links[network]} if links[network] else {}
+        cluster = applied(roce, Settings(link={"roce": LinkSetting(**asked)}))
+        yield from scaling("Horovod 2017", f"{model}, {network}", model, 64, counts, cluster, "horovod")
+
+
+def dlperf() -> Iterator[Row]:
+    """ResNet-50 in fp32 on up to 32 V100s, six frameworks, one InfiniBand port a host."""
+    cluster = applied(clusters.load(Path("v100-nvlink-ib")), Settings(link={"infiniband": LinkSetting(ports=1)}))
+    for (framework, batch), counts in anchored.grouped("dlperf_2020", "framework", "batch_per_gpu"):
+        policy = "ddp" if framework == "PyTorch" else "horovod"
+        yield from scaling("DLPerf, V100", framework, "ResNet-50", int(batch), counts, cluster, policy)
+
+
+def csc() -> Iterator[Row]:
+    """ResNet-50 at batch 32 on three supercomputers."""
+    groups = dict(anchored.grouped("csc_2023", "machine", "precision", "how"))
+    for (machine, precision, how), counts in groups.items():
+        cluster = clusters.load(MACHINES / f"{machine}.yaml")
+        whole = {1: groups[machine, precision, "ddp"][1], **counts}
+        label = f"{machine}, {precision}, {how}"
+        yield from scaling("CSC 2023", label, "ResNet-50", 32, whole, cluster, how)
+
+
+def aws() -> Iterator[Row]:
+    """ResNet-50 in mixed precision on up to 64 V100s of EC2."""
+    counts = {int(row["gpus"]): float(row["images_per_s"]) for row in anchored.table("aws_p3_2018")}
+    cluster = clusters.load(Path("aws-p3-16xlarge"))
+    yield from scaling("AWS P3 2018", "TensorFlow", "ResNet-50", 256, counts, cluster, "horovod")
+
+
+def servers() -> Iterator[Row]:
+    """Inception V3 with TensorFlow's parameter servers; EC2's p2.xlarge is left out, whose network is not published."""
+    places = {"Piz Daint": MACHINES / "piz-daint.yaml", "p2.8xlarge": Path("aws-p2-8xlarge")}
+    rows = anchored.table("tensorflow_2017_clusters")
+    for machine, place in places.items():
+        mine = [row for row in rows if row["machine"] == machine]
+        counts = {int(row["gpus"]): float(row["images_per_s"]) for row in mine}
+        asked = {int(row["gpus"]): int(row["servers"]) for row in mine}
+        cluster = clusters.load(place)
+        policy = "central" if cluster.ranks_per_host == 1 else "tensorflow"
+        yield from scaling(
+            "TensorFlow 2017, clusters", machine, "InceptionV3", 64, counts, cluster, policy, servers=asked
+        )
+
+
+def blind() -> Iterator[Row]:
+    """Predictions that were committed before the measured values were looked at, and are not made anew."""
+    with MEASURED.open(newline="") as file:
+        lines = (line for line in file if not line.startswith("#"))
+        measured = {(row["set"], row["row"]): float(row["measured"]) for row in csv.DictReader(lines)}
+    with PREDICTED.open(newline="") as file:
+        for row in csv.DictReader(file):
+            value = measured.get((row["set"], row["row"]))
+            if value is not None:
+                middle, low, high = (float(row[key]) for key in ("predicted", "low", "high"))
+                yield Row(f"blind: {row['set']}", row["row"], row["unit"], middle, value, "validation", low, high)
+
+
+def scaling(
+    name: str,
+    label: str,
+    model: str,
+    batch: int,
+    counts: Mapping[int, float],
+    cluster: Cluster,
+    policy: str,
+    servers: Mapping[int, int] | None = None,
+    baseline: bool = False,
 ) -> Iterator[Row]:
+    """Images per second of many GPUs from those of one; with Pollux's model as a `baseline`, where there are enough."""
     if 1 not in counts or len(counts) < 2:
         return
     seen = sorted(counts)[:3]  # Pollux's
-    fitted = pollux({n: n * batch / counts[n] for n in seen}) if len(counts) > 3 else None
-
-    def others(ranks: int) -> float | None:
-        return fitted(ranks) if fitted and ranks not in seen else None
-
-    yield from published_sets.scaling(name, label, model, batch, counts, cluster, policy, baseline=others)
+    fitted = pollux({n: n * batch / counts[n] for n in seen}) if baseline and len(counts) > 3 else None
+    work = anchored.workload(model, batch, batch / counts[1])
+    calibration = Calibration(work, Settings(policy=policy), ERROR)
+    yield Row(name, f"{label}, 1 GPU", "images/s", counts[1], counts[1], "calibration")
+    for ranks, speed in counts.items():
+        if ranks == 1:
+            continue
+        asked = Settings(servers=(servers or {}).get(ranks, 1))
+        found = point(calibration, cluster, ranks, asked)
+        naive = step.period(step.Case(work, Network(cluster, ranks), "naive"))
+        other_s = fitted(ranks) if fitted and ranks not in seen else None
+        yield Row(
+            name, f"{label}, {ranks} GPUs", "images/s", found.images_per_second, speed, "validation",
+            1e3 * ranks * batch / found.high_ms, 1e3 * ranks * batch / found.low_ms, ranks * counts[1],
+            ranks * batch / naive, other_s and ranks * batch / other_s,
+        )  # fmt: skip
 
 
 def pollux(seconds: dict[int, float]) -> Callable[[int], float]:

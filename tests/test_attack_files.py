@@ -230,7 +230,7 @@ def test_a_profile_from_elsewhere_decides_nothing_but_what_it_measured(tmp_path:
     found = predict.read(path)
     place = paths.default_out(found.recipe, "predict")
     assert place.parent == Path("runs") and place.name.startswith("a-b-predict-")
-    plan = predict.plan(path, Path("p100-roce25"), [8], [], None)
+    plan = predict.question(Path("p100-roce25"), [8], [], None).of(predict.read(path))
     money = advise.money(plan, AdviseRequest(subject=path, price=1.0))
     assert (money.samples, money.epochs) == (None, None)
     done = attack(tmp_path, f"{HVDKIT} advise profile.json --cluster p100-roce25 -n 8")

@@ -85,10 +85,6 @@ def test_the_sweep_that_is_timed_has_all_its_what_ifs() -> None:
     simulator.grid(small, simulator.clusters.load(Path("aws-p3-16xlarge")))
 
 
-def test_the_frameworks_are_the_tests() -> None:
-    assert tuple(FRAMEWORKS) == harness.FRAMEWORKS
-
-
 def test_a_whole_round_is_read_and_half_a_round_starts_again(tmp_path: Path) -> None:
     ran: list[str] = []
 

@@ -85,72 +85,33 @@ def test_the_same_as_json(inside: Hvdkit, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (
-            ["epochs=2", "schedule.warmup_epochs=10"],
-            [
-                "schedule.warmup_epochs: 10 are 220 steps, and the run ends after 44 steps (2 epochs): "
-                "the learning rate rises to 0.0598 and never reaches 0.1"
-            ],
-        ),
-        (["epochs=1"], ["schedule.warmup_epochs: 1 are 22 steps, and the run ends after 22 steps (1 epoch): "]),
-        (
-            ["epochs=2", "schedule.decay=step", "schedule.milestones=[1, 2, 30]"],
-            ["schedule.milestones: 2, 30: the run ends after 44 steps (2 epochs), before them"],
-        ),
-        (
-            ["epochs=4", "steps=44"],
-            [
-                "steps: the run ends after 44 steps (2 epochs), and the schedule is for 4 epochs: the "
-                "learning rate is 0.077 at the end, of 0.1"
-            ],
-        ),
-        (
-            ["epochs=4", "steps=44", "schedule.decay=polynomial"],
-            ["steps: the run ends after 44 steps (2 epochs), and "],
-        ),
-        (["epochs=4", "steps=44", "schedule.decay=constant"], []),
-        (["accumulate=23", "warmup_steps=0"], ["accumulate: 23 batches make an update, and an epoch has 22"]),
-        (
-            ["checkpoint.every_epochs=9"],
-            ["checkpoint.every_epochs: every 9 epochs, and the run ends after 176 steps (8 e"],
-        ),
-        (
-            ["checkpoint={every_epochs: 0, every_steps: 177}"],
-            ["checkpoint.every_steps: every 177 steps, and the run end"],
-        ),
-        (["checkpoint={every_epochs: 9, every_steps: 176}"], []),
-        (
-            ["check_ranks=177"],
-            ["check_ranks: every 177 steps, and the run ends after 176 steps (8 epochs): it never h"],
-        ),
-        (["log_every=177"], ["log_every: every 177 steps, and "]),
-        (["sync={every: 177}"], ["sync.every: every 177 steps, and "]),
-        (
-            ["sync={every: 8, start: 8}"],
-            ["sync.start: 8, and the run ends after 176 steps (8 epochs): no update is a "],
-        ),
-        (["elastic={max_np: 2, commit_every: 177}"], ["elastic.commit_every: every 177 steps, and "]),
-        (
-            ["compression={method: topk, warmup_epochs: 8}"],
-            ["compression.warmup_epochs: the run ends after 176 steps (8"],
-        ),
-        (["early_stopping={patience: 7}"], ["early_stopping.patience: 7 epochs after the first one, and the run ends"]),
-        (["early_stopping={patience: 6}"], []),
-        (
-            ["warmup_steps=176"],
-            ["warmup_steps: throughput leaves out the first 176 steps, and the run ends after 176 s"],
-        ),
-        (
-            ["tune=measure"],
-            ["tune: 12 short runs come first, to choose settings, of 50 updates each: more than the run"],
-        ),
-        ([], []),
+        ("epochs=2 schedule.warmup_epochs=10", "schedule.warmup_epochs: 10 are 220 steps"),
+        ("epochs=1", "schedule.warmup_epochs: 1 are 22 steps"),
+        ("epochs=2 schedule.decay=step schedule.milestones=[1,2,30]", "schedule.milestones: 2, 30: "),
+        ("epochs=4 steps=44", "steps: the run ends after 44 steps (2 epochs)"),
+        ("epochs=4 steps=44 schedule.decay=polynomial", "steps: the run ends after 44 steps"),
+        ("epochs=4 steps=44 schedule.decay=constant", None),
+        ("accumulate=23 warmup_steps=0", "accumulate: 23 batches make an update, and an epoch has 22"),
+        ("checkpoint.every_epochs=9", "checkpoint.every_epochs: every 9 epochs"),
+        ("checkpoint={every_epochs:\xa00,every_steps:\xa0177}", "checkpoint.every_steps: every 177 steps"),
+        ("checkpoint={every_epochs:\xa09,every_steps:\xa0176}", None),
+        ("check_ranks=177", "check_ranks: every 177 steps"),
+        ("log_every=177", "log_every: every 177 steps"),
+        ("sync={every:\xa0177}", "sync.every: every 177 steps"),
+        ("sync={every:\xa08,start:\xa08}", "sync.start: 8"),
+        ("elastic={max_np:\xa02,commit_every:\xa0177}", "elastic.commit_every: every 177 steps"),
+        ("compression={method:\xa0topk,warmup_epochs:\xa08}", "compression.warmup_epochs: "),
+        ("early_stopping={patience:\xa07}", "early_stopping.patience: 7 epochs"),
+        ("early_stopping={patience:\xa06}", None),
+        ("warmup_steps=176", "warmup_steps: throughput leaves out the first 176 steps"),
+        ("tune=measure", "tune: 12 short runs"),
+        ("", None),
     ],
 )
-def test_what_never_happens_is_said(overrides: list[str], told: list[str], inside: Hvdkit) -> None:
-    notes = shown(inside, "train", DIGITS, "-np", 2, *overrides, notes=None).notes
-    assert len(notes) == len(told), notes
-    assert all(note.startswith(line) for note, line in zip(notes, told, strict=True)), notes
+def test_what_never_happens_is_said(overrides: str, told: str | None, inside: Hvdkit) -> None:
+    given = [word.replace("\xa0", " ") for word in overrides.split(" ") if word]
+    notes = shown(inside, "train", DIGITS, "-np", 2, *given, notes=None).notes
+    assert len(notes) == (told is not None) and all(note.startswith(told or "") for note in notes), notes
 
 
 def test_memory_follows_the_recipe(inside: Hvdkit) -> None:

@@ -30,7 +30,6 @@ pytestmark = pytest.mark.check
 
 ADAM = States(parameters=2, gradients=2, optimizer=8, masters=4)  # mixed precision, as in the paper
 DEEPSPEED = States(parameters=2, gradients=2, optimizer=8, masters=8)  # and the gradients in fp32 too
-SGD = States(parameters=4, gradients=4, optimizer=4)
 GB, GIB, MIB = 1e9, 2**30, 2**20
 
 
@@ -58,14 +57,6 @@ def needs(subject: Recipe, ranks: int, stage: sharding.Stage, framework: str = "
 def test_the_papers_table(billions: float, ranks: int, expected: tuple[float, ...]) -> None:
     found = [sharding.held(ADAM, round(billions * 1e9), ranks, stage).total / GB for stage in STAGES]
     assert found == pytest.approx(expected, rel=6e-3, abs=5e-3)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_sgd_with_momentum_in_fp32(ranks: int) -> None:
-    """12Ψ, 8Ψ + 4Ψ/N, 4Ψ + 8Ψ/N and 12Ψ/N bytes."""
-    many = 6 * 8 * 1000
-    found = [sharding.held(SGD, many, ranks, stage).total for stage in STAGES]
-    assert found == [12 * many, (8 + 4 / ranks) * many, (4 + 8 / ranks) * many, 12 * many / ranks]
 
 
 def test_deepspeeds_estimators() -> None:

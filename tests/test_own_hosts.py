@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 import pytest
 import simulating
 
-from benchmarks import own_hosts, own_hosts_rows
-from benchmarks.validation_row import Row
+from benchmarks import anchored, harness, own_hosts, own_hosts_rows
+from benchmarks.anchored import Row
 from tests.cluster import starving
 
 pytestmark = pytest.mark.long
@@ -55,8 +54,8 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[flo
         "links": [where | {"cluster": cluster.model_dump(mode="json"), "points": points}],
     }
     profiles = {"pytorch": {"dense": dense, "changes": {"topk": topk, "local4": local}}}
-    (tmp_path / "own-hosts.json").write_text(json.dumps(found))
-    (tmp_path / "own-hosts-profiles.json").write_text(json.dumps(profiles))
+    harness.compressed(tmp_path / "own-hosts.json.gz", found)
+    harness.compressed(tmp_path / "own-hosts-profiles.json.gz", profiles)
     monkeypatch.setattr(own_hosts_rows, "HERE", tmp_path)
     for kept in (own_hosts_rows.measured, own_hosts_rows.profile):
         kept.cache_clear()
@@ -106,10 +105,10 @@ def test_ranks_that_share_cores_wait_less_for_the_last() -> None:
 
 def test_methods_foreseen_in_another_order_are_told(table: dict[str, list[float]]) -> None:
     assert own_hosts_rows.disordered(own_hosts_rows.rows()) == ([], 3)
-    path = own_hosts_rows.HERE / "own-hosts.json"
-    found = json.loads(path.read_text())
+    path = own_hosts_rows.HERE / "own-hosts.json.gz"
+    found = anchored.measured(path)
     found["turns"][0]["step_ms"]["topk"] = [2 * FREE, 2.1 * FREE]
-    path.write_text(json.dumps(found))
+    harness.compressed(path, found)
     own_hosts_rows.measured.cache_clear()
     wrong, pairs = own_hosts_rows.disordered(own_hosts_rows.rows())
     assert pairs == 3

@@ -87,18 +87,6 @@ def test_links_that_others_use_are_slower_and_more_of_them_faster() -> None:
         applied(TWO, Settings(link={"mid": LinkSetting()}))
 
 
-def test_the_fastest_algorithm_is_taken_for_each_size() -> None:
-    made = simulating.cluster(50.0, software={"algorithms": ["ring", "tree"]})
-    network = Network(made, 64)
-    small, large = 1e3, 1e9
-    tree, ring = network.cost("allreduce", "tree").line, network.cost("allreduce", "ring").line
-    both = network.cost("allreduce")
-    assert float(both.line(small)) == pytest.approx(float(tree(small)))
-    assert float(both.line(large)) == pytest.approx(float(ring(large)))
-    assert float(tree(small)) < float(ring(small))
-    assert float(ring(large)) < float(tree(large))
-
-
 def test_what_was_measured_is_believed_and_carried_to_other_ranks() -> None:
     measured = {
         "operation": "allreduce",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import simulating
-from test_simulator_refusals import machines, on_a_device
+from test_simulator_refusals import TWO_LEVELS, machines, on_a_device
 
 from hvdkit.errors import RequestError
 from hvdkit.report.predict import prediction_lines
@@ -92,21 +92,13 @@ def test_joined_gradients_are_not_copied_and_a_share_is_copied_once() -> None:
     assert saved(compression=Compression(method="fp16")) == pytest.approx([0, 0, 0, 0])
 
 
-def test_ranks_update_their_share() -> None:
-    work = simulating.workload(update_s=0.08)
-    network = Network(simulating.cluster(), 8)
-    assert [Case(work, network, sharding=stage).update_s for stage in STAGES] == [0.08, 0.01, 0.01, 0.01]
-
-
-def test_parameters_that_are_in_no_vector_are_copied_out_and_back() -> None:
+def test_ranks_update_their_share_and_copy_parameters_that_are_in_no_vector() -> None:
     """A rank reads and writes its share of them, and then all: under a framework that cannot shard parameters."""
-    work = replace(simulating.workload(update_s=0.08), stages=STAGES[:3])
-    network = Network(simulating.cluster(), 8)
-    copied = 2 * (1 + 1 / 8) * sum(tensor.bytes for tensor in work.tensors)
-    expected = 0.01 + copied / network.cluster.device.memory_bytes_per_s
-    assert [Case(work, network, sharding=stage).update_s for stage in STAGES[:3]] == [
-        0.08, pytest.approx(expected), pytest.approx(expected),
-    ]  # fmt: skip
+    work, network = simulating.workload(update_s=0.08), Network(simulating.cluster(), 8)
+    assert [Case(work, network, sharding=stage).update_s for stage in STAGES] == [0.08, 0.01, 0.01, 0.01]
+    copied = 2 * (1 + 1 / 8) * work.gradient_bytes / network.cluster.device.memory_bytes_per_s
+    cannot = replace(work, stages=STAGES[:3])
+    assert Case(cannot, network, sharding="gradients").update_s == pytest.approx(0.01 + copied)
 
 
 def test_a_sharded_profile_has_the_update_of_a_share() -> None:
@@ -184,11 +176,7 @@ def test_advice_shards_where_a_larger_batch_fits_by_it() -> None:
 
 @pytest.mark.parametrize("other", ["compression=topk", "sync.every=4", "allreduce=hierarchical"])
 def test_what_does_not_go_with_sharding(other: str) -> None:
-    levels = [
-        {"name": "near", "ranks": 4, "pieces": [{"from_bytes": 0, "latency_us": 2, "mbit_per_s": 80000}]},
-        {"name": "far", "pieces": [{"from_bytes": 0, "latency_us": 20, "mbit_per_s": 8000}]},
-    ]
-    cluster = simulating.cluster(levels=levels, ranks_per_host=4)
+    cluster = simulating.cluster(levels=TWO_LEVELS, ranks_per_host=4)
     with pytest.raises(RequestError, match="sharding: gradients needs"):
         predicting.predict(simulating.profile(), cluster, [8], read(["sharding=gradients", other]))
 

@@ -136,7 +136,9 @@ def resumed(
 
 def recounts(theirs: Mapping[str, Any], np: int, recipe: Recipe, size: int) -> bool:
     """Whether updates of the recipe on `size` ranks have another size than those of the checkpoint's recipe on `np`."""
-    return (theirs["batch_size"] * np, theirs["accumulate"]) != (recipe.batch_size * size, recipe.accumulate)
+    before = Recipe.model_construct(**theirs)  # it was checked when it was written
+    sizes = before.batch_size * before.data_ranks(np), recipe.batch_size * size
+    return sizes[0] != sizes[1] or before.accumulate != recipe.accumulate
 
 
 def check_classes(record: Record, dataset: Dataset) -> None:

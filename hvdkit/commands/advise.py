@@ -6,7 +6,6 @@ import copy
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +17,7 @@ from hvdkit.commands import predict
 from hvdkit.commands import profile as profiling
 from hvdkit.commands.fields import FRAMEWORKS_HELP, LAUNCHERS, OF_HOSTS, OF_RECIPES, SETTINGS, Overwrite, profile_file
 from hvdkit.commands.loading import loaded
-from hvdkit.commands.predict import Out, Plan, Policy, Question, WhatIf
+from hvdkit.commands.predict import Out, Policy, PredictPlan, Question, WhatIf
 from hvdkit.commands.profile import ProfilePlan
 from hvdkit.commands.request import Accepts, Argument, Option, Request, say
 from hvdkit.data.counts import KNOWN
@@ -27,7 +26,6 @@ from hvdkit.errors import LARGEST, Faults, RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import registry, schema, yaml_files
-from hvdkit.recipe.schema import Recipe
 from hvdkit.report import csv_files
 from hvdkit.report.predict import advice_lines, advice_markdown
 from hvdkit.results.profile import Profile
@@ -132,14 +130,23 @@ def run(request: AdviseRequest) -> Advice:
     cannot be written."""
     check(request.apply)
     deadline_s = seconds_until(request.deadline, datetime.now())
-    subject = _of_recipe(request) if _is_recipe(request) else _of_profile(request)
-    target, inputs = request.out or paths.default_out(subject.name, "advise"), [request.subject, request.cluster]
-    files = [path for path in inputs if isinstance(path, Path)]
+    of_profile = isinstance(request.subject, Path) and request.subject.suffix == ".json"
+    subject = _of_profile(request) if of_profile else _of_recipe(request)
+    if isinstance(subject, PredictPlan):
+        name, settings = subject.profile.recipe, subject.profile.settings
+    else:
+        name, settings = subject[0].given.name, subject[0].given.model_dump()
+    files = [path for path in (request.subject, request.cluster) if isinstance(path, Path)]
+    target = request.out or paths.default_out(name, "advise")
     with paths.claimed(target, request.overwrite, request.resume, files) as folder:
-        plan = subject.plan(folder)
-        advice = advised(plan, money(plan, request, deadline_s), folder)
+        plan = subject if isinstance(subject, PredictPlan) else profiled(*subject, folder)
+        costs = money(plan, request, deadline_s)
+        advice = advising.advise(plan.profile, plan.cluster, plan.ranks[0], plan.settings, costs)
+        write_atomic(folder / "advise.json", advice.model_dump_json(indent=2) + "\n")
+        csv_files.save(folder / "advise.csv", csv_files.advice(advice))
+        write_atomic(folder / "advise.md", advice_markdown(advice))
         if request.apply is not None:
-            say([f"{request.apply}: the recipe with {apply(advice, subject.settings, request.apply)}"])
+            say([f"{request.apply}: the recipe with {apply(advice, settings, request.apply)}"])
         return advice.at(folder)
 
 
@@ -149,53 +156,24 @@ def lines(request: AdviseRequest, result: Advice) -> Iterator[str]:
     yield f"written to {result.folder / 'advise.json'} and advise.md"
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What advice is asked of, checked. `source` is the question of a profile, or of a recipe that is measured first.
-
-    `name` and `settings` are the recipe's.
-    """
-
-    name: str
-    settings: dict[str, Any]
-    source: Plan | tuple[ProfilePlan, Question]
-
-    def plan(self, folder: Path) -> Plan:
-        """The question of the profile, measured into `folder` if it is not there. Raises as `profiled` does."""
-        return self.source if isinstance(self.source, Plan) else profiled(*self.source, folder)
-
-
-def _is_recipe(request: AdviseRequest) -> bool:
-    return not isinstance(request.subject, Path) or request.subject.suffix != ".json"
-
-
-def _of_profile(request: AdviseRequest) -> Subject:
+def _of_profile(request: AdviseRequest) -> PredictPlan:
     """Raises RequestError, also if one of the options of a recipe is given."""
     assert isinstance(request.subject, Path)
-    of_recipes = {
-        "key=value": request.overrides,
-        "--framework": request.framework,
-        "-np": request.np,
-        "-H": request.hosts,
-        "--steps": request.steps,
-        "--launcher": request.launcher,
-        "--stall-timeout": request.stall_timeout,
-        "--resume": request.resume,
-    }
-    given, ranks = [name for name, value in of_recipes.items() if value not in (None, False, [])], request.ranks
-    if ranks is None and given == ["-np"]:
+    names = ("framework", "np", "hosts", "steps", "launcher", "stall_timeout", "overrides", "resume")
+    given, ranks = [name for name in names if getattr(request, name) not in (None, False, [])], request.ranks
+    if ranks is None and given == ["np"]:
         given, ranks = [], request.np  # there is nothing to profile, so it can only mean the number of ranks
     question = _question(request, ranks)
     if given:
+        options = [request.declared()[name][1].option(name) for name in given]
         raise RequestError(
-            f"{', '.join(given)}: expected a recipe with it, got the profile {request.subject}, which is measured"
+            f"{', '.join(options)}: expected a recipe with it, got the profile {request.subject}, which is measured"
         )
-    answered = question.of(predict.read(request.subject))
-    return Subject(answered.profile.recipe, answered.profile.settings, answered)
+    return question.of(predict.read(request.subject))
 
 
-def _of_recipe(request: AdviseRequest) -> Subject:
-    """Raises RequestError with all its faults."""
+def _of_recipe(request: AdviseRequest) -> tuple[ProfilePlan, Question]:
+    """What is to be measured, and then asked. Raises RequestError with all its faults."""
     question = _question(request, request.ranks)
     if request.resume and request.out is None:
         raise RequestError("--resume: expected --out with the folder of an earlier hvdkit advise")
@@ -206,9 +184,13 @@ def _of_recipe(request: AdviseRequest) -> Subject:
         request.launcher or LAUNCHER,
         STALL_TIMEOUT_S if request.stall_timeout is None else request.stall_timeout,
     )
-    steps = STEPS if request.steps is None else request.steps
-    measuring = plan(recipe, question, request.framework or FRAMEWORK, placement, steps)
-    return Subject(recipe.name, recipe.model_dump(), (measuring, question))
+    faults = Faults()
+    if question.cluster is None and placement.np == 1:
+        faults.append(f"--cluster: {predict.NO_LINKS}; or -np 2 or more, whose own links are taken")
+    with faults.collected():
+        measuring = profiling.plan(recipe, request.framework or FRAMEWORK, placement, request.steps or STEPS)
+    faults.report()
+    return measuring, question
 
 
 def _question(request: AdviseRequest, ranks: int | None) -> Question:
@@ -216,18 +198,7 @@ def _question(request: AdviseRequest, ranks: int | None) -> Question:
     return predict.question(request.cluster, several, request.settings or [], request.policy)
 
 
-def plan(recipe: Recipe, question: Question, framework: str, placement: Placement, steps: int) -> ProfilePlan:
-    """Check what was asked for. Raises RequestError with all its faults."""
-    faults = Faults()
-    if question.cluster is None and placement.np == 1:
-        faults.append(f"--cluster: {predict.NO_LINKS}; or -np 2 or more, whose own links are taken")
-    with faults.collected():
-        measuring = profiling.plan(recipe, framework, placement, steps)
-    faults.report()
-    return measuring
-
-
-def profiled(measuring: ProfilePlan, question: Question, folder: Path) -> Plan:
+def profiled(measuring: ProfilePlan, question: Question, folder: Path) -> PredictPlan:
     """The question of a profile that is measured into `folder`, or is there already.
 
     Where no cluster was named, the links that were timed are written to `cluster.yaml`. Raises as `profile.measured`
@@ -282,27 +253,24 @@ def seconds_until(deadline: str | None, now: datetime) -> float | None:
     if deadline is None:
         return None
     text = deadline.strip().lower()
-    if match := re.fullmatch(r"(\d{1,6}(?:\.\d+)?)\s*(m|h|d)", text):
-        seconds = float(match[1]) * {"m": 60, "h": 3600, "d": 86400}[match[2]]
-    else:
-        days = [name for name in _WEEKDAYS if len(text) >= 3 and name.startswith(text)]
-        try:
-            if days:
-                end = now + timedelta((_WEEKDAYS.index(days[0]) - now.weekday()) % 7)
-                at = datetime.combine(end.date(), time.max)
-            else:
-                at = datetime.fromisoformat(text.upper())
-                at = datetime.combine(at.date(), time.max) if len(text) <= 10 else at.replace(tzinfo=None)
-        except ValueError:
-            expected = "expected a time such as 36h, 2d, friday, 2026-11-27 or 2026-11-27T18:00"
-            raise RequestError(f"--deadline {deadline!a}: {expected}") from None
-        seconds = (at - now).total_seconds()
+    days = [number for number, name in enumerate(_WEEKDAYS) if len(text) >= 3 and name.startswith(text)]
+    try:
+        if match := re.fullmatch(r"(\d{1,6}(?:\.\d+)?)\s*(m|h|d)", text):
+            seconds = float(match[1]) * {"m": 60, "h": 3600, "d": 86400}[match[2]]
+        else:
+            at = now + timedelta((days[0] - now.weekday()) % 7) if days else datetime.fromisoformat(text.upper())
+            end_of_day = bool(days) or len(text) <= 10
+            at = datetime.combine(at.date(), time.max) if end_of_day else at.replace(tzinfo=None)
+            seconds = (at - now).total_seconds()
+    except ValueError:
+        expected = "expected a time such as 36h, 2d, friday, 2026-11-27 or 2026-11-27T18:00"
+        raise RequestError(f"--deadline {deadline!a}: {expected}") from None
     if seconds <= 0:
         raise RequestError(f"--deadline {deadline}: expected a time to come")
     return seconds
 
 
-def money(plan: Plan, request: AdviseRequest, deadline_s: float | None = None) -> Money:
+def money(plan: PredictPlan, request: AdviseRequest, deadline_s: float | None = None) -> Money:
     """What training costs, and may cost; what is not given is taken from the profile, its recipe and the cluster.
 
     Raises RequestError if `images` or `tokens` of an epoch are given where the profile's samples are others.
@@ -329,18 +297,6 @@ def money(plan: Plan, request: AdviseRequest, deadline_s: float | None = None) -
         interruptions=request.spot_interruption or 0.0,
         ranks_per_host=cluster.ranks_per_host,
     )
-
-
-def advised(plan: Plan, money: Money, folder: Path) -> Advice:
-    """Answer for the plan's first number of ranks, and write `advise.json` and `advise.md`.
-
-    Raises RunError where they cannot be written.
-    """
-    advice = advising.advise(plan.profile, plan.cluster, plan.ranks[0], plan.settings, money)
-    write_atomic(folder / "advise.json", advice.model_dump_json(indent=2) + "\n")
-    csv_files.save(folder / "advise.csv", csv_files.advice(advice))
-    write_atomic(folder / "advise.md", advice_markdown(advice))
-    return advice
 
 
 def apply(advice: Advice, settings: dict[str, Any], path: Path) -> str:

@@ -104,11 +104,26 @@ def need(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: st
         faults.append(f"{recipe.name}: only its script knows the model; expected a recipe of a ResNet or a GPT")
     faults.report()
     gpu = recipe.device != "cpu" and (device is not None or recipe.device == "gpu")
-    rows = [
-        _row(recipe, shape, framework, gpu, number, stage, count, room)
-        for number in dict.fromkeys(ranks)
-        for stage in (sharding.STAGES if number > 1 else sharding.STAGES[:1])
-    ]
+    value, once = ITEM_BYTES[PRECISIONS[recipe.precision].parameters], memory.gathered_once(architecture)
+    rows = []
+    for number, stage in ((one, stage) for one in dict.fromkeys(ranks) for stage in sharding.STAGES):
+        data = recipe.data_ranks(number)
+        if number == 1 and stage != "none":
+            continue
+        parts = memory.parts(recipe, shape, framework, gpu, data, stage)
+        sent = value * sharding.values_sent(count, data, stage, recipe.accumulate, once)
+        rows.append(
+            MemoryRow(
+                ranks=number,
+                stage=stage,
+                parts=parts,
+                total_bytes=parts.total,
+                sent_bytes_per_step=round(sent),
+                supported=stage in sharding.supported(framework),
+                fits=None if room is None else parts.total <= room,
+                largest_batch=None if room is None else memory.largest_batch(parts, recipe.batch_size, room),
+            )
+        )
     notes = [] if shape else ["activations: unknown, as only the ranks know the shape of a sample"]
     needs = MemoryNeed(
         recipe=recipe.name,
@@ -126,32 +141,6 @@ def need(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: st
     )
     needs.notes += [line for number in dict.fromkeys(ranks) if room and (line := _advice(needs, recipe, number))]
     return needs
-
-
-def _row(
-    recipe: Recipe,
-    shape: tuple[int, ...] | None,
-    framework: str,
-    gpu: bool,
-    ranks: int,
-    stage: sharding.Stage,
-    count: int,
-    room: int | None,
-) -> MemoryRow:
-    data = recipe.data_ranks(ranks)
-    needs = memory.parts(recipe, shape, framework, gpu, data, stage)
-    value = ITEM_BYTES[PRECISIONS[recipe.precision].parameters]
-    once = memory.gathered_once(tasks.choose(recipe).architecture(shape))
-    return MemoryRow(
-        ranks=ranks,
-        stage=stage,
-        parts=needs,
-        total_bytes=needs.total,
-        sent_bytes_per_step=round(value * sharding.values_sent(count, data, stage, recipe.accumulate, once)),
-        supported=stage in sharding.supported(framework),
-        fits=None if room is None else needs.total <= room,
-        largest_batch=None if room is None else memory.largest_batch(needs, recipe.batch_size, room),
-    )
 
 
 def _advice(need: MemoryNeed, recipe: Recipe, ranks: int) -> str:

@@ -28,8 +28,11 @@ INSTEAD = "sweep"  # the command that `hvdkit predict` is with --sweep
 NO_LINKS = "expected a cluster file, or the name of one of hvdkit's"
 
 
-OF_PROFILES = Accepts("PathLike | Profile", "a profile, or its file", profile_file)
-ProfileFile = Annotated[Path, OF_PROFILES, Argument("the profile.json of `hvdkit profile`", metavar="PROFILE.json")]
+ProfileFile = Annotated[
+    Path,
+    Accepts("PathLike | Profile", "a profile, or its file", profile_file),
+    Argument("the profile.json of `hvdkit profile`", metavar="PROFILE.json"),
+]
 ClusterFile = Annotated[
     Path,
     Option(
@@ -69,11 +72,21 @@ class PredictRequest(Request):
 
 
 def run(request: PredictRequest) -> Prediction:
-    """Predict. Raises RequestError with file, key and what was expected; RunError where nothing can be written."""
-    checked = plan(request.profile, request.cluster, request.ranks, request.settings or [], request.policy)
-    target = request.out or paths.default_out(checked.profile.recipe, "predict")
+    """Predict, and draw the step at the most ranks. Raises RequestError with file, key and what was expected; RunError
+    where nothing can be written."""
+    asked = question(request.cluster, request.ranks, request.settings or [], request.policy)
+    plan = asked.of(read(request.profile))
+    target = request.out or paths.default_out(plan.profile.recipe, "predict")
     with paths.claimed(target, request.overwrite, inputs=[request.profile, request.cluster]) as folder:
-        return predicted(checked, folder).at(folder)
+        prediction = predicting.predict(plan.profile, plan.cluster, plan.ranks, plan.settings)
+        write_atomic(folder / "predict.json", prediction.model_dump_json(indent=2) + "\n")
+        csv_files.save(folder / "predict.csv", csv_files.prediction(prediction))
+        most = max(plan.ranks)
+        schedule = predicting.schedule(calibration.calibrate(plan.profile), plan.cluster, most, plan.settings)
+        title = f"{plan.profile.model}, {most} ranks on {plan.cluster.name}: {1e3 * schedule.period:.1f} ms per step"
+        gantt.picture(schedule, title, folder / "predict.png")
+        gantt.trace(schedule, plan.profile, folder / "predict-trace.json")
+        return prediction.at(folder)
 
 
 def lines(request: PredictRequest, result: Prediction) -> Iterator[str]:
@@ -83,7 +96,7 @@ def lines(request: PredictRequest, result: Prediction) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PredictPlan:
     """A question that can be answered."""
 
     profile: Profile
@@ -102,7 +115,7 @@ class Question:
     ranks: list[int]
     settings: Settings
 
-    def of(self, profile: Profile) -> Plan:
+    def of(self, profile: Profile) -> PredictPlan:
         """The question of a profile. Raises RequestError where that lacks something, or what is asked cannot be."""
         cluster = self.cluster or calibration.own_network(profile)
         if cluster is None:
@@ -110,7 +123,7 @@ class Question:
         links = settings_.applied(cluster, self.settings)
         ranks = predicting.checked(self.ranks or [profile.np], links)
         refusals.check(calibration.calibrate(profile), links, ranks, self.settings)
-        return Plan(profile, links, ranks, self.settings)
+        return PredictPlan(profile, links, ranks, self.settings)
 
 
 def question(cluster: Path | None, ranks: Sequence[int], texts: Sequence[str], policy: str | None) -> Question:
@@ -120,11 +133,6 @@ def question(cluster: Path | None, ranks: Sequence[int], texts: Sequence[str], p
     if links is not None:
         settings_.applied(links, what_if)
     return Question(links, predicting.checked(ranks, links), what_if)
-
-
-def plan(profile: Path, cluster: Path | None, ranks: Sequence[int], texts: Sequence[str], policy: str | None) -> Plan:
-    """Read and check. Raises RequestError with file, key and what was expected."""
-    return question(cluster, ranks, texts, policy).of(read(profile))
 
 
 def read(profile: Path) -> Profile:
@@ -145,19 +153,3 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
             yield from _numbers(inner, f"{key}.{name}")
     elif isinstance(value, int | float):
         yield key, value
-
-
-def predicted(plan: Plan, folder: Path) -> Prediction:
-    """Answer, and write `predict.json`, and picture and trace of the step at the most ranks, into the folder.
-
-    Raises RunError where it cannot be written.
-    """
-    prediction = predicting.predict(plan.profile, plan.cluster, plan.ranks, plan.settings)
-    write_atomic(folder / "predict.json", prediction.model_dump_json(indent=2) + "\n")
-    csv_files.save(folder / "predict.csv", csv_files.prediction(prediction))
-    most = max(plan.ranks)
-    schedule = predicting.schedule(calibration.calibrate(plan.profile), plan.cluster, most, plan.settings)
-    title = f"{plan.profile.model}, {most} ranks on {plan.cluster.name}: {1e3 * schedule.period:.1f} ms per step"
-    gantt.picture(schedule, title, folder / "predict.png")
-    gantt.trace(schedule, plan.profile, folder / "predict-trace.json")
-    return prediction

@@ -52,7 +52,8 @@ def _one(run: PlannedRun) -> list[tuple[str, str]]:
         about.append(("data", f"{run.train:,} training and {run.val:,} validation samples of {shape}"))
     else:
         about.append(("data", "only the ranks know how many samples there are"))
-    about += [("steps", _steps(run)), ("memory", _memory(run.memory)), ("time", _time(run))]
+    took = "not known" if run.seconds is None else f"about {_duration(run.seconds)}"
+    about += [("steps", _steps(run)), ("memory", _memory(run.memory)), ("time", f"{took}: {run.seconds_from}")]
     return about
 
 
@@ -85,12 +86,6 @@ def _memory(memory: Parts | None) -> str:
         return "not known: only the script knows the model"
     sizes = [f"{name} {size(value)}" for name, value in memory if value]
     return f"a rank needs at least {', '.join(sizes)}, and more for data and scratch space"
-
-
-def _time(run: PlannedRun) -> str:
-    if run.seconds is None:
-        return f"not known: {run.seconds_from}"
-    return f"about {_duration(run.seconds)}: {run.seconds_from}"
 
 
 def _duration(seconds: float) -> str:

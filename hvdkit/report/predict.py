@@ -19,12 +19,13 @@ def prediction_lines(prediction: Prediction) -> list[str]:
     """A line for each number of ranks, then the notes on them."""
     lines = [f"{prediction.model} on {prediction.cluster}, from a profile of {prediction.profile}"]
     lines += [point_line(point) for point in prediction.points]
-    lines += [memory_line(point) for point in prediction.points if point.memory_parts_mib]
-    warned: dict[str, list[int]] = {}
     for point in prediction.points:
-        for warning in point.warnings:
-            warned.setdefault(warning, []).append(point.ranks)
-    lines += [f"note ({', '.join(map(str, ranks))} ranks): {warning}" for warning, ranks in warned.items()]
+        if point.memory_parts_mib:
+            parts = ", ".join(f"{name} {mib:,.0f}" for name, mib in point.memory_parts_mib.items())
+            lines.append(f"{_who(point)}: {point.memory_mib:,.0f} MiB of memory: {parts}")
+    for warning in dict.fromkeys(warning for point in prediction.points for warning in point.warnings):
+        ranks = [str(point.ranks) for point in prediction.points if warning in point.warnings]
+        lines.append(f"note ({', '.join(ranks)} ranks): {warning}")
     return lines
 
 
@@ -36,12 +37,6 @@ def point_line(point: Point) -> str:
         f"{point.images_per_second:,.0f} {point.unit}/s, efficiency {100 * point.efficiency:.1f} %, "
         f"{point.exposed_communication_ms:.1f} ms exposed communication, bound by {bound}"
     )
-
-
-def memory_line(point: Point) -> str:
-    """What a rank keeps, by part."""
-    parts = ", ".join(f"{name} {mib:,.0f}" for name, mib in (point.memory_parts_mib or {}).items())
-    return f"{_who(point)}: {point.memory_mib:,.0f} MiB of memory: {parts}"
 
 
 def _who(point: Point) -> str:
@@ -59,32 +54,25 @@ def advice_lines(advice: Advice) -> list[str]:
         mine = [change for change in advice.suggestions if change.kind == kind]
         shown += mine[:_SHOWN]
         lines.append(f"{kind}:" if mine else f"{kind}: nothing that was tried brings half a percent")
-        lines += [f"  {suggestion_line(change, advice.today.unit)}" for change in mine[:_SHOWN]]
+        lines += [f"  {_suggestion(change, advice.today.unit)}" for change in mine[:_SHOWN]]
         lines += [f"  {len(mine) - _SHOWN} more in advise.md"] if len(mine) > _SHOWN else []
     return [*lines, f"more ranks: {advice.adding.told}", *(f"note: {note}" for note in _notes(advice, shown))]
 
 
-def suggestion_line(change: Suggestion, unit: str = "images") -> str:
+def _suggestion(change: Suggestion, unit: str) -> str:
     """One suggestion in a line; `unit` is what speeds count."""
-    sentences = [f"{_gain(change.gain, change)} × {unit}/s ({_believed(change)}): {change.what}"]
+    facts = [f"{_gain(change.gain, change)} × {unit}/s ({_believed(change)}): {change.what}"]
     if change.currency is None and change.effort == "other machines":
-        sentences.append("their price is unknown")
+        facts.append("their price is unknown")
     elif change.train_cost is not None:
-        saved = "" if change.saved is None else f", {amount(abs(change.saved), change.currency)} {_less(change.saved)}"
-        sentences.append(f"training costs {amount(change.train_cost, change.currency)}{saved}")
+        facts.append(f"training costs {amount(change.train_cost, change.currency)}")
+        if change.saved is not None:
+            facts[-1] += f", {amount(abs(change.saved), change.currency)} {'less' if change.saved >= 0 else 'more'}"
     elif change.cost_per_million_images is not None:
-        sentences.append(f"a million {unit} cost {amount(change.cost_per_million_images, change.currency)}")
-    if change.points_lost is not None and change.points_lost > 0:
-        per_point = (
-            change.saved and change.saved > 0 and f", {amount(change.saved / change.points_lost, change.currency)} each"
-        )
-        of = "" if unit == "images" else " of images"
-        sentences.append(f"lost {change.points_lost:.1f} points of accuracy on a small model{of}{per_point or ''}")
-    return "; ".join(sentences)
-
-
-def _less(saved: float) -> str:
-    return "less" if saved >= 0 else "more"
+        facts.append(f"a million {unit} cost {amount(change.cost_per_million_images, change.currency)}")
+    if change.points_lost:
+        facts.append(f"lost {change.points_lost:.1f} points of accuracy in a small image model")
+    return "; ".join(facts)
 
 
 def _plans(advice: Advice) -> list[str]:
@@ -93,30 +81,21 @@ def _plans(advice: Advice) -> list[str]:
         return []
     limits = [f"within {time_text(plans.deadline_s)}"] if plans.deadline_s else []
     limits += [f"for {amount(plans.budget, plans.currency)}"] if plans.budget is not None else []
-    limit = " and ".join(limits)
-    if plans.cheapest is None or plans.fastest is None:
-        nearest = f"; nearest: {_way(plans.nearest)}" if plans.nearest else ""
-        return [f"{limit}: no way of {plans.tried} that were tried{nearest}"]
-    return [
-        f"{limit}, the cheapest of {plans.tried} ways: {_way(plans.cheapest)}",
-        f"{limit}, the fastest: {_way(plans.fastest)}",
-    ]
+    ways = {"the cheapest": plans.cheapest, "the fastest": plans.fastest, "none, the nearest": plans.nearest}
+    found = [f"{name} of {plans.tried} ways: {_way(way)}" for name, way in ways.items() if way]
+    return [f"{' and '.join(limits)}, {line}" for line in found or [f"none of {plans.tried} ways"]]
 
 
 def _way(way: TrainingPlan) -> str:
-    cost = ", price unknown"
+    cost = "price unknown"
     if way.cost is not None and way.cost_high is not None:
-        cost = f", {amount(way.cost, way.currency)} (up to {amount(way.cost_high, way.currency)})"
+        cost = f"{amount(way.cost, way.currency)} (up to {amount(way.cost_high, way.currency)})"
+    percent = min(99.0, max(1.0, 100 * way.probability))  # never sure, never impossible
     return (
         f"{way.ranks} rank{'s' * (way.ranks > 1)}, {way.device} on {way.cluster}: {time_text(way.train_s)} "
-        f"(up to {time_text(way.train_high_s)}){cost}, global batch {way.global_batch}"
-        f", {_percent(way.probability)} likely{'' if way.sure else ', not sure'}"
+        f"(up to {time_text(way.train_high_s)}), {cost}, global batch {way.global_batch}, {percent:.0f} % likely"
+        f"{'' if way.sure else ', not sure'}"
     )
-
-
-def _percent(probability: float) -> str:
-    """Never sure, never impossible."""
-    return "over 99 %" if probability > 0.99 else "under 1 %" if probability < 0.01 else f"{100 * probability:.0f} %"
 
 
 def _notes(advice: Advice, suggestions: list[Suggestion]) -> list[str]:
@@ -130,21 +109,15 @@ def advice_markdown(advice: Advice) -> str:
     """`advise.md`: a table of the suggestions with effort, risk and time."""
     from hvdkit.report.documents import render  # a prediction needs no Jinja
 
-    suggestions = [
-        [
-            *(f"{change.kind}: {change.what}", _gain(change.gain, change), _believed(change)),
-            "" if change.epoch_s is None else time_text(change.epoch_s),
-            *(
-                _amount(value, change.currency)
-                for value in (change.train_cost, change.saved, change.cost_per_million_images)
-            ),
-            *(change.effort, change.risk),
-        ]
-        for change in advice.suggestions
-    ]
-    today = point_line(advice.today).strip()
-    plans, notes = _plans(advice), _notes(advice, advice.suggestions)
-    return render("advise.md", advice=advice, today=today, plans=plans, suggestions=suggestions, notes=notes)
+    rows = []
+    for change in advice.suggestions:
+        costs = change.train_cost, change.saved, change.cost_per_million_images
+        row = [f"{change.kind}: {change.what}", _gain(change.gain, change), _believed(change)]
+        row += ["" if change.epoch_s is None else time_text(change.epoch_s)]
+        row += ["" if cost is None else amount(cost, change.currency) for cost in costs]
+        rows.append([*row, change.effort, change.risk])
+    today, plans, notes = point_line(advice.today).strip(), _plans(advice), _notes(advice, advice.suggestions)
+    return render("advise.md", advice=advice, today=today, plans=plans, suggestions=rows, notes=notes)
 
 
 def _believed(change: Suggestion) -> str:
@@ -161,7 +134,3 @@ def time_text(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:,.1f} {unit}"
     return f"{seconds:.1f} s"
-
-
-def _amount(value: float | None, currency: str | None) -> str:
-    return "" if value is None else amount(value, currency)

@@ -67,32 +67,28 @@ def picture(swept: Sweep, path: Path) -> None:
     by_count = sorted(values, key=lambda key: (key == RANKS and len(values[key]) > 1, len(values[key])), reverse=True)
     across, other = by_count[0], by_count[1] if len(by_count) > 1 else None
     best: dict[str, dict[str, Row]] = {}
-    for row in swept.rows:
-        line = best.setdefault("" if other is None else text(row.what[other]), {})
-        x = text(row.what[across])
-        if x not in line or row.images_per_second > line[x].images_per_second:
-            line[x] = row
-    shown = list(best)[:: -(-len(best) // _LINES)]
+    for row in sorted(swept.rows, key=lambda row: row.images_per_second):
+        best.setdefault(text(row.what[other]) if other else "", {})[text(row.what[across])] = row
+    names = values[other] if other else [""]
     numbers = all(type(row.what[across]) in (int, float) and row.what[across] > 0 for row in swept.rows)
     with plotting.picture(path, 10, 6) as figure:
         axes = figure.subplots()
-        for name in shown:
-            points = best[name]
-            positions = [row.what[across] for row in points.values()] if numbers else list(points)
-            speeds = [row.images_per_second for row in points.values()]
-            low, high = ([row.images_per_second * row.step_ms / getattr(row, end) for row in points.values()]
+        for name in names[:: -(-len(names) // _LINES)]:
+            rows = [best[name][value] for value in values[across] if value in best[name]]
+            positions = [row.what[across] if numbers else text(row.what[across]) for row in rows]
+            axes.plot(positions, [row.images_per_second for row in rows], "o-", label=f"{other} {name}")
+            low, high = ([row.images_per_second * row.step_ms / getattr(row, end) for row in rows]
                          for end in ("high_ms", "low_ms"))  # fmt: skip
-            axes.plot(positions, speeds, "o-", label=f"{other} {name}" if other else None)
             axes.fill_between(positions, low, high, alpha=0.15)
         if numbers and len(values[across]) > 2:
             axes.set(xscale="log", yscale="log")
-            axes.set_xticks([row.what[across] for row in best[shown[0]].values()], values[across])
+            axes.set_xticks([float(value) for value in values[across]], values[across])
             axes.minorticks_off()
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
         rest = [key for key in by_count[2:] if len(values[key]) > 1]
         fastest = f", the fastest {' and '.join(rest)}" if rest else ""
-        axes.set_xlabel("ranks" if across == "n" else across)
-        axes.set(ylabel=f"{swept.unit}/s", title=f"{swept.model} on {swept.cluster}{fastest}")
+        title = f"{swept.model} on {swept.cluster}{fastest}"
+        axes.set(xlabel="ranks" if across == RANKS else across, ylabel=f"{swept.unit}/s", title=title)
         axes.grid(alpha=0.3)
         if other:
             axes.legend()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -25,13 +24,11 @@ from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.doubt import guesses
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.plans import Plans
-from hvdkit.simulator.predict import Point, ResultPart, cases, checked, of_batch_norm, point
+from hvdkit.simulator.predict import Point, ResultPart, checked, ensemble, of_batch_norm, point
 from hvdkit.simulator.settings import Settings
 
 _LEAST_GAIN = 1.005  # a smaller gain is not reported
 _GROWS = 1.1  # the gain of twice the ranks, below which they are not worth it
-# The figures in evidence.yaml: the accuracy with the method, and without.
-_MEASURED = re.compile(r"measured .*?(?P<after>0\.\d+) \(.*? has (?P<before>0\.\d+) ")
 _BOTH = 1.05  # the gain of compression with Local SGD over the better one of them, below which one is enough
 
 
@@ -122,7 +119,7 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
     today.warnings.extend(of_batch_norm(profile, today))
     money.check(today.step_ms, today.batch_size, ranks)
     now = Candidate("software", "today", settings, {}, cluster, ranks)
-    taken = guesses(fitted, cluster, settings.speed)
+    taken, before = guesses(fitted, cluster, settings.speed), money.of(today.step_ms, today.batch_size, ranks)
     left_out: dict[str, str] = {}
 
     def suggested(change: Candidate) -> Suggestion | None:
@@ -134,7 +131,29 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
         gain = after.images_per_second / today.images_per_second
         if gain < _LEAST_GAIN or not money.fits(after.batch_size, change.ranks):
             return None
-        return _suggestion(change, after, today, gain, gains(fitted, now, change, gain), money, not taken)
+        low, high = gains(fitted, now, change, gain)
+        paid = money.at(change.cluster) if change.other_machines else money
+        bill, (risk, points_lost) = paid.of(after.step_ms, after.batch_size, change.ranks), _risk(change.evidence)
+        saved = None
+        if paid.currency == money.currency and before.train_cost is not None and bill.train_cost is not None:
+            saved = before.train_cost - bill.train_cost
+        return Suggestion(
+            kind=change.kind,
+            what=change.what,
+            settings=change.changed,
+            recipe=change.recipe,
+            **after.model_dump(include={"ranks", "step_ms", "images_per_second", "warnings"}),
+            **bill._asdict(),
+            gain=gain,
+            gain_low=low,
+            gain_high=high,
+            sure=not taken and low > 1,
+            currency=None if paid.price is None else paid.currency,
+            saved=saved,
+            points_lost=points_lost,
+            effort=change.effort,
+            risk=risk,
+        )
 
     pairs = [(one, made) for one in candidates.software(fitted, now) if (made := suggested(one))]
     pairs.sort(key=lambda pair: -pair[1].gain)
@@ -149,7 +168,7 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
         currency=None if money.price is None else money.currency,
         money=money.told,
         today=today,
-        plans=plans.search(profile, now, money) if money.limited else None,
+        plans=plans.search(fitted, now, money) if money.limited else None,
         suggestions=[*sorted(software, key=lambda e: -e.gain), *sorted(hardware, key=lambda e: -e.gain)],
         adding=_adding(fitted, now, today, money),
         left_out=left_out,
@@ -157,10 +176,22 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
 
 
 @cache
-def evidence() -> dict[str, str]:
-    """What is known about the accuracy of each method: what hvdkit has measured, or else what its authors report."""
+def evidence() -> dict[str, tuple[str, float | None]]:
+    """By method, what is known about its accuracy, and the points that hvdkit has measured it to lose."""
     document = yaml.safe_load((Path(__file__).parent / "evidence.yaml").read_text())
-    return {str(name): str(text) for name, text in document.items()}
+    return {name: (entry["known"], entry.get("points_lost")) for name, entry in document.items()}
+
+
+def _risk(names: tuple[str, ...]) -> tuple[str, float | None]:
+    """What is known about the accuracy of these methods; `local-sgd` stands for a `local-sgd-16` that is not listed.
+
+    Points are those of one method alone.
+    """
+    found = [evidence().get(name) or evidence().get(name.rpartition("-")[0]) for name in names]
+    known = [entry for entry in dict.fromkeys(found) if entry]
+    if not known:
+        return "none: the same arithmetic", 0.0
+    return "; ".join(text for text, _ in known), known[0][1] if len(known) == 1 else None
 
 
 def _together(fitted: Calibration, now: Candidate, software: list[Candidate]) -> Candidate | None:
@@ -195,82 +226,41 @@ def _joined(now: Candidate, chosen: list[Candidate]) -> Candidate:
     )
 
 
-def _known(names: tuple[str, ...]) -> list[str]:
-    """What is known about the accuracy of these methods; `local-sgd` stands for a `local-sgd-16` that is not listed."""
-    texts = [evidence().get(name) or evidence().get(name.rpartition("-")[0]) for name in names]
-    return [text for text in dict.fromkeys(texts) if text]
-
-
-def _points_lost(names: tuple[str, ...]) -> float | None:
-    """The measured loss of accuracy in percentage points, of one method alone; None if it was not measured."""
-    figures = [_MEASURED.match(text) for text in _known(names)]
-    if len(figures) != 1 or figures[0] is None:
-        return None if figures else 0.0
-    return 100 * (float(figures[0]["before"]) - float(figures[0]["after"]))
-
-
-def _suggestion(
-    change: Candidate, after: Point, today: Point, gain: float, bounds: tuple[float, float], money: Money, certain: bool
-) -> Suggestion:
-    bill = money.at(change.cluster) if change.other_machines else money
-    cost = bill.of(after.step_ms, after.batch_size, change.ranks)
-    before = money.of(today.step_ms, today.batch_size, today.ranks)
-    comparable = bill.currency == money.currency and None not in (before.train_cost, cost.train_cost)
-    return Suggestion(
-        kind=change.kind,
-        what=change.what,
-        settings=change.changed,
-        recipe=change.recipe,
-        **after.model_dump(include={"ranks", "step_ms", "images_per_second", "warnings"}),
-        **cost._asdict(),
-        gain=gain,
-        gain_low=bounds[0],
-        gain_high=bounds[1],
-        sure=certain and bounds[0] > 1,
-        currency=None if bill.price is None else bill.currency,
-        saved=before.train_cost - cost.train_cost if comparable else None,  # type: ignore[operator]
-        points_lost=_points_lost(change.evidence),
-        effort=change.effort,
-        risk="; ".join(_known(change.evidence)) or "none: the same arithmetic",
-    )
-
-
 def gains(fitted: Calibration, now: Candidate, change: Candidate, gain: float) -> tuple[float, float]:
     """The least and the largest gain under all combinations of what may be wrong.
 
     The errors that both steps share are the same before and after: of compute, of communication, and whether more ranks
     than were profiled wait longer. What only the change brings is added to the step after it.
     """
-    pairs = [(one, fitted.case(one.cluster, one.ranks, one.settings)) for one in (now, change)]
-    both = [cases(fitted, case, one.settings) for one, case in pairs]
-    here, there = (doubt.expected(fitted, case) for _, case in pairs)
+    today, after = (
+        ensemble(fitted, fitted.case(one.cluster, one.ranks, one.settings), one.settings) for one in (now, change)
+    )
+    here, there = today.doubts, after.doubts
     more = max(_added(here.faster, there.faster), _added(here.slower, there.slower))
     # The way between two devices is the change's own, also where both are off the profile's.
-    more = max(more, doubt.of_device(pairs[1][1].speed / pairs[0][1].speed))
+    more = max(more, doubt.of_device(after.base.speed / today.base.speed))
     same_links = change.cluster.levels == now.cluster.levels
     more_wire = _added(here.wire_slower, there.wire_slower) if same_links else there.wire_slower
-    corners = list(itertools.product((False, True), (False, True), (False, True), (-1, 1)))
-    before, after = (
-        [
-            replace(
-                case,
-                slow=(float(each.factors.mean()) if waits else each.near)
-                * (here.slower if slower else 1 / here.faster)
-                * own**extra,
-                wire=(here.wire_slower if wire else 1 / here.wire_faster) * own_wire**extra,
-            )
-            for slower, wire, waits, extra in corners
-        ]
-        for (_, case), each, own, own_wire in zip(pairs, both, (1.0, more), (1.0, more_wire), strict=True)
+    errors = (1 / here.faster, here.slower), (1 / here.wire_faster, here.wire_slower)
+    corners = list(itertools.product(*errors, (False, True), (-1, 1)))
+    before_s, after_s = (
+        step.periods(
+            [
+                replace(
+                    one.base, slow=(one.slow if waits else one.near) * compute * own**extra, wire=wire * own_wire**extra
+                )
+                for compute, wire, waits, extra in corners
+            ]
+        )
+        for one, own, own_wire in ((today, 1.0, 1.0), (after, more, more_wire))
     )
-    samples = [case.network.ranks * case.batch for _, case in pairs]
-    found_gains = [gain, *(step.periods(before) / step.periods(after) * samples[1] / samples[0])]
-    if both[0].overlap_shown and not both[1].overlap_shown:  # the last bound is the change without overlap
-        found_gains.append(step.period(pairs[0][1]) / step.period(both[1].bounds[-1]) * samples[1] / samples[0])
+    samples = after.base.samples / today.base.samples
+    possible = [gain, *(before_s / after_s * samples)]
+    if "serial" in after.bounds and "serial" not in today.bounds:
+        possible.append(step.period(today.base) / step.period(after.bounds["serial"]) * samples)
     # Of more ranks alone, none is faster than one of fewer.
     alike = (change.cluster, change.settings) == (now.cluster, now.settings)
-    most = max(gain, samples[1] / samples[0]) if alike else math.inf
-    return float(min(found_gains)), float(min(most, max(found_gains)))
+    return float(min(possible)), float(min(max(gain, samples) if alike else math.inf, max(possible)))
 
 
 def _added(before: float, after: float) -> float:
@@ -289,14 +279,7 @@ def _adding(fitted: Calibration, now: Candidate, today: Point, money: Money) -> 
     loses = [count for i, count in enumerate(counts) if any(points[less][0] >= points[count][0] for less in counts[:i])]
     doubled = [(a, b) for a, b in itertools.pairwise(counts) if b == 2 * a and b not in loses]
     most = next((a for a, b in doubled if points[b][0] < _GROWS * points[a][0]), None)
-    half = next((count for count in counts if points[count][1] < 0.5), None)
     told = [f"{today.unit}/s grow up to {counts[-1]} ranks"] if most is None and not loses else []
-    if loses:
-        told.append(f"{', '.join(map(str, loses))} ranks are slower than fewer")
-    if most is not None:
-        told.append(f"beyond {most} ranks, twice as many bring less than 10 % more {today.unit}/s")
-    if half is not None:
-        told.append(f"from {half} ranks on, efficiency is below 50 %")
-    if room < min(now.cluster.largest or MOST_RANKS, MOST_RANKS):
-        told.append(f"more than {room} ranks have fewer {today.unit} in an epoch than a step takes")
+    told += [f"{', '.join(map(str, loses))} ranks are slower than fewer"] if loses else []
+    told += [] if most is None else [f"beyond {most} ranks, twice as many bring less than 10 % more {today.unit}/s"]
     return Adding(points=points, most=most, loses=loses, told="; ".join(told))

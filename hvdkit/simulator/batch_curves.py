@@ -7,7 +7,6 @@ long, while one that is bound by arithmetic grows.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,16 +61,10 @@ class BatchCurve:
 
     def at(self, size: float) -> Floats:
         """Seconds of each part, shape (parts,)."""
-        i = bisect.bisect_left(self.sizes, size)
-        if i == 0:
-            first = self.seconds[0]
-            beyond: Floats = first + self.below * (size - self.sizes[0])
-            least: Floats = np.maximum(beyond, first * min(1.0, size / self.sizes[0]))
-            return least
-        if i == len(self.sizes):
-            return np.asarray(self.seconds[-1] + self.above * (size - self.sizes[-1]))
-        share = (size - self.sizes[i - 1]) / (self.sizes[i] - self.sizes[i - 1])
-        return np.asarray((1 - share) * self.seconds[i - 1] + share * self.seconds[i])
+        first, last = self.sizes[0], self.sizes[-1]
+        inside = np.array([np.interp(size, self.sizes, part) for part in self.seconds.T])
+        beyond: Floats = inside + self.below * min(0.0, size - first) + self.above * max(0.0, size - last)
+        return np.maximum(beyond, self.seconds[0] * (size / first)) if size < first else beyond
 
 
 def parts(

@@ -20,6 +20,12 @@ from hvdkit.simulator.workload import Workload, of_profile, sharding_of, sync_of
 
 _LEAST_ERROR = 3.0  # percent; no figure is assumed to be closer
 _UNCHECKED_ERROR = 10.0  # percent, if the profile's own step cannot be predicted
+LONE = Cluster(  # of one rank, which sends nothing
+    schema_version=1,
+    name="one-rank",
+    device=Device(name="any"),
+    levels=[Level(name="none", pieces=[CurvePiece(from_bytes=0, latency_us=0.0, mbit_per_s=1.0)])],
+)
 
 
 @dataclass(frozen=True)
@@ -124,13 +130,7 @@ def _check(profile: Profile, fitted: Calibration) -> float | None:
     network = own_network(profile)
     if (network is None and profile.np > 1) or profile.step.step_ms.mean <= 0 or profile.published:
         return None
-    cluster = network or Cluster(
-        schema_version=1,
-        name="none",
-        device=Device(name=profile.device),
-        levels=[Level(name="none", pieces=[CurvePiece(from_bytes=0, latency_us=0.0, mbit_per_s=1.0)])],
-    )
-    seconds = step.period(fitted.case(cluster, profile.np, Settings())) + 1e-3 * profile.step.waiting_ms.mean
+    seconds = step.period(fitted.case(network or LONE, profile.np, Settings())) + 1e-3 * profile.step.waiting_ms.mean
     return 100 * (1e3 * seconds / profile.step.step_ms.mean - 1)
 
 

@@ -62,22 +62,22 @@ def software(fitted: Calibration, now: Candidate) -> Iterator[Candidate]:
     for algorithm in ("ring", "hierarchical"):
         if len(now.cluster.levels) > 1:
             yield with_keys(f"allreduce: {algorithm}", {"allreduce": algorithm})
-    for keys in _COMPRESSIONS:
-        method, *numbers = keys.values()
+    for compression in _COMPRESSIONS:
+        method, *numbers = compression.values()
         name = " ".join([method, *(f"{number:g}" for number in numbers)])
-        yield with_keys(f"compress gradients: {name}", {"compression": keys}, method)
+        yield with_keys(f"compress gradients: {name}", {"compression": compression}, method)
     for every in (2, 4, 8, 16):
         what = f"Local SGD, ranks average every {every} steps"
         yield with_keys(what, {"sync": {"every": every}}, f"local-sgd-{every}")
+    work = fitted.workload
     for times in (2, 4):
-        size = times * (now.settings.batch_size or fitted.workload.batch_size)
-        amount = f"{size * fitted.workload.units_per_sample:,}" if fitted.workload.units_per_sample > 1 else str(size)
-        what, keys = f"{amount} {fitted.workload.unit} per rank and step", {"batch_size": size}
+        keys: dict[str, Any] = {"batch_size": times * (now.settings.batch_size or work.batch_size)}
+        units = keys["batch_size"] * work.units_per_sample
+        what = f"{f'{units:,}' if work.units_per_sample > 1 else units} {work.unit} per rank and step"
         stage = refusals.cheapest(fitted.case(now.cluster, now.ranks, now.settings.model_copy(update=keys)))
-        if stage in (None, "none", now.settings.sharding):
-            yield with_keys(what, keys, "batch")
-        else:
-            yield with_keys(f"{what}, which fit with sharding: {stage}", {**keys, "sharding": stage}, "batch")
+        if stage not in (None, "none", now.settings.sharding):
+            what, keys = f"{what}, which fit with sharding: {stage}", keys | {"sharding": stage}
+        yield with_keys(what, keys, "batch")
 
 
 def _tuned(fitted: Calibration, now: Candidate) -> Candidate | None:

@@ -58,23 +58,50 @@ class Case:
     wire: float = 1.0
 
     @property
+    def data_ranks(self) -> int:
+        """How many ranks read different samples, and average their gradients; so far each one does."""
+        return self.network.ranks
+
+    @property
+    def samples(self) -> float:
+        """The samples of a step, of all ranks."""
+        return self.data_ranks * self.batch * self.workload.batch_size
+
+    @property
     def parts(self) -> ComputeTimes:
         """Forward and backward at the batch size, on the profile's device."""
         return self.workload.parts(self.batch)
 
     @cached_property
     def work(self) -> float:
-        """The factor of forward and backward, by the device's speed and the slowest rank; launches take their time."""
+        """The factor of forward and backward, by the device's speed and the slowest rank.
+
+        A batch has a kernel in forward and two in backward for each layer at least, whose launches take their time.
+        """
         work_s = self.parts.whole_s
-        launches_s = 1e-6 * self.network.cluster.device.launch_us * self.workload.kernels
+        launches_s = 1e-6 * self.network.cluster.device.launch_us * 3 * len(self.workload.forward)
         least = min(self.workload.compute_s, launches_s) / work_s if work_s > 0 else 1.0
         return self.slow * max(1 / self.speed, least)
 
-    def staging_s(self, bytes_per_s: float) -> Floats:
-        """How long the device waits while each tensor's part of a collective is copied to the host, or back."""
-        sizes: Floats = np.sum([phase.sizes for phase in self.traffic.phases], axis=0)
-        seconds: Floats = sizes / bytes_per_s + 1e-6 * self.network.cluster.device.launch_us * (sizes > 0)
-        return seconds
+    def passes_s(self, passes: Floats) -> Floats:
+        """Seconds for each tensor of so many passes over its bytes, before or after it is sent, shape (tensors,).
+
+        If the time of all passes was measured, it is divided among them. The device waits for copies to the host, or
+        back.
+        """
+        device, sizes = self.network.cluster.device, self.workload.sizes
+        if self.compression_s is None:
+            seconds = passes * sizes / device.memory_bytes_per_s + 1e-6 * device.launch_us * (passes > 0)
+        else:
+            both = self.traffic.encode_passes + self.traffic.decode_passes
+            mine, both = (passes, both) if both.any() else (0.5 * np.ones(len(sizes)), np.ones(len(sizes)))
+            seconds = self.compression_s * mine * sizes / (both * sizes).sum()
+        seconds = seconds / self.speed
+        staging = self.network.cluster.software.staging_bytes_per_s
+        if staging is not None and self.data_ranks > 1:
+            sent: Floats = np.sum([phase.sizes for phase in self.traffic.phases], axis=0)
+            seconds = seconds + sent / staging + 1e-6 * device.launch_us * (sent > 0)
+        return seconds * (self.slow / self.every)
 
     @property
     def at_once(self) -> int:
@@ -95,7 +122,7 @@ class Case:
     @cached_property
     def traffic(self) -> Traffic:
         """What is sent for the gradients."""
-        traffic = compression_costs.traffic(self.compression, self.workload, self.network.ranks)
+        traffic = compression_costs.traffic(self.compression, self.workload, self.data_ranks)
         if self.stage == "none":
             return traffic
         return replace(traffic, phases=tuple(SentBytes("reducescatter", phase.sizes) for phase in traffic.phases))
@@ -103,7 +130,7 @@ class Case:
     @property
     def stage(self) -> Stage:
         """The stage of sharding; none on one rank."""
-        return self.sharding if self.network.ranks > 1 else "none"
+        return self.sharding if self.data_ranks > 1 else "none"
 
     @property
     def update_s(self) -> float:
@@ -113,26 +140,23 @@ class Case:
         """
         if self.stage == "none":
             return self.workload.update_s
-        ranks, device = self.network.ranks, self.network.cluster.device
-        parameter_bytes = (
-            0 if "parameters" in self.workload.stages else sum(tensor.bytes for tensor in self.workload.tensors)
-        )
+        ranks, device = self.data_ranks, self.network.cluster.device
+        parameter_bytes = 0 if "parameters" in self.workload.stages else self.workload.gradient_bytes
         return self.workload.update_s / ranks + 2 * parameter_bytes * (1 + 1 / ranks) / device.memory_bytes_per_s
 
     @property
     def gathered_bytes(self) -> float:
         """What a rank puts into gathers of weights: its share, in stage `parameters` in forward and in backward."""
         times = {"none": 0, "parameters": 2}.get(self.stage, 1)
-        return times * sum(tensor.bytes for tensor in self.workload.tensors) / self.network.ranks
+        return times * self.workload.gradient_bytes / self.data_ranks
 
     @property
     def gather_s(self) -> float:
         """How long it takes to gather all weights from their shares, a bucket after the other."""
         if self.stage == "none":
             return 0.0
-        gathered_bytes = float(sum(tensor.bytes for tensor in self.workload.tensors))
-        buckets = max(1, round(gathered_bytes / self.bucket_bytes))
-        bucket_s = self.network.cost("allgather").line(gathered_bytes / buckets / self.network.ranks)
+        buckets = max(1, round(self.workload.gradient_bytes / self.bucket_bytes))
+        bucket_s = self.network.cost("allgather").line(self.workload.gradient_bytes / buckets / self.data_ranks)
         return self.wire * buckets * float(bucket_s)
 
     @cached_property
@@ -140,7 +164,7 @@ class Case:
         """The cost of each collective that a bucket needs."""
         chosen = self.algorithm or self.rules.algorithm
         servers = 1.0
-        if self.servers > 1 and self.network.ranks > 1:
+        if self.servers > 1 and self.data_ranks > 1:
             sizes = [float(tensor.bytes) for tensor in reversed(self.workload.tensors)]
             servers = balanced_servers(sizes, min(self.servers, self.network.most_servers))
         return [

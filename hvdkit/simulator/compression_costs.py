@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -62,32 +62,26 @@ def traffic(compression: Compression, workload: Workload, ranks: int) -> Traffic
 
 
 def _none(_: Compression, tensors: Sequence[Gradient], ranks: int) -> Traffic:
-    zero = np.zeros(len(tensors))
-    return Traffic((SentBytes("allreduce", _bytes(tensors)),), zero, zero)
+    return _passed([SentBytes("allreduce", _bytes(tensors))], 0.0, 0.0)
 
 
 def _fp16(_: Compression, tensors: Sequence[Gradient], ranks: int) -> Traffic:
     """Cast to 2 bytes an element and back: 4 bytes read and 2 written are 1.5 passes."""
-    elements = _elements(tensors)
-    passes = np.where(_bytes(tensors) > 2 * elements, 1.5, 0.0)
-    return Traffic((SentBytes("allreduce", np.minimum(_bytes(tensors), 2 * elements)),), passes, passes)
+    halves = 2 * _elements(tensors)
+    passes = np.where(_bytes(tensors) > halves, 1.5, 0.0)
+    return _passed([SentBytes("allreduce", np.minimum(_bytes(tensors), halves))], passes, passes)
 
 
 def _bf16(_: Compression, tensors: Sequence[Gradient], ranks: int) -> Traffic:
     """2 bytes an element: an all-to-all of chunks, which are summed in float32, then an allgather of the sums."""
-    return _scattered(2 * _elements(tensors), ranks, encode=1.5, decode=1.5)
+    sent = 2 * _elements(tensors)
+    return _passed([SentBytes("alltoall", sent), SentBytes("allgather", sent / ranks)], 1.5, 1.5)
 
 
 def _int8(_: Compression, tensors: Sequence[Gradient], ranks: int) -> Traffic:
     """1 byte an element and a scale for 2,048 of them, sent as bf16 is; the sums are quantised again."""
-    return _scattered(_elements(tensors) * (1 + 4 / 2048), ranks, encode=3.25, decode=2.5)
-
-
-def _scattered(sent: Floats, ranks: int, encode: float, decode: float) -> Traffic:
-    passes = np.ones(len(sent))
-    return Traffic(
-        (SentBytes("alltoall", sent), SentBytes("allgather", sent / ranks)), encode * passes, decode * passes
-    )
+    sent = _elements(tensors) * (1 + 4 / 2048)
+    return _passed([SentBytes("alltoall", sent), SentBytes("allgather", sent / ranks)], 3.25, 2.5)
 
 
 def _topk(compression: Compression, tensors: Sequence[Gradient], ranks: int) -> Traffic:
@@ -95,12 +89,9 @@ def _topk(compression: Compression, tensors: Sequence[Gradient], ranks: int) -> 
     kept = np.maximum(1.0, np.round(_elements(tensors) * compression.ratio))
     # A rank's k elements go to p - 1 others; a ring allreduce sends 2 (p-1)/p of the uncompressed bytes.
     if 8 * kept.sum() * ranks > 2 * _bytes(tensors).sum():
-        dense = _none(compression, tensors, ranks)
-        warning = (
-            f"top-k of {compression.ratio:g} sends more than uncompressed gradients at {ranks} ranks, so it sends these"
-        )
-        return Traffic(dense.phases, dense.encode_passes, dense.decode_passes, warning)
-    return Traffic((SentBytes("allgather", 8 * kept),), np.full(len(tensors), 12.0), np.full(len(tensors), 2.0))
+        more = f"top-k of {compression.ratio:g} sends more than uncompressed gradients at {ranks} ranks"
+        return replace(_none(compression, tensors, ranks), warning=f"{more}, so it sends these")
+    return _passed([SentBytes("allgather", 8 * kept)], 12.0, 2.0)
 
 
 def _powersgd(compression: Compression, tensors: Sequence[Gradient], ranks: int) -> Traffic:
@@ -115,7 +106,12 @@ def _powersgd(compression: Compression, tensors: Sequence[Gradient], ranks: int)
             continue
         first[i], second[i] = 4.0 * rank * rows, 4.0 * rank * columns
         passes[i] = 2.0 + rank  # error feedback, and a product that reads the matrix
-    return Traffic((SentBytes("allreduce", dense + first), SentBytes("allreduce", second)), passes, passes)
+    return _passed([SentBytes("allreduce", dense + first), SentBytes("allreduce", second)], passes, passes)
+
+
+def _passed(phases: Sequence[SentBytes], encode: Floats | float, decode: Floats | float) -> Traffic:
+    ones = np.ones(len(phases[0].sizes))
+    return Traffic(tuple(phases), encode * ones, decode * ones)
 
 
 METHODS: dict[str, Callable[[Compression, Sequence[Gradient], int], Traffic]] = {

@@ -29,15 +29,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-import numpy as np
-
 from hvdkit.simulator import piecewise_linear
 from hvdkit.simulator.cluster import Algorithm, Cluster, CurvePiece, Level, Measured, Operation
-from hvdkit.simulator.piecewise_linear import ZERO, PiecewiseLinear
+from hvdkit.simulator.piecewise_linear import ZERO, PiecewiseLinear, ray
 
 PER_DOUBLING = 5.0  # percent of error for each doubling of ranks away from the measured ones
 
@@ -130,8 +128,8 @@ class Network:
             if (measured.ranks, measured.ranks_per_host) == (self.ranks, self.local):
                 return CollectiveCost(_measured_line(measured), measured.algorithm, measured.residual_percent)
         line, name = self._formula(operation, algorithm, servers)
-        agreeing = self._agreeing(operation, algorithm)(line)
-        return CollectiveCost(piecewise_linear.rising(agreeing), name, *self._expected_error(operation, algorithm))
+        line = piecewise_linear.rising(self._agreeing(line, operation, algorithm))
+        return CollectiveCost(line, name, *self._expected_error(operation, algorithm))
 
     def _formula(
         self, operation: Operation, algorithm: Algorithm | None, servers: float
@@ -157,8 +155,8 @@ class Network:
         between = self._path(range(1, len(self.levels)), flows=1.0).repeated(2 * (hosts - 1), 1 / hosts)
         depth = math.ceil(math.log2(local))
         return (
-            piecewise_linear.total([inside, self._summing((local - 1) / local)]),
-            piecewise_linear.total([between, self._summing((hosts - 1) / hosts)]),
+            inside + self._summing((local - 1) / local),
+            between + self._summing((hosts - 1) / hosts),
             near.pipelined(depth),
         )
 
@@ -171,7 +169,7 @@ class Network:
             depth = sum(self._tree_depths)
             hops = [self._hop(i, 1.0) for i in range(len(self.levels))]
             path = piecewise_linear.bottleneck(hops, [tree_depth / depth for tree_depth in self._tree_depths])
-            return piecewise_linear.total([path.pipelined(depth).times(2), self._summing(1.0)])
+            return path.pipelined(depth).times(2) + self._summing(1.0)
         if algorithm == "hierarchical":
             return piecewise_linear.total(self.hierarchical())
         # central: one after the other through the servers' links, at most one server a host; ranks of a server's own
@@ -179,9 +177,7 @@ class Network:
         local, servers = self._near_server, min(servers, self.most_servers)
         far = self._hop(len(self.levels) - 1, 1.0).repeated(2, (self.ranks - local) / servers)
         near = self._hop(0, 1.0).repeated(2, local - 1) if local > 1 else ZERO
-        return piecewise_linear.total(
-            [piecewise_linear.greatest([near, far]), self._summing((self.ranks - 1) / servers)]
-        )
+        return piecewise_linear.greatest([near, far]) + self._summing((self.ranks - 1) / servers)
 
     @property
     def most_servers(self) -> int:
@@ -195,9 +191,8 @@ class Network:
 
     def _ring(self, operation: Operation) -> PiecewiseLinear:
         line = self._hop_of_ring().repeated(*_ring_steps(operation, self.ranks))
-        if operation in ("allreduce", "reducescatter"):
-            return piecewise_linear.total([line, self._summing((self.ranks - 1) / self.ranks)])
-        return line
+        sums = operation in ("allreduce", "reducescatter")
+        return line + self._summing((self.ranks - 1) / self.ranks) if sums else line
 
     def _alltoall(self) -> PiecewiseLinear:
         if len(self.levels) == 1:
@@ -258,7 +253,7 @@ class Network:
 
     def _summing(self, share: float) -> PiecewiseLinear:
         rate = self.cluster.software.reduction_bytes_per_s
-        return PiecewiseLinear(np.zeros(1), np.zeros(1), np.array([share / rate])) if rate else ZERO
+        return ray(share / rate) if rate else ZERO
 
     def _measurements(self, operation: Operation, algorithm: Algorithm | None) -> Sequence[Measured]:
         return [m for m in self.cluster.measured if m.operation == operation and algorithm in (None, m.algorithm)]
@@ -290,24 +285,20 @@ class Network:
             level = self.levels[index][0]
             return _hop_of(below).slowed(level.crowded(ranks) / level.crowded(below.ranks))
         share = math.log(ranks / below.ranks) / math.log(above.ranks / below.ranks)
-        return piecewise_linear.total([_hop_of(below).times(1 - share), _hop_of(above).times(share)])
+        return _hop_of(below).times(1 - share) + _hop_of(above).times(share)
 
-    def _agreeing(
-        self, operation: Operation, algorithm: Algorithm | None
-    ) -> Callable[[PiecewiseLinear], PiecewiseLinear]:
-        """What makes a formula agree with the nearest measurement that does not say what a hop takes."""
+    def _agreeing(self, line: PiecewiseLinear, operation: Operation, algorithm: Algorithm | None) -> PiecewiseLinear:
+        """A formula's `line`, scaled to the nearest measurement that does not say what a hop takes."""
         hops = [m for index in range(len(self.cluster.levels)) for m in self._in_hops(index)]
         nearest = self._nearest([m for m in self._measurements(operation, algorithm) if m not in hops])
         if nearest is None:
-            return lambda line: line
-        measured = nearest[1]
-        bare = self.cluster.model_copy(update={"measured": hops, "ranks_per_host": measured.ranks_per_host})
-        formula, _ = Network(bare, measured.ranks)._formula(operation, measured.algorithm, 1)
-        line = _measured_line(measured)
-        small = max(1.0, float(measured.smallest_bytes))
-        latency = float(line(small)) / max(float(formula(small)), 1e-15)
-        rate = line.slope[-1] / max(formula.slope[-1], 1e-24)
-        return lambda line: line.slowed(rate / latency).times(latency) if rate > 0 < latency else line
+            return line
+        bare = self.cluster.model_copy(update={"measured": hops, "ranks_per_host": nearest[1].ranks_per_host})
+        formula, _ = Network(bare, nearest[1].ranks)._formula(operation, nearest[1].algorithm, 1)
+        known, small = _measured_line(nearest[1]), max(1.0, float(nearest[1].smallest_bytes))
+        latency = float(known(small)) / max(float(formula(small)), 1e-15)
+        rate = known.slope[-1] / max(formula.slope[-1], 1e-24)
+        return line.slowed(rate / latency).times(latency) if rate > 0 < latency else line
 
     def _expected_error(self, operation: Operation, algorithm: Algorithm | None) -> tuple[float, tuple[str, ...]]:
         """The expected error in percent, and the warnings that explain it."""

@@ -47,21 +47,19 @@ def expected(fitted: Calibration, base: Case) -> Doubt:
         shorter, longer = _batch(base)
         less.append(100 * (shorter - 1))
         more.append(100 * (longer - 1))
-        size = round(base.batch * fitted.workload.batch_size)
-        curve = base.workload.curve
+        size, curve = round(base.batch * fitted.workload.batch_size), base.workload.curve
         if curve is None:
             warnings.append(
                 f"batch size {size} was not measured ({fitted.workload.batch_size} was): which part of a step does not "
                 "depend on it is assumed; measure it with hvdkit profile --batch-sizes"
             )
-        elif not curve.sizes[0] <= size <= curve.sizes[-1]:
-            warnings.append(f"batch size {size} was not measured: its time is extrapolated from the measured ones")
         elif size not in curve.sizes:
-            warnings.append(f"batch size {size} was not measured: its time is interpolated between measured ones")
+            how = "interpolated between" if curve.sizes[0] <= size <= curve.sizes[-1] else "extrapolated from the"
+            warnings.append(f"batch size {size} was not measured: its time is {how} measured ones")
     if base.speed != 1:
         both.append(100 * (of_device(base.speed) - 1))
         warnings.append(f"a device {base.speed:g} times as fast was not measured: its time is scaled")
-    ranks = base.network.ranks
+    ranks = base.data_ranks
     doublings = math.log2(max(1.0, ranks / fitted.ranks))
     less.append(LESS_PER_DOUBLING * doublings)
     more.append(MORE_PER_DOUBLING * doublings)
@@ -89,16 +87,17 @@ def guesses(fitted: Calibration, cluster: Cluster, speed: float = 1.0) -> list[s
     A line for each, with what to do; where there is one, no change is called sure. `speed` is that of the cluster's
     device, relative to the profile's.
     """
-    device, faster = cluster.device, f"{speed:g} times as fast"
-    if fitted.on_cpu and device.relative_speed:
-        if speed != 1:
-            return [f"the profile is of CPUs, and {device.name}s are taken to be {faster} in every layer"]
+    device = cluster.device
+    if not device.relative_speed:
+        return []
+    if fitted.on_cpu and speed != 1:
+        return [f"the profile is of CPUs, and {device.name}s are taken to be {speed:g} times as fast in every layer"]
+    if fitted.on_cpu:
         return [
             f"the profile is of CPUs: this predicts them on {cluster.name}'s links, not {device.name}s; "
             "say how many times as fast those are (--set speed=30), or profile on one of them"
         ]
-    named = device.relative_speed and not fitted.on_cpu and fitted.processor
-    if named and device.name.lower() not in fitted.processor.lower() and speed == 1:
+    if speed == 1 and fitted.processor and device.name.lower() not in fitted.processor.lower():
         return [
             f"the profile is of {fitted.processor}, {cluster.name} has {device.name}s: this predicts the former; "
             "say how many times as fast a device of the cluster is (--set speed=0.5), or profile on one of them"

@@ -11,7 +11,6 @@ arrays as durations one pass simulates a case per element.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -116,22 +115,19 @@ def run(tasks: Sequence[TimedTask], iterations: int | None = None) -> StepSchedu
     steps: list[Any] = []
     steady = False
     for iteration in range(iterations or _MOST_ITERATIONS):
-        begun: list[Any] = []
-        ended: list[Any] = []
-        starts.append(begun)
-        ends.append(ended)
+        starts.append([])
+        ends.append([])
         for task, waits in zip(tasks, before, strict=True):
             reached = [ends[iteration - lag][number] for lag, number in waits if lag <= iteration]
-            begun.append(reduce(larger, reached) if reached else 0.0)
-            ended.append(begun[-1] + task.seconds)
+            starts[-1].append(reduce(larger, reached) if reached else 0.0)
+            ends[-1].append(starts[-1][-1] + task.seconds)
         if iteration:
-            steps.append(ended[-1] - ends[-2][-1])
-        steady = len(steps) > 1 and _same(steps[-1], steps[-2])
+            steps.append(ends[-1][-1] - ends[-2][-1])
+        steady = len(steps) > 1 and np.allclose(steps[-1], steps[-2], _TOLERANCE, 1e-15)
         if iterations is None and steady:
             break
-    half = steps[len(steps) // 2 :]
-    period = (steps[-1] if steady else sum(half) / len(half)) if steps else ends[0][-1]
-    return StepSchedule(tasks, before, starts, ends, period)
+    half = steps[len(steps) // 2 :] or [ends[0][-1]]
+    return StepSchedule(tasks, before, starts, ends, steps[-1] if steady else sum(half) / len(half))
 
 
 def _predecessors(tasks: Sequence[TimedTask]) -> list[list[tuple[int, int]]]:
@@ -145,7 +141,8 @@ def _predecessors(tasks: Sequence[TimedTask]) -> list[list[tuple[int, int]]]:
     before: list[list[tuple[int, int]]] = []
     latest = {task.resource: (1, number) for number, task in enumerate(tasks)}  # at first of the iteration before
     for number, task in enumerate(tasks):
-        if not _valid(task.seconds):
+        valid = (task.seconds >= 0) & (task.seconds < np.inf)
+        if valid is not True and not np.all(valid):
             raise RequestError(f"task {task.name!r}: expected a finite time of at least 0, got {task.seconds}")
         for edge in task.after:
             if index.get(edge.name, len(tasks)) >= (len(tasks) if edge.lag else number):
@@ -155,12 +152,3 @@ def _predecessors(tasks: Sequence[TimedTask]) -> list[list[tuple[int, int]]]:
             before[-1].append(latest[task.resource])
             latest[task.resource] = (0, number)
     return before
-
-
-def _valid(seconds: Any) -> bool:
-    valid = (seconds >= 0) & (seconds < math.inf)
-    return valid if isinstance(valid, bool) else bool(valid.all())
-
-
-def _same(a: Any, b: Any) -> bool:
-    return bool(np.all(np.abs(a - b) <= _TOLERANCE * np.abs(b) + 1e-15))

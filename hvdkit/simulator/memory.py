@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from hvdkit import tasks
 from hvdkit.adapters import capabilities
@@ -132,8 +133,8 @@ def _fused(recipe: Recipe, gradient_bytes: int, gpu: bool) -> int:
 
 def _gathered(architecture: Architecture) -> int:
     """The parameters that stage `parameters` holds at once: those of no block, and those of the largest blocks."""
-    sizes = _blocks(architecture)
-    return sizes.pop(ROOT_BLOCK, 0) + sum(sorted(sizes.values())[-_AT_ONCE:])
+    root, blocks = _blocks(architecture)
+    return root + sum(sorted(blocks)[-_AT_ONCE:])
 
 
 def _blocks_sent(architecture: Architecture, ranks: int, gpu: bool) -> float:
@@ -142,23 +143,22 @@ def _blocks_sent(architecture: Architecture, ranks: int, gpu: bool) -> float:
     In backward they are those of the root, whose share is not there yet, of a block, and of two packed blocks. After
     backward they are the root's and a copy of them, and no parameters are gathered.
     """
-    sizes = _blocks(architecture)
-    root, block = sizes.pop(ROOT_BLOCK, 0), max(sizes.values(), default=0)
+    root, blocks = _blocks(architecture)
     scratch = 2 * root / ranks if not gpu and ranks > 2 else 0  # of Gloo's reduce-scatter (runtimes/patches)
     after = 2 * root + scratch - _gathered(architecture)
-    return max(root - root / ranks + (1 + BUCKETS_AT_ONCE["parameters"]) * block, after)
+    return max(root - root / ranks + (1 + BUCKETS_AT_ONCE["parameters"]) * max(blocks, default=0), after)
 
 
 def gathered_once(architecture: Architecture) -> int:
     """The parameters that stage `parameters` gathers once for a batch: the root's, and the last block's."""
-    sizes = _blocks(architecture)
-    return sizes.pop(ROOT_BLOCK, 0) + (list(sizes.values())[-1] if sizes else 0)
+    root, blocks = _blocks(architecture)
+    return root + (blocks or [0])[-1]
 
 
-def _blocks(architecture: Architecture) -> dict[str, int]:
-    """The parameters of each block that stage `parameters` gathers; the root's names have no number."""
-    sizes: dict[str, int] = {}
+def _blocks(architecture: Architecture) -> tuple[int, list[int]]:
+    """The parameters of the root, whose names have no number, and of each block that stage `parameters` gathers."""
+    sizes = Counter[str]()
     for name, shape in architecture.parameter_shapes().items():
         block = block_of(name) if any(word.isdigit() for word in name.split(".")) else ROOT_BLOCK
-        sizes[block] = sizes.get(block, 0) + math.prod(shape)
-    return sizes
+        sizes[block] += math.prod(shape)
+    return sizes.pop(ROOT_BLOCK, 0), list(sizes.values())

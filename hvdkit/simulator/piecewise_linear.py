@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -51,25 +51,38 @@ class PiecewiseLinear:
         """So many times the time."""
         return PiecewiseLinear(self.starts, self.latency * factor, self.slope * factor)
 
-    @property
-    def ray(self) -> PiecewiseLinear:
-        """The time that the bytes occupy the link: all of them at the rate of the largest sizes, no latency."""
-        return PiecewiseLinear(np.zeros(1), np.zeros(1), self.slope[-1:])
+    def __add__(self, other: PiecewiseLinear) -> PiecewiseLinear:
+        """One after the other, each with all the bytes."""
+        starts = np.union1d(self.starts, other.starts)
+        (a, b), (c, d) = self.on(starts), other.on(starts)
+        return PiecewiseLinear(starts, a + c, b + d)
+
+    def on(self, starts: Floats) -> tuple[Floats, Floats]:
+        """Latency and slope of the pieces that hold from each of `starts` on."""
+        index = np.searchsorted(self.starts, starts, side="right") - 1
+        return self.latency[index], self.slope[index]
 
     @property
     def parts(self) -> tuple[PiecewiseLinear, PiecewiseLinear]:
-        """The latency, and the time that the bytes occupy the link; together the whole, and neither has its jumps."""
-        occupied = least([self, self.ray])
-        rest = _combined([self, occupied], lambda latency, slope: (latency[0] - latency[1], slope[0] - slope[1]))
-        return rest, occupied
+        """The latency, and the time that the bytes occupy the link: all of them at the rate of the largest sizes.
+
+        Together they are the whole, and neither has its jumps.
+        """
+        occupied = least([self, ray(float(self.slope[-1]))])
+        return self + occupied.times(-1), occupied
 
     def pipelined(self, hops: float) -> PiecewiseLinear:
         """Through so many hops one after the other, in parts: each adds its latency, the bytes count once."""
         latency, occupied = self.parts
-        return total([latency.times(hops), occupied])
+        return latency.times(hops) + occupied
 
 
-ZERO = PiecewiseLinear(np.zeros(1), np.zeros(1), np.zeros(1))
+def ray(seconds_per_byte: float) -> PiecewiseLinear:
+    """A rate without any latency."""
+    return PiecewiseLinear(np.zeros(1), np.zeros(1), np.array([seconds_per_byte]))
+
+
+ZERO = ray(0.0)
 
 
 @dataclass(frozen=True)
@@ -137,15 +150,15 @@ def of_measured(pieces: Sequence[CurvePiece], largest: float) -> PiecewiseLinear
     )
 
 
-def total(costs: Sequence[PiecewiseLinear]) -> PiecewiseLinear:
-    """All of them one after the other, each with all the bytes."""
-    return _combined(costs, lambda latency, slope: (latency.sum(axis=0), slope.sum(axis=0)))
+def total(costs: Iterable[PiecewiseLinear]) -> PiecewiseLinear:
+    """All of them one after the other."""
+    return sum(costs, ZERO)
 
 
 def bottleneck(costs: Sequence[PiecewiseLinear], shares: Sequence[float]) -> PiecewiseLinear:
     """A pipeline through all of them: the slowest rate counts, other times are averaged with the weights `shares`.
 
-    Each time is divided into what the bytes occupy the link (see `ray`) and the rest, which is latency. Both rise with
+    Each time is divided into what the bytes occupy the link and the rest, which is latency. Both rise with
     the bytes and have no jumps where the costs have none.
     """
     rest, occupied = zip(*(cost.parts for cost in costs), strict=True)
@@ -172,29 +185,25 @@ def rising(cost: PiecewiseLinear) -> PiecewiseLinear:
 
 def least(costs: Sequence[PiecewiseLinear]) -> PiecewiseLinear:
     """The lowest of the functions at each number of bytes."""
-    return _extreme(costs, -1.0)
+    return reduce(partial(_extreme, np.less), costs)
 
 
 def greatest(costs: Sequence[PiecewiseLinear]) -> PiecewiseLinear:
     """The highest of the functions at each number of bytes."""
-    return _extreme(costs, 1.0)
+    return reduce(partial(_extreme, np.greater), costs)
 
 
-def _extreme(costs: Sequence[PiecewiseLinear], sign: float) -> PiecewiseLinear:
-    extreme = costs[0]
-    for other in costs[1:]:
-        starts = np.unique(np.concatenate([extreme.starts, other.starts]))
-        (a, b), (c, d) = _on(extreme, starts), _on(other, starts)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            crossing = (c - a) / (b - d)
-        ends = np.append(starts[1:], np.inf)
-        inside = crossing[np.isfinite(crossing) & (crossing > starts) & (crossing < ends)]
-        starts = np.unique(np.concatenate([starts, inside]))
-        (a, b), (c, d) = _on(extreme, starts), _on(other, starts)
-        middle = np.append((starts[:-1] + starts[1:]) / 2, 2 * starts[-1] + 1)
-        mine = sign * (a + b * middle) >= sign * (c + d * middle)
-        extreme = PiecewiseLinear(starts, np.where(mine, a, c), np.where(mine, b, d))
-    return extreme
+def _extreme(better: Callable[..., Any], one: PiecewiseLinear, other: PiecewiseLinear) -> PiecewiseLinear:
+    starts = np.union1d(one.starts, other.starts)
+    (a, b), (c, d) = one.on(starts), other.on(starts)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        crossing = (c - a) / (b - d)
+    inside = np.isfinite(crossing) & (crossing > starts) & (crossing < np.append(starts[1:], np.inf))
+    starts = np.union1d(starts, crossing[inside])
+    (a, b), (c, d) = one.on(starts), other.on(starts)
+    middle = np.append((starts[:-1] + starts[1:]) / 2, 2 * starts[-1] + 1)
+    theirs = better(c + d * middle, a + b * middle)
+    return PiecewiseLinear(starts, np.where(theirs, c, a), np.where(theirs, d, b))
 
 
 def fit(sizes: Sequence[float], seconds: Sequence[float], most: int = 8) -> list[CurvePiece]:
@@ -251,43 +260,27 @@ def residual_percent(pieces: Sequence[CurvePiece], sizes: Sequence[float], secon
     return 100 * math.sqrt(float((errors * errors).mean()))
 
 
-def _combined(
-    costs: Sequence[PiecewiseLinear], combine: Callable[[Floats, Floats], tuple[Floats, Floats]]
-) -> PiecewiseLinear:
-    starts = np.unique(np.concatenate([cost.starts for cost in costs]))
-    latency, slope = (np.stack(rows) for rows in zip(*(_on(cost, starts) for cost in costs), strict=True))
-    return PiecewiseLinear(starts, *combine(latency, slope))
-
-
-def _on(cost: PiecewiseLinear, starts: Floats) -> tuple[Floats, Floats]:
-    """Latency and slope of the pieces that hold from each of `starts` on."""
-    index = np.searchsorted(cost.starts, starts, side="right") - 1
-    return cost.latency[index], cost.slope[index]
-
-
 def _lines(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     """The best line through each run of points [begin, end): (latency, slope), neither below 0, and its error.
 
     Shapes are (2, count + 1, count + 1) and (count + 1, count + 1). The error is the sum of squared relative errors,
-    infinite where a run of points cannot be a piece.
+    infinite where a run of points cannot be a piece: of fewer than three, or where it would part equal sizes.
     """
-    count, w, v = len(x), 1 / y, x / y
-    terms = np.stack([w * w, w * v, v * v, w, v, np.ones(count)]).cumsum(axis=1)
-    sums = np.concatenate([np.zeros((6, 1)), terms], axis=1)
-    ww, wv, vv, sw, sv, n = sums[:, None, :] - sums[:, :, None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        determinant = ww * vv - wv * wv
-        both = np.stack([sw * vv - sv * wv, ww * sv - wv * sw]) / determinant
-        both[:, ~(determinant > 1e-9 * ww * vv) | (both < 0).any(axis=0)] = np.nan
-        flat, steep = np.stack([sw / ww, np.zeros_like(n)]), np.stack([np.zeros_like(n), sv / vv])
-        candidates = np.stack([both, flat, steep])
-        a, b = candidates[:, 0], candidates[:, 1]
-        squares = a * a * ww + 2 * a * b * wv + b * b * vv - 2 * a * sw - 2 * b * sv + n
-    squares = np.where(np.isfinite(squares), np.maximum(squares, 0), math.inf)
-    lines = np.take_along_axis(candidates, squares.argmin(axis=0)[None, None], axis=0)[0]
-    piece = (n >= _FEWEST) & np.concatenate([[False], x[1:] > x[:-1], [True]])  # equal sizes belong to one piece
-    piece[0, count] = True
-    return lines, np.where(piece, squares.min(axis=0), math.inf)
+    count, design = len(x), np.stack([1 / y, x / y], axis=1)
+    lines, squares = np.zeros((2, count + 1, count + 1)), np.full((count + 1, count + 1), math.inf)
+    cuts = [0, *(np.flatnonzero(np.diff(x) > 0) + 1), count]
+    for begin, end in itertools.combinations(cuts, 2):
+        if end - begin < min(_FEWEST, count):
+            continue
+        for kept in ([0, 1], [0], [1]):
+            points = design[begin:end, kept]
+            found, _, rank, _ = np.linalg.lstsq(points, np.ones(end - begin), rcond=None)
+            square = float(((points @ found - 1) ** 2).sum())
+            if rank == len(kept) and (found >= 0).all() and square < squares[begin, end]:
+                lines[kept, begin, end], squares[begin, end] = found, square
+                if len(kept) == 2:
+                    break
+    return lines, squares
 
 
 def _start(before: CurvePiece, latency: float, slope: float, last: float, first: float) -> int:

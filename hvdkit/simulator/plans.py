@@ -8,18 +8,17 @@ out, unless today has as few: the accuracy that they reach is not known (Goyal e
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from statistics import NormalDist
 
 from pydantic import Field
 
-from hvdkit.results.profile import Profile
-from hvdkit.simulator import sweep as sweeping
-from hvdkit.simulator.calibration import calibrate
+from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.candidates import MOST_RANKS, Candidate, other_machines
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.doubt import guesses
 from hvdkit.simulator.money import Bill, Money
-from hvdkit.simulator.predict import ResultPart
+from hvdkit.simulator.predict import ResultPart, ensemble, forecasts
 from hvdkit.simulator.refusals import refusal
 from hvdkit.simulator.settings import Settings
 
@@ -64,11 +63,11 @@ class Plans(ResultPart):
     nearest: TrainingPlan | None
 
 
-def search(profile: Profile, now: Candidate, money: Money) -> Plans:
+def search(fitted: Calibration, now: Candidate, money: Money) -> Plans:
     """Try all ways. Ways that cannot be compared, for want of a price in the same currency, are left out."""
-    batch = now.settings.batch_size or profile.batch_size * profile.accumulate
+    batch = now.settings.batch_size or fitted.workload.batch_size
     largest = max(now.ranks * batch, (money.samples or 0) // _LEAST_UPDATES)
-    ways = [way for machine in _machines(now, money) for way in _ways(profile, *machine, largest)]
+    ways = [way for machine in _machines(now, money) for way in _ways(fitted, *machine, largest // batch)]
     within = [way for way in ways if way.excess <= 1]
     # A way whose slow end is within the limits too comes before one that may miss them.
     safe = [way for way in within if way.sure] or within
@@ -93,42 +92,36 @@ def _machines(now: Candidate, money: Money) -> list[tuple[Cluster, Settings, Mon
     return machines
 
 
-def _ways(profile: Profile, cluster: Cluster, settings: Settings, money: Money, largest: int) -> list[TrainingPlan]:
-    """1, 2, 3, 4, 6, 8, 12, … hosts, with global batches up to `largest`."""
-    local, room = cluster.ranks_per_host, cluster.largest or MOST_RANKS
-    batch = settings.batch_size or profile.batch_size * profile.accumulate
+def _ways(fitted: Calibration, cluster: Cluster, settings: Settings, money: Money, most: int) -> Iterator[TrainingPlan]:
+    """1, 2, 3, 4, 6, 8, 12, … hosts, with at most so many ranks."""
     hosts = sorted({1, *(factor * 2**i for i in range(15) for factor in (2, 3))})
-    counts = [local * count for count in hosts]
-    counts = [count for count in counts if count <= min(room, MOST_RANKS) and batch * count <= largest]
-    calibrated = calibrate(profile)
-    counts = [count for count in counts if not refusal(calibrated.case(cluster, count, settings), settings)]
-    whatifs = [sweeping.Whatif({sweeping.RANKS: count}, count, settings, cluster) for count in counts]
-    certain = not guesses(calibrated, cluster, settings.speed)
-    ways = []
-    for row in sweeping.sweep(profile, cluster, whatifs).rows:
-        bill, slow = (money.of(ms, row.batch_size, row.ranks) for ms in (row.step_ms, row.high_ms))
+    counts = [cluster.ranks_per_host * count for count in hosts]
+    most = min(most, cluster.largest or MOST_RANKS, MOST_RANKS)
+    bases = [fitted.case(cluster, count, settings) for count in counts if count <= most]
+    certain = not guesses(fitted, cluster, settings.speed)
+    for one in forecasts([ensemble(fitted, base, settings) for base in bases if not refusal(base, settings)]):
+        figures = one.figures()
+        ranks, batch_size = figures["ranks"], figures["batch_size"]
+        bill, slow = (money.of(figures[key], batch_size, ranks) for key in ("step_ms", "high_ms"))
         if bill.train_s is None or slow.train_s is None:
             continue
         excess = _excess(bill, money)
-        end = row.high_ms if excess < 1 else row.low_ms
-        ways.append(
-            TrainingPlan(
-                cluster=cluster.name,
-                device=cluster.device.name,
-                ranks=row.ranks,
-                global_batch=row.ranks * row.batch_size,
-                images_per_second=row.images_per_second,
-                train_s=bill.train_s,
-                train_high_s=slow.train_s,
-                cost=bill.train_cost,
-                cost_high=slow.train_cost,
-                currency=money.currency,
-                probability=probability(excess, abs(math.log(end / row.step_ms))),
-                sure=certain and _excess(slow, money) <= 1,
-                excess=excess,
-            )
+        end = one.high if excess < 1 else one.low
+        yield TrainingPlan(
+            cluster=cluster.name,
+            device=cluster.device.name,
+            ranks=ranks,
+            global_batch=ranks * batch_size,
+            images_per_second=figures["images_per_second"],
+            train_s=bill.train_s,
+            train_high_s=slow.train_s,
+            cost=bill.train_cost,
+            cost_high=slow.train_cost,
+            currency=money.currency,
+            probability=probability(excess, abs(math.log(end / one.seconds))),
+            sure=certain and _excess(slow, money) <= 1,
+            excess=excess,
         )
-    return ways
 
 
 def _excess(bill: Bill, money: Money) -> float:

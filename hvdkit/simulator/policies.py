@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +43,7 @@ class GradientTimes:
     synchronous: Bools
 
 
-@dataclass(frozen=True)
-class Buckets:
+class Buckets(NamedTuple):
     """`closes` says that a bucket ends with this tensor, shape (tensors, cases).
 
     `gates` is the earliest time at which it can be sent, in seconds from the start of backward; None if a bucket can be
@@ -55,7 +54,7 @@ class Buckets:
     gates: Floats | None = None
 
 
-def each(gradients: GradientTimes) -> Buckets:
+def single(gradients: GradientTimes) -> Buckets:
     """One bucket for each gradient."""
     return Buckets(np.ones(gradients.ready.shape, bool))
 
@@ -161,16 +160,16 @@ class Policy:
 
 
 POLICIES: dict[str, Policy] = {
-    "naive": Policy(False, False, False, each),  # the step is the sum of all its parts
-    "caffe-mpi": Policy(True, True, True, each),
-    "cntk": Policy(True, False, False, each),
-    "mxnet": Policy(True, False, True, each),
-    "tensorflow": Policy(True, False, True, each),
+    "naive": Policy(False, False, False, single),  # the step is the sum of all its parts
+    "caffe-mpi": Policy(True, True, True, single),
+    "cntk": Policy(True, False, False, single),
+    "mxnet": Policy(True, False, True, single),
+    "tensorflow": Policy(True, False, True, single),
     "mg-wfbp": Policy(True, True, True, merged, in_turn=True),
     "horovod": Policy(True, True, True, cycles, fuses=True),
     "ddp": Policy(True, True, True, filled, fuses=True),
     "grouped": Policy(True, True, False, grouped, fuses=True),  # hvdkit on CPUs
-    "central": Policy(True, True, True, each, algorithm="central"),  # a parameter server
+    "central": Policy(True, True, True, single, algorithm="central"),  # a parameter server
 }
 
 

@@ -7,7 +7,8 @@ profile's own step. It grows with every difference from what was measured, and e
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
@@ -22,6 +23,7 @@ from hvdkit.results.profile import Profile
 from hvdkit.simulator import doubt, engine, refusals, step
 from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.cluster import Cluster
+from hvdkit.simulator.doubt import Doubt
 from hvdkit.simulator.engine import StepSchedule
 from hvdkit.simulator.piecewise_linear import Floats
 from hvdkit.simulator.settings import Settings
@@ -29,6 +31,7 @@ from hvdkit.simulator.step import Case
 from hvdkit.tasks import few_samples
 
 SAMPLES = 64  # of the slowest rank's compute, one from each of as many equal parts of its distribution
+FEW_SAMPLES = 4  # of many what-ifs at once
 MOST_RANKS = 10**9
 _ITERATIONS = 10  # of the schedule that is drawn
 _LONG_WAIT = 0.2  # the fraction of a step spent waiting for the slowest rank that gives a warning
@@ -115,8 +118,8 @@ def predict(profile: Profile, cluster: Cluster, ranks: Sequence[int], settings: 
     fitted, numbers = calibrate(profile), checked(ranks, cluster)
     refusals.check(fitted, cluster, numbers, settings)
     points = [point(fitted, cluster, number, settings) for number in numbers]
-    for row in points:
-        row.warnings.extend(of_batch_norm(profile, row))
+    for one in points:
+        one.warnings.extend(of_batch_norm(profile, one))
     return Prediction(
         model=profile.model,
         profile=source(profile),
@@ -155,39 +158,25 @@ def checked(ranks: Sequence[int], cluster: Cluster | None) -> list[int]:
 def point(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> Point:
     """The prediction for one number of ranks, on a cluster as `predict` takes it."""
     base = fitted.case(cluster, ranks, settings)
-    drawn = cases(fitted, base, settings)
-    factors, warnings = drawn.factors, drawn.warnings
-    mean = float(factors.mean())
-    middle = replace(base, slow=mean)
-    sampled = [replace(base, slow=float(factor)) for factor in factors] if mean > 1 else []
+    drawn = ensemble(fitted, base, settings)
+    (expected,) = forecasts([drawn], SAMPLES)
+    middle = replace(base, slow=drawn.slow)
     steady = engine.run(step.detailed(middle))
-    bounds = len(drawn.bounds)
-    periods = step.periods([*drawn.bounds, *sampled])
-    spread = periods[bounds:] if sampled else np.array([steady.period])
-    seconds = float(spread.mean())
-    alone = step.period(base.alone)
-    slow_alone = step.period(middle.alone)
-    low, high = drawn.interval(seconds, alone, [float(period) for period in periods[:bounds]])
-    waiting = max(0.0, slow_alone - alone)
+    seconds, slow_alone = expected.seconds, step.period(middle.alone)
+    waiting = max(0.0, slow_alone - expected.alone)
+    warnings = list(drawn.doubts.warnings)
     if waiting > _LONG_WAIT * seconds:
         warnings.append(
             f"{100 * waiting / seconds:.0f} % of the step is waiting for the slowest rank, as compute is assumed to "
             f"vary by {100 * _jitter(fitted, cluster, settings):.0f} % from step to step; profile on a quiet machine, "
             "or try --set jitter=0.02"
         )
-    batch = base.batch * fitted.workload.batch_size
     sent = sum(float(phase.sizes.sum()) for phase in base.traffic.phases) + base.gathered_bytes
     return Point(
-        ranks=ranks,
-        batch_size=round(batch),
+        **expected.figures(),
         policy=base.policy if base.every == 1 else "local-sgd",
         algorithm=", ".join(dict.fromkeys(cost.algorithm for cost in base.costs)),
-        step_ms=1e3 * seconds,
-        low_ms=1e3 * low,
-        high_ms=1e3 * high,
-        p99_ms=1e3 * float(np.quantile(spread, 0.99)),
-        images_per_second=ranks * batch * fitted.workload.units_per_sample / seconds,
-        efficiency=min(1.0, alone / seconds),
+        p99_ms=1e3 * float(np.quantile(expected.spread, 0.99)),
         exposed_communication_ms=1e3 * max(0.0, seconds - slow_alone),
         waiting_ms=1e3 * waiting,
         bytes_per_step=round(sent / base.every) * (ranks > 1),
@@ -202,70 +191,125 @@ def point(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings)
 
 
 @dataclass(frozen=True)
-class Cases:
-    """What a prediction is made of: samples of the slowest rank's factor, and the cases that bound its interval.
+class Ensemble:
+    """The cases that are simulated for the prediction of `base`.
 
-    `near` is the mean factor of no more ranks than were profiled. `bounds` are the fastest and the slowest case; the
-    expected, fastest and slowest case with the batch size and the device of the profile, if those are others; and a
-    case without overlap, if the profile does not show any. Backward hides at most `hideable_s` of communication;
-    `own_compute` has compute and backward of the profile's batch size and device, if those are others.
+    `factors` are samples of the slowest rank's, `near` is their mean for no more ranks than were profiled. `bounds`
+    are the fastest and the slowest case (`low`, `high`); with a batch size or a device that is not the profile's, the
+    same with the profile's (`own`, `own low`, `own high`); and a case without overlap (`serial`), if the profile does
+    not show any. Backward hides at most `hideable_s` of communication; `own_compute` has compute and backward of the
+    profile's batch size and device, if those are others.
     """
 
+    base: Case
     factors: Floats
     near: float
-    bounds: list[Case]
-    overlap_shown: bool
+    bounds: dict[str, Case]
     hideable_s: float
     own_compute: list[tuple[float, float]]
-    warnings: list[str]
+    doubts: Doubt
 
-    def interval(self, seconds: float, alone: float, periods: Sequence[float]) -> tuple[float, float]:
+    @property
+    def slow(self) -> float:
+        """The slowest rank's mean factor."""
+        return float(self.factors.mean())
+
+    def interval(self, seconds: float, alone: float, periods: Mapping[str, float]) -> tuple[float, float]:
         """The shortest and longest step, for an expected one of `seconds`; `periods` are those of `bounds`.
 
         `alone` is the step without communication. Relative to the step, the interval is no narrower than that of the
         profile's own batch size and device, and no narrower than that of fewer ranks without overlap.
         """
-        low, high, *others = periods
-        shorter, longer = max(1.0, seconds / low), max(1.0, high / seconds)
-        if not self.overlap_shown:
-            *others, serial = others
-            compute = alone * float(self.factors.mean())
-            sent = max(0.0, serial - compute)
-            longer = max(longer, serial / seconds)
-            for own_s, hideable in ((compute, self.hideable_s), *self.own_compute):
-                longer = max(longer, 1 + min(sent, hideable) / own_s if own_s > 0 else 1.0)
-        if others:
-            middle, low, high = others
-            shorter, longer = max(shorter, middle / low), max(longer, high / middle)
+        shorter, longer = max(1.0, seconds / periods["low"]), max(1.0, periods["high"] / seconds)
+        if serial := periods.get("serial"):
+            compute = alone * self.slow
+            longer, sent = max(longer, serial / seconds), max(0.0, serial - compute)
+            for own_s, hideable_s in ((compute, self.hideable_s), *self.own_compute):
+                longer = max(longer, 1 + min(sent, hideable_s) / own_s if own_s > 0 else 1.0)
+        if own := periods.get("own"):
+            shorter, longer = max(shorter, own / periods["own low"]), max(longer, periods["own high"] / own)
         return seconds / shorter, seconds * longer
 
 
-def cases(fitted: Calibration, base: Case, settings: Settings) -> Cases:
+def ensemble(fitted: Calibration, base: Case, settings: Settings) -> Ensemble:
     """The cases that give a prediction for `base` and its interval."""
-    ranks, jitter = base.network.ranks, _jitter(fitted, base.network.cluster, settings)
+    ranks, jitter = base.data_ranks, _jitter(fitted, base.network.cluster, settings)
     factors = slowest(ranks, base.every, jitter, settings.seed)
     mean = float(factors.mean())
     # That more ranks than were profiled wait longer, because each varies on its own, was not measured.
     near = float(slowest(min(ranks, fitted.ranks), base.every, jitter, settings.seed).mean())
     doubts = doubt.expected(fitted, base)
 
-    def ends(case: Case) -> list[Case]:
-        return [
-            replace(case, slow=near / doubts.faster, wire=1 / doubts.wire_faster),
-            replace(case, slow=mean * doubts.slower, wire=doubts.wire_slower),
-        ]
+    def ends(case: Case) -> tuple[Case, Case]:
+        low = replace(case, slow=near / doubts.faster, wire=1 / doubts.wire_faster)
+        return low, replace(case, slow=mean * doubts.slower, wire=doubts.wire_slower)
 
-    bounds, work, compute = ends(base), base.workload, []
+    bounds, work, compute = dict(zip(("low", "high"), ends(base), strict=True)), base.workload, []
     if (base.batch, base.speed) != (1, 1):
         own = replace(base, slow=mean, batch=1.0, speed=1.0)
-        bounds += [own, *ends(own)]
+        bounds |= zip(("own", "own low", "own high"), (own, *ends(own)), strict=True)
         compute = [(mean * (work.compute_s + work.update_s) + work.serial_s, mean * work.parts(1.0).backward_s)]
     # If the profile shows no overlap, the interval includes a step without any.
-    shown = not base.rules.overlaps or (base.policy == fitted.known.policy and fitted.overlap_shown)
-    if not shown:
-        bounds.append(replace(base, slow=mean, policy="grouped"))
+    if base.rules.overlaps and not (base.policy == fitted.known.policy and fitted.overlap_shown):
+        bounds["serial"] = replace(base, slow=mean, policy="grouped")
     hideable_s = mean * base.work * base.parts.backward_s
-    return Cases(factors, near, bounds, shown, hideable_s, compute, list(doubts.warnings))
+    return Ensemble(base, factors, near, bounds, hideable_s, compute, doubts)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The step of a case, in seconds: `spread` has samples of it, `alone` is the step without communication."""
+
+    case: Case
+    spread: Floats
+    low: float
+    high: float
+    alone: float
+
+    @property
+    def seconds(self) -> float:
+        """The expected step."""
+        return float(self.spread.mean())
+
+    def figures(self) -> dict[str, Any]:
+        """What a `Point` and a row of a sweep both have."""
+        work = self.case.workload
+        return {
+            "ranks": self.case.network.ranks,
+            "batch_size": round(self.case.batch * work.batch_size),
+            "step_ms": 1e3 * self.seconds,
+            "low_ms": 1e3 * self.low,
+            "high_ms": 1e3 * self.high,
+            "images_per_second": self.case.samples * work.units_per_sample / self.seconds,
+            "efficiency": min(1.0, self.alone / self.seconds),
+        }
+
+
+def forecasts(wanted: Sequence[Ensemble], samples: int = FEW_SAMPLES) -> list[Forecast]:
+    """The steps of all of them, simulated at once, with at most so many samples of the slowest rank.
+
+    The step time is nearly linear in the samples, so means of equal parts of them change it by less than a thousandth;
+    or by less than a hundredth where the slowest rank's gradients just reach a cycle of Horovod, or just miss it.
+    """
+    lone = {_lone(drawn.base): drawn.base.alone for drawn in wanted}
+    alone = dict(zip(lone, step.periods(list(lone.values())), strict=True))
+    simulated: list[Case] = []
+    for drawn in wanted:
+        groups = np.array_split(drawn.factors, min(samples, len(drawn.factors)))
+        simulated += [*drawn.bounds.values(), *(replace(drawn.base, slow=float(group.mean())) for group in groups)]
+    periods, found = iter(map(float, step.periods(simulated))), []
+    for drawn in wanted:
+        bounds = {name: next(periods) for name in drawn.bounds}
+        spread = np.array([next(periods) for _ in range(min(samples, len(drawn.factors)))])
+        without = float(alone[_lone(drawn.base)])
+        low, high = drawn.interval(float(spread.mean()), without, bounds)
+        found.append(Forecast(drawn.base, spread, low, high, without))
+    return found
+
+
+def _lone(case: Case) -> tuple[object, ...]:
+    """All that the step without communication depends on: it is the same for many."""
+    return case.workload, case.network.cluster.device, case.rules, case.batch, case.speed, case.every
 
 
 def schedule(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> StepSchedule:
@@ -300,12 +344,9 @@ def bound(schedule: StepSchedule, waiting: float = 0.0, most: float = math.inf) 
     `waiting` are the seconds of compute that the slowest rank takes longer than the others. More than `most` of them
     count before compute.
     """
-    seconds: dict[str, float] = {}
+    seconds = defaultdict[str, float](float, compute=-waiting, waiting=waiting)
     for span in schedule.critical_path():
-        kind = _KINDS.get(span.task.kind, span.task.kind)
-        seconds[kind] = seconds.get(kind, 0.0) + span.end - span.start
-    seconds["compute"] = seconds.get("compute", 0.0) - waiting
-    seconds["waiting"] = waiting
+        seconds[_KINDS.get(span.task.kind, span.task.kind)] += span.end - span.start
     largest = max(seconds, key=lambda kind: seconds[kind])
     return "waiting" if largest == "compute" and waiting > most else largest
 

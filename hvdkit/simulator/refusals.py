@@ -62,19 +62,14 @@ def memory_parts_mib(case: Case) -> dict[str, float] | None:
     """The same by part, where the profile has a device's memory; None elsewhere."""
     if not case.workload.state_bytes.total:
         return None
-    kept = {
-        "parameters": _states(case).parameters,
-        "gradients": _states(case).gradients,
-        "optimizer": _states(case).optimizer,
-        "communication": _buffers(case),
-        "activations": case.workload.activation_bytes * case.batch,
-    }
+    kept = {name: getattr(_states(case), name) for name in ("parameters", "gradients", "optimizer")}
+    kept |= {"communication": _buffers(case), "activations": case.workload.activation_bytes * case.batch}
     return {name: value / 2**20 for name, value in kept.items()}
 
 
 def cheapest(case: Case) -> Stage | None:
     """The stage of sharding that fits and sends the least; None if none fits, or that is unknown."""
-    if case.compression.method not in ("none", "fp16") or case.every > 1 or case.network.ranks == 1:
+    if case.compression.method not in ("none", "fp16") or case.every > 1 or case.data_ranks == 1:
         return None
     cases = (replace(case, sharding=stage) for stage in case.workload.stages)
     return next((case.sharding for case in cases if _sharding(case) is None and _fits(case)), None)
@@ -135,7 +130,7 @@ def _fits(case: Case) -> bool:
 def _states(case: Case) -> States:
     """The model's states on the rank with the most."""
     work = case.workload
-    return sharding.held_of(work.state_bytes, [tensor.shape for tensor in work.tensors], case.network.ranks, case.stage)
+    return sharding.held_of(work.state_bytes, [tensor.shape for tensor in work.tensors], case.data_ranks, case.stage)
 
 
 def _fixed(case: Case) -> float:
@@ -146,4 +141,4 @@ def _fixed(case: Case) -> float:
 
 def _buffers(case: Case) -> float:
     """Bytes of the fusion buffer."""
-    return case.threshold_bytes if case.rules.fuses and case.network.ranks > 1 else 0.0
+    return case.threshold_bytes if case.rules.fuses and case.data_ranks > 1 else 0.0

@@ -104,11 +104,8 @@ def validated(document: dict[str, Any], where: str) -> Settings:
 def applied(cluster: Cluster, settings: Settings) -> Cluster:
     """The cluster with the links of the settings. Raises RequestError for a level that the cluster does not have."""
     names = [level.name for level in cluster.levels]
-    for name in settings.link:
-        if name not in names:
-            raise RequestError(f"--set link.{name}: expected one of {cluster.name}'s levels {', '.join(names)}")
-    if not settings.link:
-        return cluster
+    for name in settings.link.keys() - set(names):
+        raise RequestError(f"--set link.{name}: expected one of {cluster.name}'s levels {', '.join(names)}")
     levels = [_changed(level, settings.link.get(level.name, LinkSetting())) for level in cluster.levels]
     if levels == cluster.levels:
         return cluster

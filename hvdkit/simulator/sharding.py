@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import get_args
 
 from hvdkit.adapters.capabilities import CAPABILITIES
@@ -31,12 +31,12 @@ class States:
 
     def scaled(self, factor: float) -> States:
         """So many times as much of each."""
-        return States(self.parameters * factor, self.gradients * factor, self.optimizer * factor, self.masters * factor)
+        return States(*(factor * value for value in astuple(self)))
 
     @property
     def total(self) -> float:
         """All of them."""
-        return self.parameters + self.gradients + self.optimizer + self.masters
+        return float(sum(astuple(self)))
 
 
 NO_STATES = States(0, 0, 0)
@@ -55,18 +55,13 @@ def block_of(parameter: str) -> str:
     return ".".join(words[: numbered + 1])
 
 
-def share(parameters: int, ranks: int) -> int:
-    """The parameters of the rank that has the most: shares are equal to one element."""
-    return -(-parameters // ranks)
-
-
 def held(states: States, parameters: int, ranks: int, stage: Stage) -> States:
-    """What the rank with the most keeps of a model of so many parameters; `each` is for one parameter.
+    """What the rank with the most keeps of a model of so many parameters; `states` are of one parameter.
 
-    Section 5 of the paper: with `each` = 2 + 2 + 8 + 4 bytes (mixed precision, Adam), 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N and
-    16Ψ/N.
+    Shares are equal to one parameter. Section 5 of the paper: with `states` = 2 + 2 + 8 + 4 bytes (mixed precision,
+    Adam), 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N and 16Ψ/N.
     """
-    level, mine = STAGES.index(stage), share(parameters, ranks)
+    level, mine = STAGES.index(stage), -(-parameters // ranks)
     return States(
         parameters=states.parameters * (mine if level >= 3 else parameters),
         gradients=states.gradients * (mine if level >= 2 else parameters),

@@ -1,8 +1,6 @@
 """`hvdkit predict --sweep`: a grid of what-ifs, all simulated at once.
 
-Each is predicted as `predict.point` does, except that the slowest rank's 64 samples are simulated as the means of
-`_PARTS` equal parts. The step time is nearly linear in them, so this changes it by less than a thousandth; or by less
-than a hundredth where the slowest rank's gradients just reach a cycle of Horovod, or just miss it.
+Each is predicted as `predict.point` does, with fewer samples of the slowest rank.
 """
 
 from __future__ import annotations
@@ -15,30 +13,25 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Literal
 
-import numpy as np
-
 from hvdkit.errors import RequestError
 from hvdkit.recipe.grid import MOST, Grid
 from hvdkit.results.json_files import Result
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import predict as predicting
 from hvdkit.simulator import settings as settings_
-from hvdkit.simulator import step
 from hvdkit.simulator.calibration import calibrate
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.costs import Network
 from hvdkit.simulator.money import Money
-from hvdkit.simulator.predict import ResultPart
+from hvdkit.simulator.predict import Ensemble, ResultPart
 from hvdkit.simulator.refusals import refusal
 from hvdkit.simulator.settings import Settings
-from hvdkit.simulator.step import Case
 
 RANKS = "n"  # the key that stands for the number of ranks
-_PARTS = 4
 
 
 @dataclass(frozen=True)
-class Whatif:
+class WhatIf:
     """One place of the grid: the values of its keys, and what is predicted: the cluster has the settings' links."""
 
     what: dict[str, Any]
@@ -89,7 +82,7 @@ class Sweep(ResultPart, Result):
 
 def checked(
     given: Grid, ranks: Sequence[int], settings: Sequence[str], policy: str | None, cluster: Cluster
-) -> list[Whatif]:
+) -> list[WhatIf]:
     """Each what-if of a grid, with the numbers of ranks in `ranks` if it has none; `settings` hold for all.
 
     Raises RequestError for a key or a value that `--set` does not take, or a number of ranks without room.
@@ -115,78 +108,45 @@ def checked(
         what = dict(zip(grid, (value for value, _ in chosen), strict=True))
         document = reduce(_merged, (change for _, change in chosen), same)
         changed = settings_.validated(document, "--sweep")
-        whatifs.append(Whatif(what, what[RANKS], changed, settings_.applied(cluster, changed)))
+        whatifs.append(WhatIf(what, what[RANKS], changed, settings_.applied(cluster, changed)))
     return whatifs
 
 
-def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[Whatif]) -> Sweep:
+def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[WhatIf]) -> Sweep:
     """Predict what `checked` has returned for a cluster.
 
     What no machine could run is left out. Raises RequestError if nothing else remains.
     """
-    fitted = calibrate(profile)
+    fitted, left_out = calibrate(profile), Counter[str]()
     networks: dict[tuple[str, int], Network] = {}
-    wanted: list[tuple[Whatif, Case, predicting.Cases]] = []
-    left_out: Counter[str] = Counter()
+    wanted: list[tuple[WhatIf, Ensemble]] = []
     for whatif in whatifs:
-        links = whatif.settings.model_dump_json(include={"link", "hosts"})
-        network = networks.setdefault(
-            (links, whatif.ranks), Network(whatif.cluster, whatif.ranks, whatif.settings.hosts)
-        )
+        links = whatif.settings.model_dump_json(include={"link", "hosts"}), whatif.ranks
+        network = networks.setdefault(links, Network(whatif.cluster, whatif.ranks, whatif.settings.hosts))
         base = replace(fitted.case(network.cluster, whatif.ranks, whatif.settings), network=network)
         if fault := refusal(base, whatif.settings):
             left_out[fault] += 1
-            continue
-        wanted.append((whatif, base, predicting.cases(fitted, base, whatif.settings)))
+        else:
+            wanted.append((whatif, predicting.ensemble(fitted, base, whatif.settings)))
     if left_out and not wanted:
         raise RequestError("\n".join(left_out))
-    lone = {_lone(base): base.alone for _, base, _ in wanted}
-    alone = dict(zip(lone, step.periods(list(lone.values())), strict=True))
-    simulated: list[Case] = []
-    for _, base, drawn in wanted:
-        slow = [float(group.mean()) for group in np.array_split(drawn.factors, min(_PARTS, len(drawn.factors)))]
-        simulated += [*drawn.bounds, *(replace(base, slow=factor) for factor in slow)]
-    periods = iter(step.periods(simulated))
-    work = fitted.workload
-    money = Money(
-        price=cluster.price_per_gpu_hour, ranks_per_host=cluster.ranks_per_host, units_per_sample=work.units_per_sample
-    )
+    units = fitted.workload.units_per_sample
+    money = Money(price=cluster.price_per_gpu_hour, ranks_per_host=cluster.ranks_per_host, units_per_sample=units)
     rows = []
-    for whatif, base, drawn in wanted:
-        bounds = [float(next(periods)) for _ in drawn.bounds]
-        groups = min(_PARTS, len(drawn.factors))
-        seconds = math.fsum(next(periods) for _ in range(groups)) / groups
-        low, high = drawn.interval(seconds, alone[_lone(base)], bounds)
-        size = round(base.batch * fitted.workload.batch_size)
-        rows.append(
-            Row(
-                what=whatif.what,
-                ranks=whatif.ranks,
-                batch_size=size,
-                step_ms=1e3 * seconds,
-                low_ms=1e3 * low,
-                high_ms=1e3 * high,
-                images_per_second=whatif.ranks * base.batch * work.batch_size * work.units_per_sample / seconds,
-                efficiency=min(1.0, alone[_lone(base)] / seconds),
-                cost_per_million_images=money.of(1e3 * seconds, size, whatif.ranks).cost_per_million_images,
-            )
-        )
-    notes = Counter(warning for _, _, drawn in wanted for warning in drawn.warnings)
+    for (whatif, _), one in zip(wanted, predicting.forecasts([drawn for _, drawn in wanted]), strict=True):
+        figures = one.figures()
+        bill = money.of(figures["step_ms"], figures["batch_size"], whatif.ranks)
+        rows.append(Row(what=whatif.what, **figures, cost_per_million_images=bill.cost_per_million_images))
     return Sweep(
         model=profile.model,
         profile=predicting.source(profile),
         cluster=cluster.name,
         currency=cluster.currency,
         rows=rows,
-        notes=dict(notes),
+        notes=dict(Counter(warning for _, drawn in wanted for warning in drawn.doubts.warnings)),
         left_out=dict(left_out),
-        unit=work.unit,
+        unit=fitted.workload.unit,
     )
-
-
-def _lone(case: Case) -> tuple[object, ...]:
-    """All that the step without communication depends on: it is the same for many."""
-    return case.network.cluster.device, case.rules, case.batch, case.speed, case.every
 
 
 def _document(key: str, value: Any) -> dict[str, Any]:

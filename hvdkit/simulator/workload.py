@@ -5,8 +5,9 @@ All times are seconds.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from statistics import mean
 
 import numpy as np
@@ -16,6 +17,7 @@ from hvdkit.results.memory import Stage
 from hvdkit.results.profile import Profile, Spread
 from hvdkit.simulator import batch_curves
 from hvdkit.simulator.batch_curves import BatchCurve, ComputeTimes
+from hvdkit.simulator.piecewise_linear import Floats
 from hvdkit.simulator.sharding import NO_STATES, STAGES, States, block_of, held_of, supported
 
 FIXED_PART = 0.08  # of forward and backward: TensorFlow's published speeds at batch 32 and 64 (docs/simulator.md)
@@ -72,20 +74,12 @@ class Workload:
     unit: str = "images"
     units_per_sample: int = 1
 
+    @lru_cache(maxsize=4096)  # noqa: B019 - of all workloads together
     def parts(self, batch: float) -> ComputeTimes:
         """Forward and backward at `batch` times the batch size.
 
         They follow the curve. Without one, FIXED_PART of each part's time is assumed not to depend on the batch size.
         """
-        if batch not in self._known_parts:
-            self._known_parts[batch] = self._at(batch)
-        return self._known_parts[batch]
-
-    @cached_property
-    def _known_parts(self) -> dict[float, ComputeTimes]:
-        return {}
-
-    def _at(self, batch: float) -> ComputeTimes:
         forward, segments = ([seconds for _, seconds in self.forward], [tensor.segment_s for tensor in self.tensors])
         own = ComputeTimes(np.array(forward), np.array(segments), self.tail_s, self.earlier_s)
         if batch == 1:
@@ -112,10 +106,15 @@ class Workload:
         """The blocks that have parameters."""
         return len({block_of(tensor.name) for tensor in self.tensors})
 
-    @property
-    def kernels(self) -> int:
-        """The kernels that a batch takes at least: one in forward and two in backward for each layer."""
-        return 3 * len(self.forward)
+    @cached_property
+    def gradient_bytes(self) -> int:
+        """Of all gradients."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+    @cached_property
+    def sizes(self) -> Floats:
+        """Bytes of each gradient, shape (tensors,)."""
+        return np.array([float(tensor.bytes) for tensor in self.tensors])
 
 
 def of_profile(profile: Profile) -> Workload:
@@ -130,36 +129,33 @@ def of_profile(profile: Profile) -> Workload:
         Gradient(tensor.name, tensor.layer, tuple(tensor.shape), tensor.bytes, float(seconds))
         for tensor, seconds in zip(profile.tensors, own.segments, strict=True)
     )
-    fixed, activations = _memory(profile)
+    fixed, activations, states = _memory(profile)
+    shards = 1 if sharding_of(profile) == "none" else profile.np  # of the update and the optimizer's state
     return Workload(
         name=profile.model,
         batch_size=profile.batch_size * profile.accumulate,
         forward=tuple(zip(names, map(float, own.forward), strict=True)),
         tensors=tensors,
         tail_s=own.tail_s,
-        update_s=1e-3 * _mean(split.update_ms) * _shares(profile),
+        update_s=1e-3 * _mean(split.update_ms) * shards,
         earlier_s=own.earlier_s,
         serial_s=1e-3 * (split.gaps_ms.mean + split.input_ms.mean),
         jitter=_jitter(profile),
         compression_s=1e-3 * _mean(split.compression_ms) * sync_of(profile),
         fixed_memory_bytes=fixed,
         activation_bytes=activations,
-        state_bytes=_states(profile),
+        state_bytes=states,
         stages=supported(profile.framework),
         joined=profile.device == "cpu" and profile.framework in JOINS_GRADIENTS and profile.accumulate == 1,
-        as_one=_as_one(profile),
+        as_one=profile.device == "cpu" and _mean_bytes(profile) >= REDUCES_AS_ONE.get(profile.framework, math.inf),
         curve=batch_curves.of_profile(profile, shares),
         unit=profile.unit,
         units_per_sample=profile.units_per_sample,
     )
 
 
-def _as_one(profile: Profile) -> bool:
-    """Whether a group of gradients is reduced as one tensor."""
-    least = REDUCES_AS_ONE.get(profile.framework)
-    if profile.device != "cpu" or least is None or not profile.tensors:
-        return False
-    return mean(tensor.bytes for tensor in profile.tensors) >= least
+def _mean_bytes(profile: Profile) -> float:
+    return mean([tensor.bytes for tensor in profile.tensors] or [0])
 
 
 def sharding_of(profile: Profile) -> Stage:
@@ -194,23 +190,14 @@ def _jitter(profile: Profile) -> float:
     return mean((spread.high - spread.low) / 2.5631 / spread.mean if spread.mean > 0 else 0.0 for spread in spreads)
 
 
-def _shares(profile: Profile) -> int:
-    """Into how many shares the update and the optimizer's state are divided."""
-    return 1 if sharding_of(profile) == "none" else profile.np
+def _memory(profile: Profile) -> tuple[float, float, States]:
+    """Bytes that do not depend on the batch size, those that do, and the model's states among the former.
 
-
-def _states(profile: Profile) -> States:
-    memory = profile.memory
+    They are the device's; else the process's, most of whose memory does not depend on the batch.
+    """
+    memory, shards = profile.memory, 1 if sharding_of(profile) == "none" else profile.np
     if memory.device_peak_mib is None:
-        return NO_STATES
-    return States(memory.parameter_bytes, memory.parameter_bytes, memory.optimizer_bytes * _shares(profile))
-
-
-def _memory(profile: Profile) -> tuple[float, float]:
-    """The bytes that do not depend on the batch size, and those that do: of the device, or else of the process."""
-    memory = profile.memory
-    if memory.device_peak_mib is None:
-        return memory.peak_rss_mib * 2**20, 0.0  # most of a process's memory does not depend on the batch
-    states, shapes = _states(profile), [tensor.shape for tensor in profile.tensors]
-    kept = held_of(states, shapes, profile.np, sharding_of(profile)).total
-    return states.total, max(0.0, memory.device_peak_mib * 2**20 - kept)
+        return memory.peak_rss_mib * 2**20, 0.0, NO_STATES
+    states = States(memory.parameter_bytes, memory.parameter_bytes, memory.optimizer_bytes * shards)
+    kept = held_of(states, [tensor.shape for tensor in profile.tensors], profile.np, sharding_of(profile))
+    return states.total, max(0.0, memory.device_peak_mib * 2**20 - kept.total), states
