@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import shutil
 import signal
@@ -201,3 +202,10 @@ def warm_runtimes() -> Iterator[Path]:
 def warm(warm_runtimes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of this test start where their framework is imported already."""
     monkeypatch.setenv("HVDKIT_RUNTIMES", str(warm_runtimes))
+
+
+def committed_parity(folder: Path) -> Path:
+    """The parity.json of ResNet-20 that is kept with the benchmarks, in a folder."""
+    kept = ROOT / "benchmarks" / "parity" / "resnet20-digits" / "parity.json.gz"
+    (folder / "parity.json").write_bytes(gzip.decompress(kept.read_bytes()))
+    return folder / "parity.json"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from attacks import HVDKIT, attack, refused, sound
-from conftest import FRAMEWORKS, ROOT
+from conftest import FRAMEWORKS, committed_parity
 from simulating import profile
 from test_bench import measured
 
@@ -88,7 +88,7 @@ def test_the_ticks_of_logarithmic_axes_are_no_formulas(here: Path, monkeypatch: 
         drawn.extend(text.get_text() for text in figure.findobj(Text) if isinstance(text, Text))
 
     monkeypatch.setattr(Figure, "savefig", read)
-    found = read_parity(ROOT / "benchmarks" / "parity" / "resnet20-digits" / "parity.json")
+    found = read_parity(committed_parity(here))
     parity.parity_plot(found, here / "parity.png")
     times = measured("allreduce", 4, 900.0, 0.12)
     bench.bench_plot(times, fit(times), here / "bench.png")

@@ -19,7 +19,7 @@ import nbformat
 import numpy as np
 import pytest
 import simulating
-from conftest import ROOT, run
+from conftest import ROOT, committed_parity, run
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
@@ -185,8 +185,8 @@ def test_a_profile_is_predicted_and_advised_of_from_python(tmp_path: Path, monke
 
 
 @pytest.mark.check
-def test_every_result_is_a_table() -> None:
-    proof = read_parity(ROOT / "benchmarks" / "parity" / "resnet20-digits" / "parity.json")
+def test_every_result_is_a_table(tmp_path: Path) -> None:
+    proof = read_parity(committed_parity(tmp_path))
     assert list(proof.to_pandas()["framework"]) == list(proof.frameworks)
     kinds = Result.__subclasses__()
     assert {Sweep, Diff, DebugLog, type(proof)} <= set(kinds) and len(kinds) >= 12, kinds
