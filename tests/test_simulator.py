@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hvdkit.errors import RequestError
 from hvdkit.simulator import engine, policies, step
-from hvdkit.simulator.compression_costs import METHODS, Compression
+from hvdkit.simulator.compression_costs import METHODS, CompressionSetting
 from hvdkit.simulator.costs import Network
 from hvdkit.simulator.engine import Edge, StepSchedule, TimedTask
 from hvdkit.simulator.policies import POLICIES
@@ -283,7 +283,7 @@ def test_merged_gradients_end_as_early_as_any_choice_of_buckets(
 CASES = st.builds(
     lambda policy, method, ranks, threshold, cycle, bucket, every, batch, speed, slow: {
         "policy": policy,
-        "compression": Compression(method=method, ratio=0.05, rank=2),
+        "compression": CompressionSetting(method=method, ratio=0.05, rank=2),
         "ranks": ranks,
         "threshold_bytes": threshold,
         "cycle_s": cycle,

@@ -15,7 +15,7 @@ from hvdkit.results.profile import Latency, Profile, Spread
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import piecewise_linear
 from hvdkit.simulator.calibration import own_network
-from hvdkit.simulator.compression_costs import Compression, traffic
+from hvdkit.simulator.compression_costs import CompressionSetting, traffic
 from hvdkit.simulator.costs import Network, hop_pieces
 from hvdkit.simulator.piecewise_linear import PiecewiseLinear
 from hvdkit.simulator.predict import slowest
@@ -185,7 +185,7 @@ def test_compression_sends_the_bytes_that_its_formula_says() -> None:
     dense = float(sum(tensor.bytes for tensor in work.tensors))
 
     def sent(method: str, ranks: int = 8, **more: float) -> list[tuple[str, float]]:
-        phases = traffic(Compression(method=method, **more), work, ranks).phases
+        phases = traffic(CompressionSetting(method=method, **more), work, ranks).phases
         return [(phase.operation, float(phase.sizes.sum())) for phase in phases]
 
     assert sent("none") == [("allreduce", dense)]

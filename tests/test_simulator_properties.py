@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hvdkit.simulator import step
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.compression_costs import Compression
+from hvdkit.simulator.compression_costs import CompressionSetting
 from hvdkit.simulator.costs import Network, balanced_servers
 from hvdkit.simulator.policies import POLICIES
 from hvdkit.simulator.predict import Point, point, slowest
@@ -141,7 +141,7 @@ def test_less_latency_is_never_slower(case: step.Case, part: float) -> None:
 def test_half_the_bytes_are_never_slower_than_all(case: step.Case) -> None:
     """Cast to fp16, with the time for the casts taken away."""
     assume(case.network.cluster.software.staging_bytes_per_s is None)
-    not_slower(replace(case, compression=Compression(method="fp16"), compression_s=0.0), case)
+    not_slower(replace(case, compression=CompressionSetting(method="fp16"), compression_s=0.0), case)
 
 
 @given(cases(), st.floats(1.0001, 20))
@@ -239,7 +239,7 @@ def test_images_per_rank_never_rise_with_ranks(case: step.Case, more: int) -> No
 @given(cases())
 @many
 def test_top_k_of_everything_is_dense(case: step.Case) -> None:
-    whole = replace(case, compression=Compression(method="topk", ratio=1.0))
+    whole = replace(case, compression=CompressionSetting(method="topk", ratio=1.0))
     assert step.period(whole) == pytest.approx(step.period(case))
 
 

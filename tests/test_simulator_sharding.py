@@ -16,7 +16,7 @@ from hvdkit.simulator import advise as advising
 from hvdkit.simulator import predict as predicting
 from hvdkit.simulator import refusals, step
 from hvdkit.simulator.calibration import calibrate
-from hvdkit.simulator.compression_costs import Compression
+from hvdkit.simulator.compression_costs import CompressionSetting
 from hvdkit.simulator.costs import Network
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.settings import Settings, read
@@ -89,7 +89,7 @@ def test_joined_gradients_are_not_copied_and_a_share_is_copied_once() -> None:
     whole = Case(work, network, "grouped")
     as_one = replace(whole, workload=replace(work, as_one=True))
     assert step.period(whole) - step.period(as_one) == pytest.approx(copy_s), "no copy comes back"
-    assert saved(compression=Compression(method="fp16")) == pytest.approx([0, 0, 0, 0])
+    assert saved(compression=CompressionSetting(method="fp16")) == pytest.approx([0, 0, 0, 0])
 
 
 def test_ranks_update_their_share_and_copy_parameters_that_are_in_no_vector() -> None:

@@ -232,9 +232,7 @@ def gains(fitted: Calibration, now: Candidate, change: Candidate, gain: float) -
     The errors that both steps share are the same before and after: of compute, of communication, and whether more ranks
     than were profiled wait longer. What only the change brings is added to the step after it.
     """
-    today, after = (
-        ensemble(fitted, fitted.case(one.cluster, one.ranks, one.settings), one.settings) for one in (now, change)
-    )
+    today, after = (ensemble(fitted, fitted.case(one.cluster, one.ranks, one.settings)) for one in (now, change))
     here, there = today.doubts, after.doubts
     more = max(_added(here.faster, there.faster), _added(here.slower, there.slower))
     # The way between two devices is the change's own, also where both are off the profile's.

@@ -12,9 +12,9 @@ from hvdkit.recipe.faults import explain
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import piecewise_linear, step
 from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level, Measured, Software
-from hvdkit.simulator.compression_costs import METHODS, Compression
+from hvdkit.simulator.compression_costs import METHODS, CompressionSetting
 from hvdkit.simulator.costs import Network, hop_pieces
-from hvdkit.simulator.settings import Settings, Sync
+from hvdkit.simulator.settings import Settings, SyncSetting
 from hvdkit.simulator.step import Case
 from hvdkit.simulator.workload import Workload, of_profile, sharding_of, sync_of
 
@@ -53,7 +53,7 @@ class Calibration:
     def case(self, cluster: Cluster, ranks: int, settings: Settings) -> Case:
         """The what-if `settings` of this workload, on so many ranks of a cluster; what is None is as in `known`."""
         chosen = self.known.model_copy(update={key: value for key, value in settings if value is not None})
-        compression, sync, allreduce = chosen.compression or Compression(), chosen.sync, chosen.allreduce
+        compression, sync, allreduce = chosen.compression or CompressionSetting(), chosen.sync, chosen.allreduce
         mib, cycle_ms = chosen.fusion_threshold_mib, chosen.cycle_time_ms
         # hvdkit packs gradients unless Horovod takes them as they are; the profile timed this for its own settings
         same = (sync, allreduce) == (self.known.sync, self.known.allreduce)
@@ -74,6 +74,8 @@ class Calibration:
             streams=1 if cluster.software.synchronous else chosen.streams or cluster.software.streams,
             batch=(chosen.batch_size or self.workload.batch_size) / self.workload.batch_size,
             speed=chosen.speed,
+            jitter=max(self.workload.jitter, cluster.jitter) if chosen.jitter is None else chosen.jitter,
+            seed=chosen.seed,
         )
 
 
@@ -83,7 +85,7 @@ def calibrate(profile: Profile) -> Calibration:
     known = Settings(
         policy="horovod" if profile.device != "cpu" else "grouped",
         compression=_compression(profile),
-        sync=Sync(every=every) if every > 1 else None,
+        sync=SyncSetting(every=every) if every > 1 else None,
         allreduce=allreduce if allreduce in ("hierarchical", "central") else None,
         sharding=sharding_of(profile),
         fusion_threshold_mib=profile.tuning.fusion_threshold_bytes / 2**20,
@@ -134,18 +136,18 @@ def _check(profile: Profile, fitted: Calibration) -> float | None:
     return 100 * (1e3 * seconds / profile.step.step_ms.mean - 1)
 
 
-def _compression(profile: Profile) -> Compression:
+def _compression(profile: Profile) -> CompressionSetting:
     """The compression in the profile's recipe; none if the simulator does not know the method.
 
     Raises RequestError for a value that no recipe can have.
     """
     recipe = profile.settings.get("compression", profile.compression)
     recipe = recipe if isinstance(recipe, dict) else {"method": profile.compression}
-    known = {key: recipe[key] for key in Compression.model_fields if key in recipe}
+    known = {key: recipe[key] for key in CompressionSetting.model_fields if key in recipe}
     if isinstance(known.get("method"), str) and known["method"] not in METHODS:
-        return Compression()
+        return CompressionSetting()
     try:
-        return Compression.model_validate(known)
+        return CompressionSetting.model_validate(known)
     except ValidationError as error:
-        fault = explain(error, Compression, "method")[0]
+        fault = explain(error, CompressionSetting, "method")[0]
         raise RequestError(f"the profile's settings.compression.{fault}") from None

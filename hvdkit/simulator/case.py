@@ -11,12 +11,12 @@ from hvdkit.results.memory import Stage
 from hvdkit.simulator import compression_costs, policies
 from hvdkit.simulator.batch_curves import ComputeTimes
 from hvdkit.simulator.cluster import Algorithm
-from hvdkit.simulator.compression_costs import Compression, SentBytes, Traffic
+from hvdkit.simulator.compression_costs import CompressionSetting, SentBytes, Traffic
 from hvdkit.simulator.costs import CollectiveCost, Network, balanced_servers
 from hvdkit.simulator.piecewise_linear import Floats
 from hvdkit.simulator.workload import Workload
 
-_DENSE = Compression()
+_DENSE = CompressionSetting()
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Case:
 
     `batch` is the batch size relative to the workload's, `speed` the device's speed relative to the profile's.
     `compression_s` is the measured time to turn all gradients into what is sent and back, None if it was not measured.
-    `slow` multiplies the compute of the slowest rank, `wire` multiplies communication. Forward and backward follow the
+    `slow` multiplies the compute of the slowest rank, `wire` multiplies communication. `jitter` is the coefficient of
+    variation of a rank's compute, which `seed` draws. Forward and backward follow the
     workload's times by batch size, but take no less than their kernels' launches; the update does not depend on it.
 
     Over `streams`, as many collectives are under way at once. They share the links: each has one for its bytes at the
@@ -42,7 +43,7 @@ class Case:
     workload: Workload
     network: Network
     policy: str = "horovod"
-    compression: Compression = _DENSE
+    compression: CompressionSetting = _DENSE
     compression_s: float | None = None
     algorithm: Algorithm | None = None
     threshold_bytes: float = 64 * 2.0**20
@@ -56,6 +57,8 @@ class Case:
     speed: float = 1.0
     slow: float = 1.0
     wire: float = 1.0
+    jitter: float = 0.0
+    seed: int = 1
 
     @property
     def data_ranks(self) -> int:

@@ -20,7 +20,7 @@ from hvdkit.simulator.piecewise_linear import Floats
 from hvdkit.simulator.workload import Gradient, Workload
 
 
-class Compression(Strict):
+class CompressionSetting(Strict):
     """The recipe's `compression`: `ratio` is the fraction that top-k keeps, `rank` that of PowerSGD's factors."""
 
     method: str = "none"
@@ -28,7 +28,7 @@ class Compression(Strict):
     rank: int = Field(2, ge=1, le=1024)
 
     @model_validator(mode="after")
-    def _method_is_known(self) -> Compression:
+    def _method_is_known(self) -> CompressionSetting:
         if self.method not in METHODS:
             raise ValueError(f"expected one of {', '.join(METHODS)}, got {self.method!r}")
         return self
@@ -56,35 +56,35 @@ class Traffic:
 
 
 @functools.lru_cache(maxsize=4096)
-def traffic(compression: Compression, workload: Workload, ranks: int) -> Traffic:
+def traffic(compression: CompressionSetting, workload: Workload, ranks: int) -> Traffic:
     """What the ranks send for the workload's gradients."""
     return METHODS[compression.method](compression, workload.tensors, ranks)
 
 
-def _none(_: Compression, tensors: Sequence[Gradient], ranks: int) -> Traffic:
+def _none(_: CompressionSetting, tensors: Sequence[Gradient], ranks: int) -> Traffic:
     return _passed([SentBytes("allreduce", _bytes(tensors))], 0.0, 0.0)
 
 
-def _fp16(_: Compression, tensors: Sequence[Gradient], ranks: int) -> Traffic:
+def _fp16(_: CompressionSetting, tensors: Sequence[Gradient], ranks: int) -> Traffic:
     """Cast to 2 bytes an element and back: 4 bytes read and 2 written are 1.5 passes."""
     halves = 2 * _elements(tensors)
     passes = np.where(_bytes(tensors) > halves, 1.5, 0.0)
     return _passed([SentBytes("allreduce", np.minimum(_bytes(tensors), halves))], passes, passes)
 
 
-def _bf16(_: Compression, tensors: Sequence[Gradient], ranks: int) -> Traffic:
+def _bf16(_: CompressionSetting, tensors: Sequence[Gradient], ranks: int) -> Traffic:
     """2 bytes an element: an all-to-all of chunks, which are summed in float32, then an allgather of the sums."""
     sent = 2 * _elements(tensors)
     return _passed([SentBytes("alltoall", sent), SentBytes("allgather", sent / ranks)], 1.5, 1.5)
 
 
-def _int8(_: Compression, tensors: Sequence[Gradient], ranks: int) -> Traffic:
+def _int8(_: CompressionSetting, tensors: Sequence[Gradient], ranks: int) -> Traffic:
     """1 byte an element and a scale for 2,048 of them, sent as bf16 is; the sums are quantised again."""
     sent = _elements(tensors) * (1 + 4 / 2048)
     return _passed([SentBytes("alltoall", sent), SentBytes("allgather", sent / ranks)], 3.25, 2.5)
 
 
-def _topk(compression: Compression, tensors: Sequence[Gradient], ranks: int) -> Traffic:
+def _topk(compression: CompressionSetting, tensors: Sequence[Gradient], ranks: int) -> Traffic:
     """An allgather of the largest elements with their indices, 8 bytes each; uncompressed if that is fewer bytes."""
     kept = np.maximum(1.0, np.round(_elements(tensors) * compression.ratio))
     # A rank's k elements go to p - 1 others; a ring allreduce sends 2 (p-1)/p of the uncompressed bytes.
@@ -94,7 +94,7 @@ def _topk(compression: Compression, tensors: Sequence[Gradient], ranks: int) -> 
     return _passed([SentBytes("allgather", 8 * kept)], 12.0, 2.0)
 
 
-def _powersgd(compression: Compression, tensors: Sequence[Gradient], ranks: int) -> Traffic:
+def _powersgd(compression: CompressionSetting, tensors: Sequence[Gradient], ranks: int) -> Traffic:
     """Two factors of `rank` columns (Vogels et al. 2019), averaged one after the other; small tensors uncompressed."""
     dense, first, second, passes = np.zeros((4, len(tensors)))
     for i, tensor in enumerate(tensors):
@@ -114,7 +114,7 @@ def _passed(phases: Sequence[SentBytes], encode: Floats | float, decode: Floats 
     return Traffic(tuple(phases), encode * ones, decode * ones)
 
 
-METHODS: dict[str, Callable[[Compression, Sequence[Gradient], int], Traffic]] = {
+METHODS: dict[str, Callable[[CompressionSetting, Sequence[Gradient], int], Traffic]] = {
     "none": _none,
     "fp16": _fp16,
     "bf16": _bf16,

@@ -158,17 +158,18 @@ def checked(ranks: Sequence[int], cluster: Cluster | None) -> list[int]:
 def point(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> Point:
     """The prediction for one number of ranks, on a cluster as `predict` takes it."""
     base = fitted.case(cluster, ranks, settings)
-    drawn = ensemble(fitted, base, settings)
+    drawn = ensemble(fitted, base)
     (expected,) = forecasts([drawn], SAMPLES)
     middle = replace(base, slow=drawn.slow)
     steady = engine.run(step.detailed(middle))
+    begin = float(steady.ends[-2][-1]) if len(steady.ends) > 1 else 0.0  # of the last step
     seconds, slow_alone = expected.seconds, step.period(middle.alone)
     waiting = max(0.0, slow_alone - expected.alone)
     warnings = list(drawn.doubts.warnings)
     if waiting > _LONG_WAIT * seconds:
         warnings.append(
             f"{100 * waiting / seconds:.0f} % of the step is waiting for the slowest rank, as compute is assumed to "
-            f"vary by {100 * _jitter(fitted, cluster, settings):.0f} % from step to step; profile on a quiet machine, "
+            f"vary by {100 * base.jitter:.0f} % from step to step; profile on a quiet machine, "
             "or try --set jitter=0.02"
         )
     sent = sum(float(phase.sizes.sum()) for phase in base.traffic.phases) + base.gathered_bytes
@@ -184,7 +185,16 @@ def point(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings)
         bound=bound(steady, waiting, _LONG_WAIT * seconds),
         memory_mib=refusals.memory_mib(base),
         memory_parts_mib=refusals.memory_parts_mib(base),
-        critical_path=critical(steady),
+        critical_path=[
+            Critical(
+                task=span.task.name,
+                kind=span.task.kind,
+                resource=span.task.resource,
+                start_ms=1e3 * (span.start - begin),
+                ms=1e3 * (span.end - span.start),
+            )
+            for span in steady.critical_path()
+        ],
         warnings=warnings,
         unit=fitted.workload.unit,
     )
@@ -231,13 +241,13 @@ class Ensemble:
         return seconds / shorter, seconds * longer
 
 
-def ensemble(fitted: Calibration, base: Case, settings: Settings) -> Ensemble:
+def ensemble(fitted: Calibration, base: Case) -> Ensemble:
     """The cases that give a prediction for `base` and its interval."""
-    ranks, jitter = base.data_ranks, _jitter(fitted, base.network.cluster, settings)
-    factors = slowest(ranks, base.every, jitter, settings.seed)
+    ranks, how = base.data_ranks, (base.every, base.jitter, base.seed)
+    factors = slowest(ranks, *how)
     mean = float(factors.mean())
     # That more ranks than were profiled wait longer, because each varies on its own, was not measured.
-    near = float(slowest(min(ranks, fitted.ranks), base.every, jitter, settings.seed).mean())
+    near = float(slowest(min(ranks, fitted.ranks), *how).mean())
     doubts = doubt.expected(fitted, base)
 
     def ends(case: Case) -> tuple[Case, Case]:
@@ -315,7 +325,7 @@ def _lone(case: Case) -> tuple[object, ...]:
 def schedule(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> StepSchedule:
     """Steps of the slowest rank, with every layer and bucket, for the same case as `point`."""
     base = fitted.case(cluster, ranks, settings)
-    factors = slowest(ranks, base.every, _jitter(fitted, cluster, settings), settings.seed)
+    factors = slowest(ranks, base.every, base.jitter, base.seed)
     return engine.run(step.detailed(replace(base, slow=float(factors.mean()))), _ITERATIONS)
 
 
@@ -349,24 +359,3 @@ def bound(schedule: StepSchedule, waiting: float = 0.0, most: float = math.inf) 
         seconds[_KINDS.get(span.task.kind, span.task.kind)] += span.end - span.start
     largest = max(seconds, key=lambda kind: seconds[kind])
     return "waiting" if largest == "compute" and waiting > most else largest
-
-
-def critical(schedule: StepSchedule) -> list[Critical]:
-    """The critical path of the last step, in milliseconds."""
-    begin = float(schedule.ends[-2][-1]) if len(schedule.ends) > 1 else 0.0
-    return [
-        Critical(
-            task=span.task.name,
-            kind=span.task.kind,
-            resource=span.task.resource,
-            start_ms=1e3 * (span.start - begin),
-            ms=1e3 * (span.end - span.start),
-        )
-        for span in schedule.critical_path()
-    ]
-
-
-def _jitter(fitted: Calibration, cluster: Cluster, settings: Settings) -> float:
-    if settings.jitter is not None:
-        return settings.jitter
-    return max(fitted.workload.jitter, cluster.jitter)

@@ -16,14 +16,14 @@ from hvdkit.results.memory import Stage
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import policies
 from hvdkit.simulator.cluster import Algorithm, Cluster, Level, Measured
-from hvdkit.simulator.compression_costs import Compression
+from hvdkit.simulator.compression_costs import CompressionSetting
 from hvdkit.simulator.costs import PER_DOUBLING, Network
 from hvdkit.simulator.piecewise_linear import PiecewiseLinear
 
 Positive = Annotated[float, Field(gt=0, le=1e15), AfterValidator(clusters.not_tiny)]
 
 
-class Sync(Strict):
+class SyncSetting(Strict):
     """The recipe's `sync`."""
 
     every: int = Field(ge=1, le=2**31)
@@ -55,9 +55,9 @@ class Settings(Strict):
     policy: str | None = None
     batch_size: int | None = Field(None, ge=1, le=2**24)
     compression: Annotated[
-        Compression | None, BeforeValidator(lambda v: {"method": v} if isinstance(v, str) else v)
+        CompressionSetting | None, BeforeValidator(lambda v: {"method": v} if isinstance(v, str) else v)
     ] = None
-    sync: Sync | None = None
+    sync: SyncSetting | None = None
     allreduce: Algorithm | None = None
     sharding: Stage | None = None
     servers: int = Field(1, ge=1, le=10**6)

@@ -127,7 +127,7 @@ def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[WhatIf]) -> Swee
         if fault := refusal(base, whatif.settings):
             left_out[fault] += 1
         else:
-            wanted.append((whatif, predicting.ensemble(fitted, base, whatif.settings)))
+            wanted.append((whatif, predicting.ensemble(fitted, base)))
     if left_out and not wanted:
         raise RequestError("\n".join(left_out))
     units = fitted.workload.units_per_sample
