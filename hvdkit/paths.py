@@ -20,15 +20,11 @@ from hvdkit.folder_lock import FolderLock
 
 # All that hvdkit's commands write into a folder. `--overwrite` deletes these names and nothing else.
 _OURS = {
-    "config.yaml", "tuning", "metrics.jsonl", "metrics.csv", "result.json", "logs", "checkpoints", "tensorboard",
-    "tracking", "evaluate.json", "predict-images.json", "generate.json", "doctor.json", "debug", "diff.json",
-    "compare.json", "compare.csv", "compare.md", "runs",
-    "parity.json", "parity.csv", "parity.md", "parity.png", "parity", "trace",
-    "report.html", "report.md",
-    "sweep.json", "sweep.csv", "sweep.png",
-    "predict.json", "predict.csv", "predict.png", "predict-trace.json", "advise.json", "advise.csv", "advise.md",
-    "bench.json", "bench.csv", "cluster.yaml", "bench.png", "request.json", "rows.json", "ranks.json",
-    "profile.json", "profile.csv", "profile.png", "trace.json", "timeline.json", "record.json", "own-profile",
+    *replaced.DOCUMENTS, "config.yaml", "tuning", "metrics.jsonl", "metrics.csv", "logs", "checkpoints", "tensorboard",
+    "tracking", "debug", "compare.csv", "compare.md", "runs", "parity.csv", "parity.md", "parity.png", "parity",
+    "trace", "report.html", "report.md", "sweep.csv", "sweep.png", "predict.csv", "predict.png", "predict-trace.json",
+    "advise.csv", "advise.md", "bench.csv", "cluster.yaml", "bench.png", "request.json", "rows.json", "ranks.json",
+    "profile.csv", "profile.png", "trace.json", "timeline.json", "record.json", "own-profile",
 }  # fmt: skip
 # What a command or its ranks write before there is a result.
 _PREPARED = {_LOCK, *replaced.NAMES, "config.yaml", "request.json", "logs", "debug", "tuning", "trace", "tensorboard",
@@ -157,10 +153,10 @@ def _undone_if_nothing_comes(named: Path, folder: Path, resume: bool) -> Iterato
         with replaced.deleted_once_trained(folder):
             yield
     except BaseException as error:
-        if replaced.given_back(folder, ours):
-            _say_back(named)
-        elif isinstance(error, RequestError) and fresh and not set_aside and not _results(folder):
-            with suppress(OSError):  # the refusal matters more
+        with suppress(OSError):  # what ended the block matters more; the next command tries again
+            if replaced.given_back(folder, ours):
+                _say_back(named)
+            elif isinstance(error, RequestError) and fresh and not set_aside and not _results(folder):
                 replaced.remove(ours(folder))
         raise
     replaced.delete(folder)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import selectors
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 
 MOST_BYTES = 2**20
-_LOOK_S = 0.05  # whether it has ended: what it has left in the background may hold its pipes open
+_LOOK_S = 0.05
 
 
 def answer(
@@ -24,33 +24,26 @@ def answer(
     Raises OSError where it cannot be started or prints more than MOST_BYTES bytes (EFBIG), subprocess.TimeoutExpired
     past `timeout_s` seconds; it and all of its process group have been killed then.
     """
-    until, pipe = time.monotonic() + timeout_s, subprocess.PIPE
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment, start_new_session=True
-    ) as process, selectors.DefaultSelector() as selector:  # fmt: skip
-        printed = {process.stdout: bytearray(), process.stderr: bytearray()}
+    until = time.monotonic() + timeout_s
+    with TemporaryFile() as printed, TemporaryFile() as complaints, subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=printed, stderr=complaints, env=environment, start_new_session=True
+    ) as process:  # fmt: skip
+        files = printed, complaints  # not pipes, which a process that it leaves in the background would hold open
         try:
-            for stream in printed:
-                assert stream is not None
-                os.set_blocking(stream.fileno(), False)
-                selector.register(stream, selectors.EVENT_READ, printed[stream])
-            while selector.get_map():
-                ended, ready = process.poll() is not None, selector.select(_LOOK_S)
-                for key, _ in ready:
-                    data = os.read(key.fd, 2**16)
-                    key.data.extend(data)
-                    if not data:
-                        selector.unregister(key.fileobj)
-                if sum(map(len, printed.values())) > MOST_BYTES:
+            while process.poll() is None:
+                if sum(os.fstat(file.fileno()).st_size for file in files) > MOST_BYTES:
                     raise OSError(errno.EFBIG, f"it prints more than {MOST_BYTES >> 20} MiB")
                 if time.monotonic() > until:
                     raise subprocess.TimeoutExpired(command, timeout_s)
-                if ended and not ready:
-                    break
-            process.wait(max(0.0, until - time.monotonic()))
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOK_S)
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise
-    said, complained = (stream.decode("utf-8", "replace") for stream in printed.values())
+        for file in files:
+            file.seek(0)
+        said, complained = (file.read(MOST_BYTES + 1).decode("utf-8", "replace") for file in files)
+    if len(said) + len(complained) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it prints more than {MOST_BYTES >> 20} MiB")
     return subprocess.CompletedProcess(command, process.returncode, said, complained)

@@ -18,9 +18,9 @@ from hvdkit.errors import RequestError
 _WHOLE, _PART = NAMES = (".replaced", ".replacing")
 _LOOK_S = 0.5
 # The documents that commands end with. With a checkpoint they are what shows that the new run is worth the earlier one.
-_DOCUMENTS = {
+DOCUMENTS = {
     "result.json", "evaluate.json", "predict-images.json", "generate.json", "doctor.json", "diff.json", "compare.json",
-    "parity.json", "sweep.json", "predict.json", "advise.json", "bench.json", "profile.json", "debug.json",
+    "parity.json", "sweep.json", "predict.json", "advise.json", "bench.json", "profile.json",
 }  # fmt: skip
 _ASIDE = {*NAMES, "tuning", "trace", "logs", "debug", "tensorboard", "tracking"}
 
@@ -33,23 +33,14 @@ def left(folder: Path) -> bool:
 
 
 def settle(folder: Path, ours: Ours) -> bool:
-    """Finish what a killed command has left; the folder's lock must be held. Returns whether earlier results came back.
-
-    They come back unless the new run has trained. Raises RequestError if files cannot be moved.
-    """
-    if not left(folder):
-        return False
+    """As `given_back`, for what a killed command has left. Raises RequestError if files cannot be moved."""
     try:
-        if trained(folder) and not os.path.lexists(folder / _PART):
-            delete(folder)
-            return False
-        _give_back(folder, ours)
+        return given_back(folder, ours)
     except OSError as error:
         raise RequestError(
             f"{error.filename}: cannot be put back ({error.strerror}); it is of a run that --overwrite had set aside "
             f"in {folder / _WHOLE}"
         ) from error
-    return True
 
 
 def set_aside(named: Path, folder: Path, paths: Iterable[Path]) -> bool:
@@ -74,7 +65,7 @@ def set_aside(named: Path, folder: Path, paths: Iterable[Path]) -> bool:
 def trained(folder: Path) -> bool:
     """Whether the run that writes into the folder has a checkpoint or a result."""
     for path, folders, names in os.walk(folder):
-        if not _DOCUMENTS.isdisjoint(names):
+        if not DOCUMENTS.isdisjoint(names):
             return True
         if os.path.basename(path) == "checkpoints":  # noqa: PTH119 - a walk of many folders, twice a second
             if any(name.startswith("step-") for name in folders):
@@ -108,16 +99,20 @@ def deleted_once_trained(folder: Path) -> Iterator[None]:
 
 
 def given_back(folder: Path, ours: Ours) -> bool:
-    """Put back what is set aside, in place of what the new run has written, unless that has trained; whether it did."""
-    if not os.path.lexists(folder / _WHOLE):
+    """Put back what is set aside, in place of what the new run has written, unless that has trained; whether it did.
+
+    The folder's lock must be held. Raises OSError if files cannot be moved.
+    """
+    if not left(folder):
         return False
-    if trained(folder):
+    if trained(folder) and not os.path.lexists(folder / _PART):
         delete(folder)
         return False
-    with suppress(OSError):  # what ended the run matters more; the next command tries again
-        _give_back(folder, ours)
-        return True
-    return False
+    if os.path.lexists(folder / _WHOLE):
+        remove(ours(folder))
+        (folder / _WHOLE).rename(folder / _PART)  # from here on every name in it belongs to the folder
+    _move_back(folder)
+    return True
 
 
 def delete(folder: Path) -> None:
@@ -132,13 +127,6 @@ def remove(paths: Iterable[Path]) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-
-
-def _give_back(folder: Path, ours: Ours) -> None:
-    if os.path.lexists(folder / _WHOLE):
-        remove(ours(folder))
-        (folder / _WHOLE).rename(folder / _PART)  # from here on every name in it belongs to the folder
-    _move_back(folder)
 
 
 def _move_back(folder: Path) -> None:

@@ -62,7 +62,7 @@ def shaken(model: torch.nn.Module) -> torch.nn.Module:
 def compare(folder: Path) -> None:
     """Read each file, and compare what hvdkit's model computes."""
     from hvdkit.checkpoint import weights
-    from hvdkit.recipe.schema import GPT
+    from hvdkit.recipe.schema import GptModel
     from hvdkit.tasks import gpt, resnet
 
     outputs = load_file(folder / OUTPUTS)
@@ -73,7 +73,7 @@ def compare(folder: Path) -> None:
         model = name.rpartition("-")[2]
         script = "gpt" if model == "gpt" else "resnet"
         table: Any = (
-            gpt.architecture(GPT(name="gpt", **sizes)) if model == "gpt" else resnet.architecture(model, CLASSES)
+            gpt.architecture(GptModel(name="gpt", **sizes)) if model == "gpt" else resnet.architecture(model, CLASSES)
         )
         initial = table.initial_state(1)
         shapes = {tensor: value.shape for tensor, value in initial.items()}

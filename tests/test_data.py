@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import io
 import math
 import subprocess
@@ -227,7 +228,7 @@ def test_more_classes_than_the_model_has(folder: Path) -> None:
 
 @pytest.mark.parametrize(("missing", "told"), [("PIL", "Pillow"), ("grain", "grain")])
 def test_missing_libraries_are_named(missing: str, told: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = prefetch.importlib.util.find_spec
+    find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else find(name))
     assert f"python -m pip install {told}" in refused(wanted(folder, workers=2))
     if missing == "grain":

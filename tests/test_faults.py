@@ -167,27 +167,6 @@ def test_a_command_that_is_ended_leaves_no_orphan(
 
 
 @pytest.mark.usefixtures("warm")
-def test_two_runs_into_one_folder(tmp_path: Path, recipe: Path, mark: str, hvdkit: Hvdkit) -> None:
-    arguments = ["train", str(recipe), "--framework", "mxnet", "-np", "1", "--out", "run", "--overwrite"]
-    arguments.append("epochs=1000")
-    first = subprocess.Popen(
-        [sys.executable, "-m", "hvdkit", *arguments],
-        cwd=tmp_path,
-        env=os.environ | {MARK: mark},
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        assert wait_until(lambda: (tmp_path / "run" / "logs" / "rank-0.log").exists(), 60)
-        second = hvdkit(*arguments)
-        assert second.returncode == 2
-        assert "another run is writing there" in second.stderr
-    finally:
-        first.terminate()
-        first.wait(hygiene.patience(60))
-
-
-@pytest.mark.usefixtures("warm")
 def test_a_taken_port_in_the_environment_does_no_harm(hvdkit: Hvdkit, recipe: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         environment = {"HOROVOD_GLOO_RENDEZVOUS_PORT": str(taken.getsockname()[1])}
@@ -237,13 +216,6 @@ def test_a_full_disk_before_the_start(tmp_path: Path, recipe: Path) -> None:
     done = on_a_small_disk(tmp_path, 8, ",nr_inodes=3", arguments)
     assert done.returncode in (1, 2), done.stderr
     assert "No space left on device" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path, recipe: Path) -> None:
-    arguments = ["train", str(recipe), "--framework", "mxnet", "-np", "1", "--out", "disk/run"]
-    done = on_a_small_disk(tmp_path, 64, ",ro", arguments)
-    assert done.returncode == 2, done.stderr
-    assert "--out disk/run" in done.stderr and "Traceback" not in done.stderr
 
 
 # Runtimes that change under our hands

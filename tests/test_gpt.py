@@ -59,7 +59,7 @@ FOUND = {
     [("gpt2", 124_439_808), ("gpt2-medium", 354_823_168), ("gpt2-large", 774_030_080), ("gpt2-xl", 1_557_611_200)],
 )
 def test_published_sizes(name: Any, parameters: int) -> None:
-    table = gpt.architecture(schema.GPT(name=name))
+    table = gpt.architecture(schema.GptModel(name=name))
     assert parameter_count(table) == parameters
     assert table.training_flop() == 6 * parameters + 12 * table.layers * table.width * 1024
 
@@ -67,7 +67,7 @@ def test_published_sizes(name: Any, parameters: int) -> None:
 @pytest.mark.check
 @pytest.mark.parametrize(("keys", "deviation"), [({}, 0.02), ({"initializer_range": 0.08}, 0.08)])
 def test_initial_weights_have_the_stated_deviations(keys: dict[str, float], deviation: float) -> None:
-    table = gpt.architecture(schema.GPT(name="gpt", layers=8, heads=2, width=64, context=32, **keys))
+    table = gpt.architecture(schema.GptModel(name="gpt", layers=8, heads=2, width=64, context=32, **keys))
     state = table.initial_state(1)
     assert {name: array.shape for name, array in state.items()} == table.parameter_shapes()
     assert state["transformer.h.3.mlp.c_fc.weight"].std() == pytest.approx(deviation, rel=0.03)

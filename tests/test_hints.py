@@ -11,7 +11,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import simulating
 from conftest import Hvdkit
 from resuming import local_recipe, local_run
 
@@ -21,7 +20,6 @@ from hvdkit.errors import RequestError
 from hvdkit.handlers.metrics_file import is_before
 from hvdkit.launch.launchers import Launcher
 from hvdkit.recipe import registry, schema
-from hvdkit.results import profile as profiles
 from hvdkit.results.train import doubts, read_metrics
 
 pytestmark = pytest.mark.check
@@ -227,25 +225,6 @@ def test_what_a_user_wrote_for_that_choice_is_a_fault(where: str, inside: Hvdkit
         path, words = "mine.yaml", []
     done = inside("train", path, *words)
     assert done.returncode == 2 and "optimizer.momentum: unknown key; it needs optimizer.name=sgd" in done.stderr
-
-
-@pytest.mark.parametrize("option", ["-n", "--np"])
-def test_every_command_takes_the_number_of_ranks_by_both_names(option: str, inside: Hvdkit, tmp_path: Path) -> None:
-    for command in ("train", "profile", "parity"):
-        assert len(json.loads(inside(command, DIGITS, option, 2, *DRY).stdout)["runs"][0]["ranks"]) == 2
-    compared = json.loads(inside("compare", DIGITS, "--framework", "mxnet", option, 1, option, 2, *DRY).stdout)
-    assert [len(each["ranks"]) for each in compared["runs"]] == [1, 2]
-    assert "-np 1: expected 2 or more" in inside("bench", "allreduce", option, 1).stderr
-    assert (
-        "-np 0: expected"
-        in inside("advise", DIGITS, option.replace("-n", "-np") if option == "-n" else option, 0).stderr
-    )
-    profiles.save(simulating.profile(), tmp_path / "profile.json")
-    asked = ("profile.json", "--cluster", "v100-nvlink-ib", option, 4)
-    assert inside("predict", *asked, "--out", "p").returncode == 0
-    assert json.loads((tmp_path / "p" / "predict.json").read_text())["points"][0]["ranks"] == 4
-    assert inside("advise", *asked, "--out", "a").returncode == 0
-    assert json.loads((tmp_path / "a" / "advise.json").read_text())["today"]["ranks"] == 4
 
 
 def test_before_a_run(inside: Hvdkit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 from conftest import ROOT, Hvdkit, run
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from hvdkit.checkpoint import snapshots
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import ImageFolder
 from hvdkit.results.evaluate import read_evaluation
-from hvdkit.results.predict_images import ImagePredictions, read_predictions
+from hvdkit.results.predict_images import read_predictions
 
 pytestmark = pytest.mark.long
 
@@ -163,30 +162,6 @@ def test_a_resumed_run_has_the_same_validation_images_and_refuses_others(trained
         (tmp_path / "others" / name.upper()).symlink_to(trained / "photos" / name)
     told = train("data.path=others", "epochs=3", "--resume")
     assert f"expected the checkpoint's classes ({', '.join(NAMES)}), got DISC" in told
-
-
-def test_files_of_digits_are_what_evaluation_sees(
-    checkpoint_40: Path, hvdkit: Hvdkit, tmp_path: Path, warm: None
-) -> None:
-    """The held-out digits as greyscale files of 8×8 pixels give evaluation's accuracy, but for rounding."""
-    digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))  # as data/small_images.py holds them out
-    held_out = sorted(order[np.argsort(digits.target[order], kind="stable")][::5].tolist())
-    (tmp_path / "digits").mkdir()
-    for number in held_out:
-        image = Image.fromarray((digits.images[number] * 255 / 16).round().astype(np.uint8))
-        image.save(tmp_path / "digits" / f"{number:04}.png")
-    (tmp_path / "digits" / "notes.txt").touch()
-    done = hvdkit("predict-images", checkpoint_40, "digits", "--out", "p", "--top", "1")
-    assert done.returncode == 0, done.stderr
-    found = ImagePredictions.model_validate_json((tmp_path / "p" / "predict-images.json").read_text())
-    assert [each.file for each in found.pictures] == [f"digits/{number:04}.png" for number in held_out]
-    assert found.trained_by == "mxnet" and all(len(each.classes) == 1 for each in found.pictures)
-    right = sum(each.classes[0].name == str(digits.target[int(Path(each.file).stem)]) for each in found.pictures)
-    done = hvdkit("evaluate", checkpoint_40, "--out", "e")
-    assert done.returncode == 0, done.stderr
-    correct = read_evaluation(tmp_path / "e" / "evaluate.json").correct
-    assert correct is not None and correct > 60 and abs(right - correct) <= 2
 
 
 def test_a_script_without_hvdkits_command_decides_the_same(trained: Path, tmp_path: Path) -> None:

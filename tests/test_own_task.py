@@ -205,9 +205,7 @@ def test_a_task_that_cannot_be_trained_is_a_line(changes: dict[str, Any], told: 
 
 
 @pytest.mark.check
-def test_lengths_that_differ_and_keys_that_would_be_ignored_are_refused() -> None:
-    with pytest.raises(RequestError, match=r"got inputs of shape \(4, 3\) and \(3,\), targets \(4, 1\)"):
-        ArraySplit((np.ones((4, 3)), np.ones(3)), np.ones((4, 1)))
+def test_keys_that_would_be_ignored_are_refused() -> None:
     with pytest.raises(RequestError, match=r"recompute: expected false with model\.name own"):
         schema.revise({**DOCUMENT, "recompute": True}, "recipe")
     smoothed = Recipe.model_validate({**DOCUMENT, "loss": {"label_smoothing": 0.1}})

@@ -19,18 +19,6 @@ from hvdkit.recipe import schema
 pytestmark = pytest.mark.check
 
 
-def test_a_claimed_folder_is_refused_and_free_again_afterwards(tmp_path: Path) -> None:
-    with (
-        paths.claimed(tmp_path / "run", overwrite=False) as folder,
-        pytest.raises(RequestError, match="another run is writing there"),
-        paths.claimed(tmp_path / "run", overwrite=True),
-    ):
-        pytest.fail("the folder was given twice")
-    assert folder == tmp_path / "run" and not list(folder.iterdir())
-    with paths.claimed(tmp_path / "run", overwrite=False):
-        pass
-
-
 def test_a_lock_whose_file_has_gone_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run before ends, and takes its file away, between the opening of that file and its lock."""
     sound = fcntl.flock
@@ -75,18 +63,6 @@ def test_a_refused_command_takes_back_the_folders_it_made(tmp_path: Path) -> Non
     refused(tmp_path / "runs" / "new", START)
     refused(tmp_path / "runs" / "resumed", START, resume=True)
     assert content(tmp_path) == {"runs/": "", "runs/there/": ""}, "an empty folder that was there stays"
-
-
-def test_a_refused_command_gives_back_what_it_replaces(tmp_path: Path) -> None:
-    old = {"result.json": "{}", "logs/": "", "logs/rank-0.log": "well", "config.yaml": "name: old\n"}
-    for name, text in old.items():
-        (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).write_text(text)
-    refused(tmp_path, START, overwrite=True)
-    assert content(tmp_path) == old
-    with paths.claimed(tmp_path, overwrite=True) as place:
-        assert {path.name for path in place.iterdir()} == {".lock", ".replaced"}
-        (place / "result.json").write_text("new")
-    assert content(tmp_path) == {"result.json": "new"}
 
 
 def test_what_a_resumed_run_has_stays(tmp_path: Path) -> None:

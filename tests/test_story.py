@@ -51,14 +51,6 @@ def test_a_row_is_of_ratios_within_rounds() -> None:
     assert starved.missed([untrained | where], "pytorch") == ["70%: nothing was trained"]
 
 
-def test_as_accurate_means_near_the_mean_or_inside_the_range() -> None:
-    dense = [0.96, 0.98, 0.985]  # mean 0.975
-    assert starved.as_accurate(0.965, dense) and starved.as_accurate(0.99, dense)
-    assert starved.as_accurate(0.96, dense) and not starved.as_accurate(0.959, dense)
-    narrow = [0.975, 0.975]
-    assert starved.as_accurate(0.965, narrow) and not starved.as_accurate(0.9649, narrow)
-
-
 def _rows(local_ms: float, accuracy: float) -> list[dict[str, Any]]:
     rounds = [{"compute": 300.0, "dense": 1000.0, "local8": local_ms}]
     where = {"framework": "pytorch", "asked_share": 0.7, "rate_mbit_per_s": 20.0}

@@ -21,7 +21,7 @@ from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
-from hvdkit.recipe.schema import GPT
+from hvdkit.recipe.schema import GptModel
 from hvdkit.tasks import gpt, resnet, resnet_files
 from hvdkit.tasks.task import state_shapes
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.check
 
 State = dict[str, np.ndarray]
 TABLE = resnet.architecture("resnet8", 10)
-TINY = gpt.architecture(GPT(name="gpt", layers=2, heads=2, width=8, context=4, vocabulary=5))
+TINY = gpt.architecture(GptModel(name="gpt", layers=2, heads=2, width=8, context=4, vocabulary=5))
 
 
 def drawn(table: resnet.ResNet | gpt.GPT = TABLE) -> State:

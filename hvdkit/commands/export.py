@@ -119,7 +119,7 @@ def plan(folder: Path, out: Path, overwrite: bool, average: bool = True) -> Expo
         model = recipe.model
         if isinstance(model, schema.Model):
             planned = _with_architecture(planned, recipe, model, overwrite)
-        elif isinstance(model, schema.GPT):
+        elif isinstance(model, schema.GptModel):
             planned = _for_transformers(planned, recipe, model, overwrite)
         elif out.suffix != SAFETENSORS:
             raise RequestError(f"--out {out}: expected {SAFETENSORS}, the only file for a model of your own")
@@ -165,7 +165,7 @@ def _with_architecture(plan: ExportPlan, recipe: schema.Recipe, model: schema.Mo
     return plan
 
 
-def _for_transformers(plan: ExportPlan, recipe: schema.Recipe, model: schema.GPT, overwrite: bool) -> ExportPlan:
+def _for_transformers(plan: ExportPlan, recipe: schema.Recipe, model: schema.GptModel, overwrite: bool) -> ExportPlan:
     """The plan for a GPT: a folder that transformers' `GPT2LMHeadModel.from_pretrained` reads. Raises RequestError."""
     if plan.out.name != _PRETRAINED:
         raise RequestError(

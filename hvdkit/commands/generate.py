@@ -17,7 +17,7 @@ from hvdkit.commands.question import Asked, ask
 from hvdkit.commands.request import Argument, Option, Request
 from hvdkit.data.encoding import encoding
 from hvdkit.errors import Faults, HvdkitError, RequestError
-from hvdkit.recipe.schema import GPT, Text
+from hvdkit.recipe.schema import GptModel, Text
 from hvdkit.results.generate import Generation, read_generation
 from hvdkit.tasks.gpt import architecture
 
@@ -60,7 +60,7 @@ def check(given: Path, prompt: str, framework: str | None) -> Prompt:
         prompt = ""
     with faults.collected(HvdkitError):
         asked = Asked.of(given)
-        if not isinstance(asked.recipe.model, GPT) or not isinstance(asked.recipe.data, Text):
+        if not isinstance(asked.recipe.model, GptModel) or not isinstance(asked.recipe.data, Text):
             raise RequestError(
                 f"{given}: expected a language model that was trained on text, got {asked.recipe.model.name} on "
                 f"{asked.recipe.data.name}"

@@ -61,7 +61,7 @@ def check(given: Path, images: Sequence[Path], framework: str | None, top: int) 
 
     `left_out` of the result is a line for each folder with files that are not taken."""
     faults = Faults()
-    imagefolder.check_pillow()
+    imagefolder.check_packages()
     left_out: list[str] = []
     files = [file for image in images for file in _files(image, faults, left_out)]
     with faults.collected(HvdkitError):

@@ -25,19 +25,20 @@ def open_dataset(data: AnyData, classes: int, seed: int, shard: Shard | None = N
 
 
 def _open(data: AnyData, classes: int, seed: int, shard: Shard, batch_size: int) -> Dataset:
-    if isinstance(data, Digits):
-        return small_images.digits()
-    if isinstance(data, Mnist5k):
-        return small_images.mnist5k()
-    if isinstance(data, Cifar10):
-        return small_images.cifar10(data)
-    if isinstance(data, Synthetic):
-        return small_images.synthetic(data, classes, seed)
+    match data:
+        case Digits():
+            return small_images.digits()
+        case Mnist5k():
+            return small_images.mnist5k()
+        case Cifar10():
+            return small_images.cifar10(data)
+        case Synthetic():
+            return small_images.synthetic(data, classes, seed)
+        case OwnData():
+            raise RequestError("data.name: own needs a script; expected model.name own")
+        case Text() | SyntheticText():
+            raise RequestError(f"data.name: {data.name} needs a model for text, such as model.name gpt2")
     # Most runs need none of these.
-    if isinstance(data, OwnData):
-        raise RequestError("data.name: own needs a script; expected model.name own")
-    if isinstance(data, Text | SyntheticText):
-        raise RequestError(f"data.name: {data.name} needs a model for text, such as model.name gpt2")
     if isinstance(data, ImageFolder):
         from hvdkit.data import imagefolder
 

@@ -15,7 +15,6 @@ T = TypeVar("T")
 Inputs = Any  # an array, or a tuple of arrays
 # Whole numbers and floats that PyTorch, TensorFlow and MXNet all compute with; others become the widest of their kind.
 _COMMON = {"bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128"}
-_FIELDS = ("inputs", "targets")
 _WIDEST = {"i": "int64", "u": "int64", "f": "float64"}
 
 
@@ -217,19 +216,15 @@ class GivenSplit:
     def batch(self, indices: np.ndarray) -> Batch:
         """The samples at `indices`, in that order. Raises RequestError for anything but a batch."""
         given = self.split.batch(indices)
-        pair = given
-        if not isinstance(given, tuple) and not (isinstance(given, list) and all(hasattr(x, "shape") for x in given)):
-            pair = [getattr(given, field, None) for field in _FIELDS]
+        is_pair = isinstance(given, tuple) or (isinstance(given, list) and all(hasattr(x, "shape") for x in given))
+        pair = given if is_pair else [getattr(given, name, None) for name in ("inputs", "targets")]
         if len(pair) != 2 or any(array is None for array in pair):
             raise RequestError(
                 f"{type(self.split).__name__}.batch: expected Batch(inputs, targets), got a {type(given).__name__}"
             )
         batch = given if isinstance(given, Batch) else Batch(*pair)
-        return (
-            Batch(batch.inputs, batch.targets.astype(np.int64))
-            if self.labels and batch.targets.dtype == bool
-            else batch
-        )
+        is_mask = self.labels and batch.targets.dtype == bool
+        return Batch(batch.inputs, batch.targets.astype(np.int64)) if is_mask else batch
 
 
 @dataclass(frozen=True)
@@ -302,8 +297,8 @@ class Fingerprint:
             return "number"
         if self.taken != than.taken:
             return None
-        pairs = {"inputs": (self.inputs, than.inputs), "targets": (self.targets, than.targets)}
-        return next((name for name, pair in pairs.items() if all(pair) and len(set(pair)) > 1), None)
+        pairs = ((name, getattr(self, name), getattr(than, name)) for name in ("inputs", "targets"))
+        return next((name for name, mine, theirs in pairs if mine and theirs and mine != theirs), None)
 
 
 @dataclass(frozen=True)

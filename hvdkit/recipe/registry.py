@@ -65,12 +65,11 @@ def _unknown(name: str, known: list[str]) -> str:
         return f"{refusal}; the recipe comes first, as in `{known[0]} {name}`"
     if name in FRAMEWORKS:
         return f"{refusal}; {name} is a framework: give a recipe and --framework {name}"
-    alike = [one for one in known if name.lower() in one]
-    if alike:
+    if alike := [one for one in known if name.lower() in one]:
         return f"{refusal}; did you mean {' or '.join(map(repr, alike))}?"
-    for kind in ("model", "data"):
+    for kind, what in (("model", "model"), ("data", "data set")):
         if change := fitting(kind, name, Recipe):
-            return f"{refusal}; {name} is a {'model' if kind == 'model' else 'data set'}: give a recipe and {change}"
+            return f"{refusal}; {name} is a {what}: give a recipe and {change}"
     return f"{refusal}{nearest(name, known)}; a path ends in .yaml"
 
 

@@ -80,7 +80,7 @@ class Model(Strict):
         return self
 
 
-class GPT(Strict):
+class GptModel(Strict):
     """GPT-2, or `gpt` of any size; its table is in `hvdkit/tasks/gpt.py`.
 
     A width of a multiple of `heads`. Files of weights have Hugging Face's names and layouts.
@@ -101,7 +101,7 @@ class GPT(Strict):
     weights: Location | None = Field(None, description="safetensors file or folder with Hugging Face's names")
 
     @model_validator(mode="after")
-    def _gpt_has_a_size(self) -> GPT:
+    def _gpt_has_a_size(self) -> GptModel:
         sizes = {key: getattr(self, key) for key in ("layers", "heads", "width", "context", "vocabulary")}
         if self.name != "gpt":
             if given := [key for key, value in sizes.items() if value is not None]:
@@ -140,7 +140,7 @@ def _kind_of_model(value: Any) -> str:
 
 
 AnyModel = Annotated[
-    Annotated[Model, Tag("resnet20")] | Annotated[GPT, Tag("gpt")] | Annotated[OwnModel, Tag("own")],
+    Annotated[Model, Tag("resnet20")] | Annotated[GptModel, Tag("gpt")] | Annotated[OwnModel, Tag("own")],
     Discriminator(_kind_of_model),
 ]
 
@@ -250,9 +250,8 @@ class Recipe(Strict):
         model, data = (document.get(key) if isinstance(document, dict) else None for key in ("model", "data"))
         if not isinstance(model, dict) or not isinstance(data, dict) or data.get("name") == "imagefolder":
             return document
-        if _kind_of_model(model) == "gpt":
-            return document
-        return document | {"model": model | {"classes": 10}} if model.get("classes", "auto") == "auto" else document
+        decided = _kind_of_model(model) == "gpt" or model.get("classes", "auto") != "auto"
+        return document if decided else document | {"model": model | {"classes": 10}}
 
     @property
     def undecided(self) -> bool:

@@ -11,7 +11,7 @@ from hvdkit.core.pieces import BUCKET_BYTES, BUCKETS_AT_ONCE, ROOT_BLOCK
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.update_rules import rule_of
 from hvdkit.data.counts import KNOWN
-from hvdkit.recipe.schema import GPT, ImageFolder, Recipe, Synthetic
+from hvdkit.recipe.schema import GptModel, ImageFolder, Recipe, Synthetic
 from hvdkit.results.memory import Parts, Stage
 from hvdkit.results.profile import ITEM_BYTES
 from hvdkit.simulator import sharding
@@ -27,7 +27,7 @@ _LARGEST_BATCH = 2**24  # that a recipe takes
 def sample_shape(recipe: Recipe) -> tuple[int, ...] | None:
     """The shape of a sample; None where only the ranks know it."""
     data, model = recipe.data, recipe.model
-    if isinstance(model, GPT):
+    if isinstance(model, GptModel):
         return (tasks.choose(recipe).units,)
     if isinstance(data, Synthetic):
         return data.height, data.width, data.channels
@@ -86,7 +86,7 @@ def _of_samples(
     precision = PRECISIONS[recipe.precision]
     full, low = ITEM_BYTES[precision.parameters], ITEM_BYTES[precision.compute]
     scores = kept.scores if framework in capabilities.KEEPS_ATTENTION_WEIGHTS else 0
-    is_text = isinstance(recipe.model, GPT)
+    is_text = isinstance(recipe.model, GptModel)
     sample = math.prod(shape) * (_TARGET_BYTES if is_text else full) + (shape[0] if is_text else 1) * _TARGET_BYTES
     return recipe.batch_size * ((kept.compute + scores) * low + kept.full * full), recipe.batch_size * sample
 

@@ -46,7 +46,7 @@ def decide(recipe: Recipe, earlier: Recipe | None = None, speed: Callable[[], fl
         return Decision(recipe)  # the ranks' hosts may have it
     if earlier is not None and isinstance(earlier.data, ImageFolder):
         recipe, data = _filled(recipe, earlier.model.classes, earlier.data.size, earlier.data.resize)
-    imagefolder.check_pillow()
+    imagefolder.check_packages()
     folder = imagefolder.look(data, recipe.seed)
     count, classes = len(folder.classes), recipe.model.classes
     if count < 2:

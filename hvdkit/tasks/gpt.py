@@ -19,7 +19,7 @@ from hvdkit.tasks.task import Activations, Architecture, parameter_count
 if TYPE_CHECKING:
     import numpy as np
 
-    from hvdkit.recipe.schema import GPT as Model
+    from hvdkit.recipe.schema import GptModel
 
 # name -> (layers, heads, width); all have 1,024 positions and 50,257 tokens
 _PUBLISHED = {
@@ -201,7 +201,7 @@ def published(name: str) -> GPT:
     return GPT(name, *_PUBLISHED[name], 1024, VOCABULARY)
 
 
-def architecture(model: Model) -> GPT:
+def architecture(model: GptModel) -> GPT:
     """The table of a recipe's model."""
     if model.name in _PUBLISHED:
         sizes = *_PUBLISHED[model.name], 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from hvdkit.recipe.schema import GPT, Recipe, SyntheticText, Text
+from hvdkit.recipe.schema import GptModel, Recipe, SyntheticText, Text
 from hvdkit.tasks import gpt
 from hvdkit.tasks.task import Metrics, Task
 
@@ -40,7 +40,7 @@ class LanguageModeling(Task):
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
-        assert isinstance(recipe.model, GPT) and isinstance(recipe.data, Text | SyntheticText)
+        assert isinstance(recipe.model, GptModel) and isinstance(recipe.data, Text | SyntheticText)
         self._data = recipe.data
         self._table = gpt.architecture(recipe.model)
         self.units = self._table.context

@@ -125,11 +125,9 @@ def _given(split: Any, labels: bool) -> Any:
     """A split of the user's, whose batches are a `Batch`; with `labels`, bool ones are 0 and 1."""
     from hvdkit.data.dataset import ArraySplit, BatchedSplit, GivenSplit, StreamedSplit
 
-    if isinstance(split, ArraySplit):
-        return (
-            ArraySplit(split.inputs, split.targets.astype("int64")) if labels and split.targets.dtype == bool else split
-        )
-    return split if isinstance(split, BatchedSplit | StreamedSplit) else GivenSplit(split, labels)
+    if isinstance(split, ArraySplit) and labels and split.targets.dtype == bool:
+        return ArraySplit(split.inputs, split.targets.astype("int64"))
+    return split if isinstance(split, ArraySplit | BatchedSplit | StreamedSplit) else GivenSplit(split, labels)
 
 
 def _has_labels(split: Split) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hvdkit.tasks.task import Activations, Architecture, Layer
+from hvdkit.tasks.task import Activations, Architecture, NormalizedLayer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -191,9 +191,9 @@ class ResNet(Architecture):
             state[f"{norm}.running_var"] = np.ones(row.outputs, np.float32)
         return state
 
-    def normalized_layers(self) -> Iterator[Layer]:
+    def normalized_layers(self) -> Iterator[NormalizedLayer]:
         """All convolutions."""
-        return (Layer(name, norm) for name, norm, _ in self.convolutions())
+        return (NormalizedLayer(name, norm) for name, norm, _ in self.convolutions())
 
 
 # name -> (blocks per stage, bottleneck)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # the command line counts parameters and starts without NumPy
     from hvdkit.recipe.schema import Recipe
 
 
-class Layer(NamedTuple):
+class NormalizedLayer(NamedTuple):
     """A layer whose output the batch norm `norm` normalizes."""
 
     name: str
@@ -74,7 +74,7 @@ class Architecture:
         """
         return {}
 
-    def normalized_layers(self) -> Iterator[Layer]:
+    def normalized_layers(self) -> Iterator[NormalizedLayer]:
         """The layers that a batch norm follows, in forward order; none without batch norms."""
         return iter(())
 
