@@ -44,6 +44,20 @@ class Frozen(Task):
         return nn.Sequential(nn.Linear(16, 8), norm, nn.ReLU(), nn.Linear(8, 2))
 
 
+def net(forward, **layers):
+    """A module with a head of two logits beside the layers."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(16, 2)
+            for name, layer in layers.items():
+                setattr(self, name, layer)
+
+    Net.forward = forward
+    return Net()
+
+
 class Softmax(Task):
     def model(self):
         return nn.Sequential(super().model(), nn.Softmax(dim=-1))
@@ -58,25 +72,12 @@ class PlainList(Task):
     """Layers in a Python list, which PyTorch does not register."""
 
     def model(self):
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layers = [nn.Linear(16, 8), nn.Linear(8, 8)]
-                self.head = nn.Linear(8, 2)
+        def forward(net, x):
+            for layer in net.layers:
+                x = layer(x).relu()
+            return net.head(x)
 
-            def forward(self, x):
-                for layer in self.layers:
-                    x = layer(x).relu()
-                return self.head(x)
-
-        return Net()
-
-
-class OneSample(Task):
-    """Batch norm of one value a channel; run with batch_size=1."""
-
-    def model(self):
-        return nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+        return net(forward, layers=[nn.Linear(16, 16), nn.Linear(16, 16)])
 
 
 def auc(outputs, targets):
@@ -96,30 +97,14 @@ class Tied(Task):
     """A table that is also the head."""
 
     def model(self):
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.first, self.last = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
-                self.last.weight = self.first.weight
-                self.head = nn.Linear(16, 2)
-
-            def forward(self, x):
-                return self.head(self.last(self.first(x).relu()))
-
-        return Net()
+        first, last = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+        last.weight = first.weight
+        return net(lambda net, x: net.head(net.last(net.first(x).relu())), first=first, last=last)
 
 
 class AlwaysDropout(Task):
     def model(self):
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.head = nn.Linear(16, 2)
-
-            def forward(self, x):
-                return self.head(functional.dropout(x, 0.5))
-
-        return Net()
+        return net(lambda net, x: net.head(functional.dropout(x, 0.5)))
 
 
 class Noisy(ArraySplit):
@@ -166,61 +151,11 @@ class NoStatistics(Task):
         return nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 2))
 
 
-class Odd(Task):
-    """103 samples for validation, which neither 2 ranks nor batches of 10 divide."""
-
-    rows = 303
-
-    def samples(self):
-        train, val = super().samples()
-        x, y = np.concatenate([train.inputs, val.inputs]), np.concatenate([train.targets, val.targets])
-        return ArraySplit(x[103:], y[103:]), ArraySplit(x[:103], y[:103])
-
-
-class Ragged:
-    """Batches of different width: images of different size, one size a batch."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def batch(self, indices):
-        width = 4 + int(indices[0]) % 3
-        x = np.stack([np.full(width, index % 2, "float32") for index in indices])
-        return Batch(x, np.asarray(indices) % 2)
-
-
-class Shapes(Task):
-    def samples(self):
-        return Ragged(200), Ragged(60)
-
-    def model(self):
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.head = nn.Linear(1, 2)
-
-            def forward(self, x):
-                return self.head(x.mean(1, keepdim=True))
-
-        return Net()
-
-
 class Dictionary(Task):
     """A model that returns a dictionary, as Hugging Face's do."""
 
     def model(self):
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.head = nn.Linear(16, 2)
-
-            def forward(self, x):
-                return {"logits": self.head(x)}
-
-        return Net()
+        return net(lambda net, x: {"logits": net.head(x)})
 
 
 class Parallel(Task):
@@ -228,40 +163,6 @@ class Parallel(Task):
 
     def model(self):
         return nn.DataParallel(super().model())
-
-
-class KeepsState(Task):
-    """A recurrent model that keeps its state between batches: backward runs into the batch before."""
-
-    def model(self):
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.cell, self.head, self.hidden = nn.GRUCell(16, 8), nn.Linear(8, 2), None
-
-            def forward(self, x):
-                if self.hidden is None or len(self.hidden) != len(x):
-                    self.hidden = torch.zeros(len(x), 8)
-                self.hidden = self.cell(x, self.hidden)
-                return self.head(self.hidden)
-
-        return Net()
-
-
-class Detached(Task):
-    """Outputs that are cut off from the weights."""
-
-    def model(self):
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.head = nn.Linear(16, 2)
-
-            def forward(self, x):
-                with torch.no_grad():
-                    return self.head(x)
-
-        return Net()
 
 
 class MapDataset(Task):
@@ -302,16 +203,7 @@ class InPlace(Task):
         return View(train.inputs.copy(), train.targets), self.val
 
     def model(self):
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.head = nn.Linear(16, 2)
-
-            def forward(self, x):
-                x.mul_(0.5)
-                return self.head(x)
-
-        return Net()
+        return net(lambda net, x: net.head(x.mul_(0.5)))
 
     metrics = Metrics(("size",), lambda outputs, targets: (float(abs(outputs).sum()),))
     best = "size"
@@ -321,40 +213,14 @@ class RootOfZero(Task):
     """A finite loss whose gradient is not: the norm of differences that are zero."""
 
     def model(self):
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.head = nn.Linear(16, 2)
-
-            def forward(self, x):
-                return self.head(x) + ((self.head.weight * 0) ** 2).sum().sqrt()
-
-        return Net()
-
-
-class Started(Task):
-    """A script that starts Horovod itself, as scripts for Horovod do."""
-
-    def model(self):
-        import horovod.torch as hvd
-
-        hvd.init()
-        return super().model()
+        return net(lambda net, x: net.head(x) + ((net.head.weight * 0) ** 2).sum().sqrt())
 
 
 class Unused(Task):
     """A layer that no sample uses: weight decay changes it all the same."""
 
     def model(self):
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.head, self.idle = nn.Linear(16, 2), nn.Linear(16, 2)
-
-            def forward(self, x):
-                return self.head(x)
-
-        return Net()
+        return net(lambda net, x: net.head(x), idle=nn.Linear(16, 2))
 
 
 class SumLoss(Task):
@@ -362,31 +228,6 @@ class SumLoss(Task):
 
     def loss(self, outputs, targets):
         return functional.cross_entropy(outputs, targets, reduction="sum")
-
-
-class NumpyLoss(Task):
-    """A loss by NumPy, which no gradient passes."""
-
-    def loss(self, outputs, targets):
-        return torch.tensor(float(((outputs.detach().numpy()[:, 0] - targets.numpy()) ** 2).mean()))
-
-
-class Threads(Task):
-    """A script that sets the number of threads itself."""
-
-    def model(self):
-        torch.set_num_threads(4)
-        return super().model()
-
-
-class Ordered(Task):
-    """Samples in the order of a set of words, which differs from process to process."""
-
-    def samples(self):
-        train, val = super().samples()
-        words = list({f"word{number}" for number in range(200)})
-        order = np.array([int(word[4:]) for word in words])
-        return ArraySplit(train.inputs[order], train.targets[order]), val
 
 
 class NotANumber(Task):
@@ -398,28 +239,12 @@ class NotANumber(Task):
         return train, val
 
 
-class Empty(Task):
-    """No samples for validation."""
-
-    def samples(self):
-        train, val = super().samples()
-        return train, ArraySplit(val.inputs[:0], val.targets[:0])
-
-
 class Warned(Task):
     """A script that turns warnings into errors."""
 
     def model(self):
         warnings.simplefilter("error")
         return super().model()
-
-
-class Leaves(Task):
-    """A script that changes the current folder."""
-
-    def samples(self):
-        os.chdir("/")
-        return super().samples()
 
 
 if __name__ == "__main__":

@@ -70,20 +70,6 @@ class KerasModel(Task):
         return keras.Sequential([keras.layers.Input((16,)), keras.layers.Dense(2)])
 
 
-class Counter(Task):
-    """A Python number that the call changes: a traced function runs it once."""
-
-    def model(self):
-        class Counts(Net):
-            calls = 0
-
-            def __call__(self, x, training):
-                self.calls += 1
-                return super().__call__(x, training) * float(self.calls)
-
-        return Counts()
-
-
 if __name__ == "__main__":
     kinds = {each.__name__: each for each in [Task, *Task.__subclasses__()]}
     run_task(adapter, kinds[os.environ.get("KIND", "Task")])
