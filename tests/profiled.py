@@ -70,37 +70,21 @@ def record(boots: tuple[str, str] = ("here", "there")) -> RunRecord:
             for begin in (0, 90_000 * MS)
         ]
         alone = [(at + ahead, at + ahead + 4 * MS) for at in range(95_000 * MS, 95_100 * MS, 10 * MS)]
+        collectives = [Samples(operation="allreduce", bytes=4_000_000, times=alone)]
         ranks.append(
             RankRecord(
-                rank=rank,
-                host=f"host{rank}",
-                boot=boots[rank],
-                epoch=(EPOCH, EPOCH),
-                meetings=meetings,
-                steps=steps(rank),
-                collectives=[Samples(operation="allreduce", bytes=4_000_000, times=alone)],
-                interface="eth0",
-                rated_mbit_per_s=10_000.0,
-                peak_rss_mib=100.0 + rank,
-                device_peak_mib=None,
+                rank=rank, host=f"host{rank}", boot=boots[rank], epoch=(EPOCH, EPOCH), meetings=meetings,
+                steps=steps(rank), collectives=collectives, interface="eth0", rated_mbit_per_s=10_000.0,
+                peak_rss_mib=100.0 + rank, device_peak_mib=None,
             )
-        )
+        )  # fmt: skip
+    tensors = [TensorRecord(name=name, shape=shape, dtype="float32") for name, shape in TENSORS.items()]
     return RunRecord(
-        framework="pytorch",
-        versions={"framework": "9.9", "horovod": "0.28.1"},
-        device="cpu",
-        threads=1,
-        launcher="direct",
-        processor="a processor",
-        hosts=2,
-        tuning={CYCLE: 5.0, FUSION: 2.0**27, CACHE: 1024.0},
-        tells_layers=True,
-        parameter_bytes=4 * 156,
-        optimizer_bytes=4 * 156,
-        bytes_per_step=4.0 * 156,
-        tensors=[TensorRecord(name=name, shape=shape, dtype="float32") for name, shape in TENSORS.items()],
-        ranks=ranks,
-    )
+        framework="pytorch", versions={"framework": "9.9", "horovod": "0.28.1"}, device="cpu", threads=1,
+        launcher="direct", processor="a processor", hosts=2, tuning={CYCLE: 5.0, FUSION: 2.0**27, CACHE: 1024.0},
+        tells_layers=True, parameter_bytes=4 * 156, optimizer_bytes=4 * 156, bytes_per_step=4.0 * 156,
+        tensors=tensors, ranks=ranks,
+    )  # fmt: skip
 
 
 def timeline() -> list[dict[str, Any]]:

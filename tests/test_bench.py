@@ -158,42 +158,18 @@ def measured(collective: str, np_: int, latency_us: float, us_per_byte: float, a
     """A bench of a network that is a straight line over the bytes that a rank puts in."""
     share = np_ if collective == "allgather" else 1
     rows = []
-    for power in range(2, 26):
-        size = 2**power * share
-        time = latency_us + us_per_byte * size / share
-        rows.append(
-            BenchRow(
-                size_bytes=size,
-                count=size // 4,
-                dtype="float32",
-                redop="sum",
-                time_us=time,
-                p50_us=time,
-                p95_us=time,
-                p99_us=time,
-                algbw_mbit_per_s=1,
-                busbw_mbit_per_s=1,
-                repeats=3,
-                wrong=0,
-            )
-        )
+    for size in (2**power * share for power in range(2, 26)):
+        times = dict.fromkeys(("time_us", "p50_us", "p95_us", "p99_us"), latency_us + us_per_byte * size / share)
+        rates = {"algbw_mbit_per_s": 1, "busbw_mbit_per_s": 1}
+        kind = {"size_bytes": size, "count": size // 4, "dtype": "float32", "redop": "sum", "repeats": 3, "wrong": 0}
+        rows.append(BenchRow.model_validate({**kind, **times, **rates}))
     return Bench.model_validate(
         {
-            "collective": collective,
-            "framework": "mxnet",
-            "framework_version": "1",
-            "horovod_version": None,
-            "hvdkit_version": "0",
-            "np": np_,
-            "hosts": ["a"] * (np_ // 2) + ["b"] * (np_ // 2),
-            "device": "cpu",
-            "algorithm": algorithm,
-            "link_mbit_per_s": None,
-            "settings": {},
-            "rows": rows,
-            "machine": this_machine(),
+            "collective": collective, "framework": "mxnet", "framework_version": "1", "horovod_version": None,
+            "hvdkit_version": "0", "np": np_, "hosts": ["a"] * (np_ // 2) + ["b"] * (np_ // 2), "device": "cpu",
+            "algorithm": algorithm, "link_mbit_per_s": None, "settings": {}, "rows": rows, "machine": this_machine(),
         }
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)

@@ -210,12 +210,6 @@ def test_values_are_told_to_pointer_and_keyboard(browser: Browser, reported: Pat
     assert opened.faults() == []
 
 
-def test_a_missing_browser_is_told_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(pytest.skip.Exception, match=r"needs Chromium .*: sudo apt-get install chromium$"):
-        Browser(tmp_path)
-
-
 HOSTILE = [
     "<script>hit=1</script>",
     "\"><img src=x onerror='hit=1'>",

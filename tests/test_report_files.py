@@ -17,7 +17,7 @@ from conftest import Hvdkit, run
 
 from hvdkit import paths
 from hvdkit.recipe import schema
-from hvdkit.report import canvas, collect, page, reproduce, tables
+from hvdkit.report import collect, page, reproduce, tables
 from hvdkit.report.rounds import RunGroup, grouped, interval, ratio
 
 pytestmark = pytest.mark.check
@@ -175,24 +175,6 @@ def test_unequal_accuracies_beside_a_passed_parity_are_explained(real: Path) -> 
     assert page.make(collect.read(real), "").accuracies == ""
     change(real, lambda document: (document["runs"][0].update(val_accuracy=0.5), document.update(parity=None)))
     assert page.make(collect.read(real), "").accuracies == "", "without parity there is nothing to explain"
-
-
-@pytest.mark.parametrize(
-    ("values", "least", "low", "high"),
-    [
-        ((90.0, 99.0), 2, (88, 90), (99, 100.5)),
-        ((99.1, 99.2), 2, (97.5, 99), (99.3, 100.5)),
-        ((0.05, 2.3), 0, (0, 0), (2.3, 2.5)),
-    ],
-)
-def test_lines_begin_near_their_values(
-    values: tuple[float, float], least: float, low: tuple[float, float], high: tuple[float, float]
-) -> None:
-    with canvas.drawing(100) as drawn:
-        axes = drawn.figure.subplots()
-        canvas.fit(axes, values, least, 100.5)
-        bottom, top = axes.get_ylim()
-    assert low[0] <= bottom <= low[1] and high[0] <= top <= high[1] and top - bottom >= least
 
 
 def test_the_version_of_horovod_is_that_of_runs_that_have_it(real: Path) -> None:
