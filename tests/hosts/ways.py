@@ -24,7 +24,9 @@ assert (topology.size, topology.local_size, topology.cross_size) == (4, 2, 2)
 
 def sent() -> int:
     adapter.allgather_object(None, world_of(topology), name="quiet")
-    return int(Path("/sys/class/net/link0/statistics/tx_bytes").read_text())
+    # not in /sys, which shows the namespace of whoever mounted it
+    lines = Path("/proc/self/net/dev").read_text().splitlines()
+    return int(next(line for line in lines if line.strip().startswith("eth0:")).split(":")[1].split()[8])
 
 
 mine = np.arange(ELEMENTS, dtype=np.float32) % 1000 * (topology.rank + 1)
