@@ -48,15 +48,15 @@ class Submission:
     """A job that has passed every check that can be made before the scheduler sees it.
 
     `main` is the one of the `files` that the scheduler gets, by `submit`, which returns the job's name or number there.
-    `by_hand` is the command that does the same, `described` what users want to know of the job, by its name. `notes`
-    say what the job needs that is not in the files.
+    `by_hand` is the command that does the same, `described` what users want to know of the job, with NUMBERS for its
+    name. `notes` say what the job needs that is not in the files.
     """
 
     files: Mapping[Path, str]
     main: Path
     submit: Callable[[], str]
     by_hand: list[str]
-    described: Callable[[str], list[str]]
+    described: list[str]
     notes: list[str]
 
 
@@ -158,18 +158,17 @@ def _for_slurm(request: SubmitRequest) -> Submission:
     log = out.with_name(f"{base.name}-{NUMBERS}.log")
     text = script(request, name, command, folder, log, list(recipes) if array else ())
 
-    def described(job: str) -> list[str]:
-        output = str(log).replace(NUMBERS, f"{job}_0" if array else job)
-        if not array:
-            return [f"job {job}: its output goes to {output}, its results to {run}"]
-        return [f"job {job}, {len(recipes)} tasks: output goes to {output} and so on, results to {run / '0'} and so on"]
-
+    described = f"job {NUMBERS}: its output goes to {log}, its results to {run}"
+    if array:
+        first = str(log).replace(NUMBERS, f"{NUMBERS}_0")
+        described = f"job {NUMBERS}, {len(recipes)} tasks: output goes to {first} and so on, "
+        described += f"results to {run / '0'} and so on"
     return Submission(
         {**{path: schema.dump(recipe) for path, recipe in files.items()}, out: text},
         out,
         partial(programs.sbatch, out),
         ["sbatch", str(out)],
-        described,
+        [described],
         [f"all nodes must see: {needed}"] if (needed := recipe_paths.needed(recipes.values())) else [],
     )
 
@@ -216,20 +215,17 @@ def _for_kubernetes(request: SubmitRequest) -> Submission:
     needed = recipe_paths.needed([recipe], [volume.partition(":")[2] for volume in request.volumes or []])
     text = manifest(request, schema.dump(recipe), _common(request), elastic=bounds is not None)
 
-    def described(job: str) -> list[str]:
-        where = ["-n", request.namespace] if request.namespace else []
-        launcher = f"job/{name}-launcher{'' if request.kind == 'mpijob' else '-0'}"
-        return [
-            f"{job}: its results go to the folder {name} of the claim {request.results}",
-            f"follow it with: {shlex.join(['kubectl', 'logs', *where, '-f', launcher])}",
-        ]
-
+    where = ["-n", request.namespace] if request.namespace else []
+    launcher = f"job/{name}-launcher{'' if request.kind == 'mpijob' else '-0'}"
     return Submission(
         {out: text},
         out,
         partial(programs.kubectl, out, request.namespace),
         ["kubectl", "create", "-f", str(out)],
-        described,
+        [
+            f"{NUMBERS}: its results go to the folder {name} of the claim {request.results}",
+            f"follow it with: {shlex.join(['kubectl', 'logs', *where, '-f', launcher])}",
+        ],
         [f"the image or a volume must have, as the manifest has the recipe alone: {needed}"] if needed else [],
     )
 
@@ -336,7 +332,9 @@ def _write(submission: Submission, apply: bool) -> Submitted:
         raise
     beside = [path.name for path in submission.files if path != submission.main]
     with_recipe = f", with the recipe {beside[0]}{' and others' if beside[1:] else ''} beside it" if beside else ""
-    then = [f"start it with: {shlex.join(submission.by_hand)}"] if job is None else submission.described(job)
+    then = [f"start it with: {shlex.join(submission.by_hand)}"]
+    if job is not None:
+        then = [line.replace(NUMBERS, job) for line in submission.described]
     return Submitted(submission.main, job, [f"written to {submission.main}{with_recipe}", *submission.notes, *then])
 
 

@@ -124,3 +124,29 @@ def model(optimizer: Any, seed: int = 1, **compile_arguments: Any) -> Any:
 def fit(made: Any, rank: int, epochs: int = 1, **arguments: Any) -> Any:
     x, y = data(rank)
     return made.fit(x, y, batch_size=8, epochs=epochs, verbose=0, shuffle=False, **arguments)
+
+
+def trained_by_hand(hvd: types.ModuleType, distributed: bool, jit_compile: bool | None = None) -> list[np.ndarray]:
+    """The weights after a loop of one's own, on this rank's data or, alone, on all data; ranks begin as rank 0 does."""
+    x, y = data(hvd.rank()) if distributed else everyones_data()
+    batch = 8 if distributed else 16
+    keras.utils.set_random_seed(1 + (hvd.rank() if distributed else 0))
+    normalization = hvd.SyncBatchNormalization() if distributed else keras.layers.BatchNormalization()
+    hidden = keras.layers.Dense(8, use_bias=False)
+    made = keras.Sequential([keras.layers.Input((4,)), hidden, normalization, keras.layers.Dense(2)])
+    optimizer = keras.optimizers.Adam(0.01)
+    optimizer.build(made.trainable_variables)
+    hvd.broadcast_variables(made.variables, root_rank=0)
+    hvd.broadcast_variables(optimizer.variables, root_rank=0)
+
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = keras.losses.MeanSquaredError()(y, made(x, training=True))
+        tape = hvd.DistributedGradientTape(tape) if distributed else tape
+        found = tape.gradient(loss, made.trainable_variables)
+        optimizer.apply_gradients(zip(found, made.trainable_variables, strict=True))
+
+    call = tf.function(step, jit_compile=jit_compile)
+    for at in range(0, len(x), batch):
+        call(tf.constant(x[at : at + batch]), tf.constant(y[at : at + batch], tf.float32))
+    return made.get_weights()

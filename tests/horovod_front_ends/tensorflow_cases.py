@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from cases import SHAPES, data, everyones_data, gradients, mean, plain, raises, same, variables
+from cases import SHAPES, data, everyones_data, gradients, mean, plain, raises, same, trained_by_hand, variables
 
 
 @contextmanager
@@ -129,32 +129,7 @@ def a_partial_tape_keeps_the_gradients_of_local_layers(hvd: types.ModuleType) ->
 
 @plain
 def a_loop_of_ones_own_trains_as_one_process_does_with_all_data(hvd: types.ModuleType) -> None:
-    def trained(distributed: bool) -> list[np.ndarray]:
-        x, y = data(hvd.rank()) if distributed else everyones_data()
-        batch = 8 if distributed else 16
-        keras.utils.set_random_seed(1 + (hvd.rank() if distributed else 0))
-        normalization = hvd.SyncBatchNormalization() if distributed else keras.layers.BatchNormalization()
-        hidden = keras.layers.Dense(8, use_bias=False)
-        made = keras.Sequential([keras.layers.Input((4,)), hidden, normalization, keras.layers.Dense(2)])
-        optimizer = keras.optimizers.Adam(0.01)
-        optimizer.build(made.trainable_variables)
-        hvd.broadcast_variables(made.variables, root_rank=0)
-        hvd.broadcast_variables(optimizer.variables, root_rank=0)
-
-        @tf.function
-        def step(x: Any, y: Any) -> None:
-            with tf.GradientTape() as tape:
-                loss = keras.losses.MeanSquaredError()(y, made(x, training=True))
-            tape = hvd.DistributedGradientTape(tape) if distributed else tape
-            optimizer.apply_gradients(
-                zip(tape.gradient(loss, made.trainable_variables), made.trainable_variables, strict=True)
-            )
-
-        for at in range(0, len(x), batch):
-            step(tf.constant(x[at : at + batch]), tf.constant(y[at : at + batch], tf.float32))
-        return made.get_weights()
-
-    same(trained(True), trained(False), 2e-5)
+    same(trained_by_hand(hvd, True), trained_by_hand(hvd, False), 2e-5)
 
 
 # Optimizers of TensorFlow 1

@@ -5,10 +5,9 @@ from __future__ import annotations
 import types
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
-from cases import data, everyones_data, gradients, mean, plain, raises, same, variables
+from cases import gradients, mean, plain, raises, same, trained_by_hand, variables
 
 
 def compiled(function: Any) -> Any:
@@ -84,29 +83,7 @@ def xla_compiles_a_step_of_training(hvd: types.ModuleType) -> None:
 
     same(reduced(), mean(0))
 
-    def trained(distributed: bool) -> list[np.ndarray]:
-        x, y = data(hvd.rank()) if distributed else everyones_data()
-        batch = 8 if distributed else 16
-        keras.utils.set_random_seed(1)
-        normalization = hvd.SyncBatchNormalization() if distributed else keras.layers.BatchNormalization()
-        hidden = keras.layers.Dense(8, use_bias=False)
-        made = keras.Sequential([keras.layers.Input((4,)), hidden, normalization, keras.layers.Dense(2)])
-        optimizer = keras.optimizers.Adam(0.01)
-        optimizer.build(made.trainable_variables)
-
-        @compiled
-        def step(x: Any, y: Any) -> None:
-            with tf.GradientTape() as tape:
-                loss = keras.losses.MeanSquaredError()(y, made(x, training=True))
-            tape = hvd.DistributedGradientTape(tape) if distributed else tape
-            found = tape.gradient(loss, made.trainable_variables)
-            optimizer.apply_gradients(zip(found, made.trainable_variables, strict=True))
-
-        for at in range(0, len(x), batch):
-            step(tf.constant(x[at : at + batch]), tf.constant(y[at : at + batch], tf.float32))
-        return made.get_weights()
-
-    same(trained(True), trained(False), 5e-5)
+    same(trained_by_hand(hvd, True, jit_compile=True), trained_by_hand(hvd, False, jit_compile=True), 5e-5)
 
 
 @plain
