@@ -17,7 +17,7 @@ SILENCE_S = 60.0
 _BEAT_S = 5.0  # how often a thread looks whether it is time for such a line
 
 
-class Progress:
+class ProgressDisplay:
     """Shows work whose parts, (row, key), have relative costs: a bar for each row, and with `total` one for all of it.
 
     `began` is when the command started, by `clock`. Where there are no bars `say` prints lines, and a thread prints

@@ -1,4 +1,4 @@
-"""Rounds, ratios, ties and baselines: what `hvdkit compare` makes of many runs, and what it refuses."""
+"""RunOrder, ratios, ties and baselines: what `hvdkit compare` makes of many runs, and what it refuses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conftest import Hvdkit
 from hvdkit import usage
 from hvdkit.baselines import registry
 from hvdkit.commands import compare, train
-from hvdkit.commands.compare import Schedule
+from hvdkit.commands.compare import RunOrder
 from hvdkit.commands.plan import Plan
 from hvdkit.errors import RequestError
 from hvdkit.launch.placement import Placement
@@ -112,13 +112,13 @@ def test_ratios_pair_the_runs_of_a_round() -> None:
 
 def test_rounds_are_interleaved_in_an_order_that_changes_and_can_be_had_again(checked: Recipe) -> None:
     plans = [replace(fake(checked), placement=Placement(np), rival=rival) for np in (1, 2) for rival in (None, "plain")]
-    order = list(Schedule(plans, 6, 1))
-    assert order == list(Schedule(plans, 6, 1)) != list(Schedule(plans, 6, 2))
+    order = list(RunOrder(plans, 6, 1))
+    assert order == list(RunOrder(plans, 6, 1)) != list(RunOrder(plans, 6, 2))
     by_round = [[plan for number, plan in order if number == wanted] for wanted in range(1, 7)]
     assert [number for number, _ in order] == sorted(number for number, _ in order)
     assert all(sorted(map(compare.name, each)) == sorted(map(compare.name, plans)) for each in by_round)
     assert len({tuple(map(compare.name, each)) for each in by_round}) > 2
-    names = [Schedule(plans, 6, 1).name(number, plan) for number, plan in order]
+    names = [RunOrder(plans, 6, 1).name(number, plan) for number, plan in order]
     assert len(set(names)) == 24 and "pytorch-np2-plain-round6" in names
 
 
@@ -149,7 +149,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_resuming_keeps_whole_rounds_only(checked: Recipe, trained: list[str], tmp_path: Path) -> None:
     plans = [replace(fake(checked), rival=rival) for rival in (None, "plain")]
-    schedule = Schedule(plans, 3, 1)
+    schedule = RunOrder(plans, 3, 1)
     first = compare.compared(schedule, None, tmp_path)
     assert len(trained) == 6 and first.order == trained
     assert [(run.round, run.rival) for run in first.runs] == [
@@ -162,7 +162,7 @@ def test_resuming_keeps_whole_rounds_only(checked: Recipe, trained: list[str], t
     assert sorted(trained) == ["pytorch-np2-plain-round2", "pytorch-np2-round2"] and again.runs == first.runs
     trained.clear()
     longer = checked.model_copy(update={"epochs": 3})
-    changed = Schedule([replace(plan, recipe=longer) for plan in plans], 3, 1)
+    changed = RunOrder([replace(plan, recipe=longer) for plan in plans], 3, 1)
     compare.compared(changed, None, tmp_path, resume=True)
     assert len(trained) == 6, "of another recipe nothing is kept"
 

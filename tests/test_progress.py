@@ -23,7 +23,7 @@ from paced_clock import Clock, left_s, line
 from rich.console import Console
 
 from hvdkit import progress as showing
-from hvdkit.progress import SILENCE_S, Progress, about
+from hvdkit.progress import SILENCE_S, ProgressDisplay, about
 from hvdkit.report.progress import RunProgress, StageProgress
 from hvdkit.runtimes import pins
 from hvdkit.runtimes import progress as building
@@ -42,7 +42,7 @@ def clock() -> Clock:
 
 
 def test_time_left_follows_the_speed_so_far_and_what_is_dropped_needs_none(clock: Clock) -> None:
-    work = Progress({("a", 1): 1, ("a", 2): 3, ("b", 1): 50}, clock=clock)
+    work = ProgressDisplay({("a", 1): 1, ("a", 2): 3, ("b", 1): 50}, clock=clock)
     work.drop(("b", 1))
     clock.now += 10
     assert work.left() == "", "nothing is done"

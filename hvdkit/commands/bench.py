@@ -75,7 +75,7 @@ class BenchRequest(Request):
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """A bench that has passed every check that can be made before it starts."""
 
     request: BenchRequest
@@ -94,7 +94,7 @@ class Plan:
         return self.known.model_copy(update={"measured": [*others, row]})
 
 
-def plan(request: BenchRequest) -> Plan:
+def plan(request: BenchRequest) -> BenchPlan:
     """Check a request. Raises RequestError with all its faults."""
     framework, dtype, np = request.framework, request.dtype, request.np
     placement, faults, known = Placement(np, request.hosts, request.launcher, request.stall_timeout), Faults(), None
@@ -126,7 +126,7 @@ def plan(request: BenchRequest) -> Plan:
         seconds=request.seconds,
         device=request.device,
     )
-    return Plan(request, measure, runtime, placement, known)
+    return BenchPlan(request, measure, runtime, placement, known)
 
 
 def sizes(min_bytes: int, max_bytes: int, factor: float, step: int) -> list[int]:
@@ -165,7 +165,7 @@ def status(result: Bench) -> int:
     return int(any(row.wrong for row in result.rows))
 
 
-def _measure(plan: Plan, folder: Path) -> Bench:
+def _measure(plan: BenchPlan, folder: Path) -> Bench:
     """Measure, into `folder` (absolute, existing, empty): bench.json and cluster.yaml."""
     framework, placement, environment = plan.request.framework, plan.placement, dict(plan.runtime.environment)
     if placement.here:

@@ -32,7 +32,7 @@ from hvdkit.report.collect import Run
 from hvdkit.report.compare import comparison_markdown, comparison_tables
 from hvdkit.report.parity import deviations
 from hvdkit.report.progress import RunProgress, StageProgress
-from hvdkit.report.rounds import Baseline, by_kind, ratios
+from hvdkit.report.rounds import EarlierComparison, by_kind, ratios
 from hvdkit.results.compare import Comparison, read_comparison
 from hvdkit.results.dry_run import DryRun
 from hvdkit.results.machine import this_machine
@@ -47,7 +47,7 @@ ROUNDS = 3  # with --rival; otherwise one
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RunOrder:
     """All runs of a comparison: each of `plans` once in each round, in an order that `seed` shuffles for each round.
 
     So all plans share what else the machine does over time, and none always follows the same other one.
@@ -111,9 +111,9 @@ class ComparisonPlan:
     """A comparison that has passed every check that can be made before it starts."""
 
     recipe: Recipe
-    schedule: Schedule
+    schedule: RunOrder
     proof: ParityPlan | Parity | None
-    baseline: Baseline | None
+    baseline: EarlierComparison | None
     out: Path
     trackers: list[str]
     left_out: list[str]
@@ -200,7 +200,7 @@ def schedule(
     placement: Placement,
     rival_names: list[str] | None = None,
     rounds: int | None = None,
-) -> Schedule:
+) -> RunOrder:
     """All runs of a comparison, checked; `rounds` defaults to 1, with baselines to `ROUNDS`.
 
     The numbers of ranks are `nps` in place of the placement's. Every rank of every run gets the same number of threads:
@@ -228,7 +228,7 @@ def schedule(
                     plan = make_plan(recipe, framework, replace(placement, np=np), rival)
                     plans.append(replace(plan, pinned=True))
     faults.report()
-    return Schedule(plans, rounds or (ROUNDS if named else 1), recipe.seed)
+    return RunOrder(plans, rounds or (ROUNDS if named else 1), recipe.seed)
 
 
 def left_out(rival_names: list[str], frameworks: list[str], nps: list[int]) -> list[str]:
@@ -281,7 +281,7 @@ def prove(plan: ParityPlan, folder: Path, on_start: Callable[[str], None], resum
     return parity.proved(plan, target, on_start)
 
 
-def earlier(path: Path, margin: float, recipe: Recipe, plans: list[Plan]) -> Baseline:
+def earlier(path: Path, margin: float, recipe: Recipe, plans: list[Plan]) -> EarlierComparison:
     """Check that the planned runs can be compared with those in `path`.
 
     Raises RequestError where the file is missing or damaged, is of another machine or recipe, or has none of the
@@ -323,15 +323,15 @@ def earlier(path: Path, margin: float, recipe: Recipe, plans: list[Plan]) -> Bas
                     f"--baseline {path}: expected the same recipe; {key}: the baseline has {getattr(run, key)}, this "
                     f"comparison {value}"
                 )
-    return Baseline(old, margin)
+    return EarlierComparison(old, margin)
 
 
 def compared(
-    schedule: Schedule,
+    schedule: RunOrder,
     shown: Parity | None,
     folder: Path,
     watch: Callable[[int, Plan], Watch | None] = lambda number, plan: None,
-    baseline: Baseline | None = None,
+    baseline: EarlierComparison | None = None,
     resume: bool = False,
 ) -> Comparison:
     """Run all rounds, each run into `runs/<name>` below `folder`, then write compare.json and compare.md there.
@@ -367,7 +367,7 @@ def compared(
     return comparison
 
 
-def log(schedule: Schedule, folder: Path, names: list[str], say: Callable[[str], None]) -> None:
+def log(schedule: RunOrder, folder: Path, names: list[str], say: Callable[[str], None]) -> None:
     """Log all runs to the named trackers, once nothing is measured any more. What fails is a warning by `say`."""
     for name in names:
         try:
@@ -382,7 +382,7 @@ def log(schedule: Schedule, folder: Path, names: list[str], say: Callable[[str],
             say(str(error))
 
 
-def _whole_rounds(schedule: Schedule, folder: Path) -> dict[str, TrainResult]:
+def _whole_rounds(schedule: RunOrder, folder: Path) -> dict[str, TrainResult]:
     """The results of complete earlier rounds: the runs of one round have to be close together in time."""
     kept: dict[str, TrainResult] = {}
     for number in schedule.numbers:

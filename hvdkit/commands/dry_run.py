@@ -19,7 +19,7 @@ from hvdkit.heartbeat import NOTED
 from hvdkit.launch.slots import fill
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import ImageFolder, Model, Recipe, flat
-from hvdkit.results.dry_run import DryRun, PlannedRun, Rank
+from hvdkit.results.dry_run import DryRun, PlannedRank, PlannedRun
 from hvdkit.results.memory import Parts
 from hvdkit.results.train import TrainResult, read_result
 from hvdkit.runtimes import machine
@@ -83,7 +83,8 @@ def _run(plan: Plan, times: int, former: list[tuple[Path, TrainResult]]) -> Plan
         times=times,
         launcher=placement.launcher,
         ranks=[
-            Rank(rank=rank.rank, host=rank.hostname, slot=rank.local_rank) for rank in fill(placement.hosts, plan.np)
+            PlannedRank(rank=rank.rank, host=rank.hostname, slot=rank.local_rank)
+            for rank in fill(placement.hosts, plan.np)
         ],
         interpreter=str(plan.runtime.python),
         versions=plan.runtime.versions,

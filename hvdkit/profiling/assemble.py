@@ -16,7 +16,7 @@ from hvdkit.profiling.breakdown import COMMUNICATION, NEGOTIATION, OVERLAPPED, R
 from hvdkit.profiling.clocks import Clock
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results import json_files
-from hvdkit.results.profile import Bound, Cost, Memory, Profile, Rank, Slowest, Split, Tuning
+from hvdkit.results.profile import Bound, Cost, Memory, Profile, ProfiledRank, Slowest, Split, Tuning
 from hvdkit.results.recording import TRACED, Kind, RankRecord, RunRecord
 from hvdkit.worker.profile import RECORD, TIMELINE
 from hvdkit.worker.tuning import CACHE, CYCLE, FUSION
@@ -118,7 +118,7 @@ def profile(findings: Findings, recipe: Recipe) -> Profile:
         layers=layers.layers(tensors, details, measured.forward_ms.median, record.tells_layers),
         step=measured,
         ranks=[
-            Rank(
+            ProfiledRank(
                 rank=rank.rank,
                 host=rank.host,
                 clock_offset_ms=clock.offsets[0] / 1e6,

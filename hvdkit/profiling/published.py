@@ -11,7 +11,7 @@ from typing import Any
 
 import hvdkit
 from hvdkit.errors import Faults, nearest
-from hvdkit.results.profile import Layer, Link, Memory, Profile, Rank, Split, Spread, Tensor, Tuning
+from hvdkit.results.profile import Layer, Link, Memory, Profile, ProfiledRank, Split, Spread, Tensor, Tuning
 from hvdkit.tasks import gpt, resnet
 
 _FORWARD = 1 / 3  # of compute
@@ -118,7 +118,7 @@ def _made(model: str, speed: float, batch_size: int, device: str) -> Profile:
         tensors=tensors,
         layers=layers,
         step=split,
-        ranks=[Rank(rank=0, host="", clock_offset_ms=0.0, clock_error_ms=0.0, split=split)],
+        ranks=[ProfiledRank(rank=0, host="", clock_offset_ms=0.0, clock_error_ms=0.0, split=split)],
         slowest=None,
         bound="compute",
         communications=[],

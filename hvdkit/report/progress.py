@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from hvdkit.progress import SILENCE_S, Progress
+from hvdkit.progress import SILENCE_S, ProgressDisplay
 from hvdkit.results.train import MetricLine, shown_scores
 
 # Start and end of a run take this share of the time of a run with one rank, whatever the number of ranks.
 FIXED = 0.15
 
 
-class RunProgress(Progress):
-    """Progress of one run or of many, `runs`: (round, title, ranks) in the order in which they run.
+class RunProgress(ProgressDisplay):
+    """ProgressDisplay of one run or of many, `runs`: (round, title, ranks) in the order in which they run.
 
     `shared` is whether the ranks of a run share its work, so that more ranks take less time. Without a terminal a run
     has a line for each epoch; of many, each has one line, and one after each minute without a line.
@@ -77,8 +77,8 @@ class RunProgress(Progress):
         self._promised = bool(self.left())
 
 
-class StageProgress(Progress):
-    """Progress of work in stages of about the same length: a bar, or a line for each stage."""
+class StageProgress(ProgressDisplay):
+    """ProgressDisplay of work in stages of about the same length: a bar, or a line for each stage."""
 
     def __init__(
         self, title: str, stages: int, began: float | None = None, clock: Callable[[], float] = time.monotonic

@@ -177,7 +177,7 @@ def ratios(runs: list[TrainResult]) -> list[Ratio]:
 
 
 @dataclass(frozen=True)
-class Baseline:
+class EarlierComparison:
     """An earlier comparison to compare with. A slowdown counts only beyond `margin`, a fraction."""
 
     old: Comparison

@@ -6,20 +6,16 @@ import itertools
 from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from hvdkit.results.json_files import Record
+from hvdkit.results.json_files import StrictRecord
 
 _FALL = 0.8  # of a time, by which a larger batch may be measured faster
 
 Time = Annotated[float, Field(ge=0, le=1e15)]  # milliseconds
 
 
-class _Strict(Record):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-class BatchFit(_Strict):
+class BatchFit(StrictRecord):
     """A time by batch size: `fixed_ms` + `per_sample_ms` × samples of a batch, by least squares, neither negative."""
 
     fixed_ms: Time = Field(description="the part that does not depend on the batch size")
@@ -27,7 +23,7 @@ class BatchFit(_Strict):
     residual_percent: Time = Field(description="root mean square of what the fit leaves, of the mean time")
 
 
-class BatchTime(_Strict):
+class BatchTime(StrictRecord):
     """One batch size: the means of a rank's step without update, and the medians within one batch."""
 
     batch_size: int = Field(ge=1, le=2**40, description="samples of a rank in a batch")

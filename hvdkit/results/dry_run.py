@@ -10,7 +10,7 @@ from hvdkit.results.json_files import Figures
 from hvdkit.results.memory import Parts
 
 
-class Rank(Figures):
+class PlannedRank(Figures):
     """Where a rank runs: `slot` counts the ranks of its host from 0."""
 
     rank: int
@@ -31,7 +31,7 @@ class PlannedRun(Figures):
     rival: str | None
     times: int = 1
     launcher: str
-    ranks: list[Rank]
+    ranks: list[PlannedRank]
     interpreter: str
     versions: dict[str, str]
     script: str

@@ -25,6 +25,12 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", defer_build=True)
 
 
+class StrictRecord(Record):
+    """A record that takes no value of another type, such as a text for a number."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
 class Figures(Record):
     """A record whose numbers are finite, and small enough to compute with."""
 

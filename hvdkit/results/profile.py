@@ -9,12 +9,12 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from hvdkit.files import write_atomic
 from hvdkit.results import batch_times, json_files
 from hvdkit.results.batch_times import BatchFit, BatchTime, Time
-from hvdkit.results.json_files import Record, Result
+from hvdkit.results.json_files import Result, StrictRecord
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -25,11 +25,7 @@ Rate = Annotated[float, Field(gt=0, le=1e15)]
 Bound = Literal["compute", "communication", "negotiation", "waiting", "input", "gaps"]
 
 
-class _Strict(Record):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-class Spread(_Strict):
+class Spread(StrictRecord):
     """A time over the measured steps."""
 
     mean: Time = Field(description="mean over the measured steps; means add up")
@@ -44,7 +40,7 @@ class Spread(_Strict):
         return self
 
 
-class Tensor(_Strict):
+class Tensor(StrictRecord):
     """A gradient."""
 
     name: str = Field(description="name of the parameter")
@@ -62,7 +58,7 @@ class Tensor(_Strict):
         return self
 
 
-class Layer(_Strict):
+class Layer(StrictRecord):
     """A layer, with the medians of its times and, where several batch sizes were measured, their fits."""
 
     name: str = Field(description="name of the layer")
@@ -73,7 +69,7 @@ class Layer(_Strict):
     backward_fit: BatchFit | None = Field(None, description="backward by batch size; null: one size was measured")
 
 
-class Split(_Strict):
+class Split(StrictRecord):
     """Where the time of a step goes; the means of all but overlapped communication add up."""
 
     step_ms: Spread = Field(
@@ -107,7 +103,7 @@ class Split(_Strict):
         }
 
 
-class Rank(_Strict):
+class ProfiledRank(StrictRecord):
     """One rank's steps."""
 
     rank: Size = Field(description="its number")
@@ -117,7 +113,7 @@ class Rank(_Strict):
     split: Split = Field(description="where the time of its steps goes")
 
 
-class Communication(_Strict):
+class Communication(StrictRecord):
     """One collective of a step, after fusion."""
 
     operation: str = Field(description="the collective")
@@ -130,7 +126,7 @@ class Communication(_Strict):
     )
 
 
-class Latency(_Strict):
+class Latency(StrictRecord):
     """A collective that was timed by itself between steps, on all ranks at the same time."""
 
     operation: str = Field(description="the collective")
@@ -139,7 +135,7 @@ class Latency(_Strict):
     samples: Count = Field(description="how often it was timed")
 
 
-class Link(_Strict):
+class Link(StrictRecord):
     """The network, in bus bandwidth: what a ring of n ranks carries (2(n-1)/n of the bytes of an allreduce).
 
     For another algorithm the rate in a step is what the busiest link carries while it is in use. None: one rank, or
@@ -152,7 +148,7 @@ class Link(_Strict):
     achieved_mbit_per_s: Rate | None = Field(description="bus bandwidth in a step")
 
 
-class Slowest(_Strict):
+class Slowest(StrictRecord):
     """The rank that the others wait for most."""
 
     rank: Size = Field(description="the rank that the others wait for most")
@@ -161,7 +157,7 @@ class Slowest(_Strict):
     last_share: Annotated[float, Field(ge=0, le=1)] = Field(description="part of the steps in which it is the last")
 
 
-class Cost(_Strict):
+class Cost(StrictRecord):
     """What the trace events cost: step times with and without them, in alternating groups of a few steps."""
 
     with_ms: Time = Field(description="median step with trace events")
@@ -172,7 +168,7 @@ class Cost(_Strict):
     high_percent: float | None = Field(None, description="largest difference of a pair; null in older files")
 
 
-class Tuning(_Strict):
+class Tuning(StrictRecord):
     """Horovod's settings while the steps were measured."""
 
     cycle_time_ms: Time = Field(description="Horovod's cycle time while steps were measured")
@@ -180,7 +176,7 @@ class Tuning(_Strict):
     cache_capacity: Size = Field(description="entries of Horovod's response cache")
 
 
-class Memory(_Strict):
+class Memory(StrictRecord):
     """Memory of the largest rank."""
 
     parameter_bytes: Size = Field(description="all parameters")
@@ -191,7 +187,7 @@ class Memory(_Strict):
     )
 
 
-class Profile(_Strict, Result):
+class Profile(StrictRecord, Result):
     """`profile.json`. A step is an update, of `accumulate` batches; `batch_size` and `threads` are per rank."""
 
     schema_version: Annotated[Literal[1], json_files.version(1, "profile again with this hvdkit")] = Field(
@@ -222,7 +218,7 @@ class Profile(_Strict, Result):
     )
     layers: Annotated[list[Layer], Field(min_length=1)] = Field(description="layers, in the order of forward")
     step: Split = Field(description="where the time of a step goes, mean over the ranks")
-    ranks: Annotated[list[Rank], Field(min_length=1)] = Field(description="the same for each rank")
+    ranks: Annotated[list[ProfiledRank], Field(min_length=1)] = Field(description="the same for each rank")
     slowest: Slowest | None = Field(
         description="the rank that the others wait for; null: one rank, or nothing was reduced"
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from hvdkit.progress import Progress
+from hvdkit.progress import ProgressDisplay
 
 # The stages of a build in order, and the seconds that each takes on one core: x86-64 at about 2.5 GHz, gcc 12,
 # November 2026. Only their proportions matter.
@@ -21,7 +21,7 @@ COSTS: dict[str, dict[str, float]] = {
 }
 
 
-class BuildProgress(Progress):
+class BuildProgress(ProgressDisplay):
     """Shows the stage of each runtime. Threads can share it."""
 
     def __init__(self, console: Console, names: list[str], clock: Callable[[], float] = time.monotonic) -> None:
