@@ -76,7 +76,7 @@ def test_a_task_of_ones_own_trains_and_is_evaluated_by_its_metrics(tmp_path: Pat
 
 @pytest.mark.check
 def test_own_data_needs_a_script_of_ones_own() -> None:
-    with pytest.raises(RequestError, match=r"data\.name: own needs a script; expected model\.name own, got resnet20"):
+    with pytest.raises(RequestError, match=r"data\.name: expected model\.name own, as own needs a script"):
         schema.load(ROOT / "recipes" / "resnet20-digits.yaml", ["data={name: own}"])
     with pytest.raises(RequestError, match=r"model\.name: expected own for a script of your own, got resnet20"):
         Sides(schema.load(ROOT / "recipes" / "resnet20-digits.yaml"))

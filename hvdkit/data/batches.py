@@ -35,7 +35,7 @@ def _open(data: AnyData, classes: int, seed: int, shard: Shard, batch_size: int)
         case Synthetic():
             return small_images.synthetic(data, classes, seed)
         case OwnData():
-            raise RequestError("data.name: own needs a script; expected model.name own")
+            raise RequestError("data.name: expected model.name own, as own needs a script")
         case Text() | SyntheticText():
             raise RequestError(f"data.name: {data.name} needs a model for text, such as model.name gpt2")
     # Most runs need none of these.

@@ -270,61 +270,64 @@ class Recipe(Strict):
 
 
 def _faults(recipe: Recipe) -> list[str]:
-    """A line, which begins with the key, for each rule about keys of different sections that the recipe breaks."""
-    rules = (*_of_compression(recipe), *_of_sharding(recipe), *_of_models(recipe))
-    return [line for broken, line in rules if broken]
+    """A line for each rule about keys of different sections that the recipe breaks."""
+    rules = (*_of_communication(recipe), *_of_models(recipe))
+    return [f"{key}: expected {expected}, got {got}" for broken, key, expected, got in rules if broken]
 
 
-def _of_compression(recipe: Recipe) -> Iterator[tuple[object, str]]:
-    compression, sync, algorithm = recipe.compression, recipe.sync, recipe.allreduce
-    warmup, corrects = getattr(compression, "warmup_epochs", 0), getattr(compression, "momentum_correction", False)
-    optimizer = recipe.optimizer
+_Rules = Iterator[tuple[object, str, str, object]]  # whether it is broken, the key, what is expected, what is given
+
+
+def _of_communication(recipe: Recipe) -> _Rules:
+    compression, method, algorithm = recipe.compression, recipe.compression.method, recipe.allreduce
+    optimizer, sync, every = recipe.optimizer, recipe.sync is not None, recipe.sync and recipe.sync.every
+    with_shares = f"with sharding {recipe.sharding}"
     momentum, nesterov = getattr(optimizer, "momentum", 0.0), getattr(optimizer, "nesterov", False)
-    kind = f"{optimizer.name}{' with nesterov' if nesterov else '' if momentum else ' without momentum'}"
-    epochs = f"expected at most the recipe's {recipe.epochs} epochs"
-    yield warmup > recipe.epochs, f"compression.warmup_epochs: {epochs}, got {warmup}"
-    correction = "compression.momentum_correction: expected"
-    plain = optimizer.name == "sgd" and momentum and not nesterov
-    yield corrects and not plain, f"{correction} optimizer sgd with plain momentum, got {kind}"
-    yield corrects and sync, f"{correction} no sync, as differences of weights have no momentum"
-    scaled = "expected precision fp32, fp64 or bf16, got fp16, whose ranks skip a step together or not at all"
-    yield sync and recipe.precision == "fp16", f"sync: {scaled}"
-    adds = f"{algorithm} adds up, which {compression.method} does not; expected ring, or compression"
-    other = algorithm != "ring"
-    yield other and compression.method not in SUMMED, f"allreduce: {adds} {', '.join(SUMMED)}"
-    yield other and recipe.elastic, f"allreduce: expected ring where elastic is given, got {algorithm}"
+    warmup, corrects = getattr(compression, "warmup_epochs", 0), getattr(compression, "momentum_correction", False)
+    key, kind = "compression.momentum_correction", "with nesterov" if nesterov else f"with momentum {momentum}"
+    yield warmup > recipe.epochs, "compression.warmup_epochs", f"at most the recipe's {recipe.epochs} epochs", warmup
+    if corrects:
+        plain = optimizer.name == "sgd" and momentum and not nesterov
+        yield not plain, key, "optimizer sgd with plain momentum", f"{optimizer.name} {kind}"
+        yield sync, key, "no sync, as differences of weights have no momentum", f"sync.every {every}"
+    if sync:
+        together = "precision fp32, fp64 or bf16, as ranks of fp16 skip a step together or not at all"
+        yield recipe.precision == "fp16", "sync", together, "fp16"
+    if algorithm != "ring":
+        sums = f"ring, or compression {', '.join(SUMMED)}, as {method} cannot be added up"
+        yield method not in SUMMED, "allreduce", sums, algorithm
+        yield recipe.elastic, "allreduce", "ring where elastic is given", algorithm
+    if recipe.sharding != "none":
+        own_share = f"none or fp16 {with_shares}, which sends each rank only its share of the gradients"
+        yield method not in ("none", "fp16"), "compression", own_share, method
+        yield (
+            sync,
+            "sync",
+            f"none {with_shares}, as ranks that update alone need all of its state",
+            f"every {every}",
+        )
+        yield algorithm != "ring", "allreduce", f"ring {with_shares}, whose gradients are not allreduced", algorithm
 
 
-def _of_sharding(recipe: Recipe) -> Iterator[tuple[object, str]]:
-    if recipe.sharding == "none":
-        return
-    method, algorithm, with_it = recipe.compression.method, recipe.allreduce, f"with sharding {recipe.sharding}"
-    share = "which sends each rank only its share of the gradients"
-    yield method not in ("none", "fp16"), f"compression: expected none or fp16 {with_it}, {share}; got {method}"
-    yield recipe.sync, f"sync: expected none {with_it}, as ranks that update alone need the whole optimizer's state"
-    sums = f"expected ring {with_it}, whose gradients are not allreduced; got {algorithm}"
-    yield algorithm != "ring", f"allreduce: {sums}"
-
-
-def _of_models(recipe: Recipe) -> Iterator[tuple[object, str]]:
-    model, data, average = recipe.model, recipe.data, recipe.average_weights
-    own, gpt = model.TASK == "own", model.TASK == "language_modeling"
-    script = f"data.name: own needs a script; expected model.name own, got {model.name}"
-    yield isinstance(data, OwnData) and not own, script
-    lost = "expected null with data.shares, as the share of a rank that is lost is lost too"
-    yield isinstance(data, OwnData) and data.shares and recipe.elastic, f"elastic: {lost}"
-    kinds = f"expected {'text or synthetic-text' if gpt else 'images'} for model {model.name}"
-    yield gpt != isinstance(data, Text | SyntheticText), f"data.name: {kinds}, got {data.name}"
-    weights, classes = recipe.loss.class_weights or [], model.classes
-    tokens = "loss.class_weights: expected none for a model of text, whose classes are tokens"
-    yield weights and gpt, tokens
-    number = f"expected {classes}, one for each of model.classes, got {len(weights)}"
-    differ = weights and not own and not gpt and classes not in ("auto", len(weights))
-    yield differ, f"loss.class_weights: {number}"
-    yield recipe.recompute and own, "recompute: expected false with model.name own, whose script can do it, got true"
-    first = (average and average.from_epoch) or 0
-    epochs = f"expected at most the recipe's {recipe.epochs} epochs, got {first}"
-    yield first > recipe.epochs, f"average_weights.from_epoch: {epochs}"
+def _of_models(recipe: Recipe) -> _Rules:
+    model, data, loss_weights = recipe.model, recipe.data, recipe.loss.class_weights
+    if isinstance(data, OwnData):
+        yield not isinstance(model, OwnModel), "data.name", "model.name own, as own needs a script", model.name
+        lost = "null with data.shares, as the share of a rank that is lost is lost too"
+        yield data.shares and recipe.elastic, "elastic", lost, "elastic training"
+    elif isinstance(model, GptModel) != isinstance(data, Text | SyntheticText):
+        kinds = "text or synthetic-text" if isinstance(model, GptModel) else "images"
+        yield True, "data.name", f"{kinds} for model {model.name}", data.name
+    if loss_weights is not None and not isinstance(model, OwnModel):
+        key, given = "loss.class_weights", len(loss_weights)
+        yield isinstance(model, GptModel), key, "none for a model of text, whose classes are tokens", given
+        numbers = {"auto", given} if isinstance(model, Model) else {model.classes}
+        yield model.classes not in numbers, key, f"{model.classes}, one for each of model.classes", given
+    own = isinstance(model, OwnModel)
+    yield recipe.recompute and own, "recompute", "false with model.name own, whose script can do it", "true"
+    first = (recipe.average_weights and recipe.average_weights.from_epoch) or 0
+    most = f"at most the recipe's {recipe.epochs} epochs"
+    yield first > recipe.epochs, "average_weights.from_epoch", most, first
 
 
 def load(
