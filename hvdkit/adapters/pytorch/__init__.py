@@ -28,6 +28,9 @@ class PyTorch(TorchTensors, TorchCollectives):
     batch_norms = "hvdkit.adapters.pytorch.synchronized"
     counted_cross_entropy = staticmethod(training.counted_cross_entropy)
 
+    trainable_class = training.TrainableModel
+    layout = torch.channels_last  # of images
+
     def bind_device(self, topology: Topology, device: str, threads: int | None) -> Topology:
         torch.set_num_threads(threads_per_rank(threads, topology.local_size))
         if wants_gpu(device, torch.cuda.device_count(), topology.local_size, "PyTorch"):
@@ -60,7 +63,7 @@ class PyTorch(TorchTensors, TorchCollectives):
             raise RequestError(f"model: expected the model itself, got a {wrapper} around it; return its `module`")
         kind, each = torch.nn.SyncBatchNorm, model.named_modules()
         self.check_synchronized(name for name, m in each if isinstance(m, kind) and "statistics" not in vars(m))
-        return training.TrainableModel(model, loss, precision, self.device)
+        return self.trainable_class(model, loss, precision, self.device, self.layout)
 
     def observer(self, trainable: Trainable) -> Observer:
         assert isinstance(trainable, training.TrainableModel)

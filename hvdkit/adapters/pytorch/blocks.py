@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from hvdkit.adapters.pytorch.pages import Pages
 from hvdkit.core.pieces import ROOT_BLOCK
@@ -110,7 +111,7 @@ class _Watch:
 
     def _after_forward(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         if torch.is_grad_enabled():
-            given = [tensor for tensor in _tensors(outputs) if tensor.requires_grad]
+            given = [each for each in tree_leaves(outputs) if isinstance(each, torch.Tensor) and each.requires_grad]
             if not given:
                 raise RequestError(
                     f"sharding: parameters: expected that {self._name or 'the model'} returns tensors that depend on "
@@ -132,11 +133,3 @@ class _Watch:
 
 def _phase() -> Phase:
     return "forward" if torch.is_grad_enabled() else "prediction"
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple | list | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(each)

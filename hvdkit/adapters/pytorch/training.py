@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from hvdkit.adapters.pytorch import timing
 from hvdkit.adapters.pytorch.collectives import dense
@@ -38,10 +39,10 @@ _MANY = 1e12  # updates: the powers of Adam's betas are 0
 
 
 class TrainableModel(Trainable):
-    """A module in training. Images are channels-last: a step then took 0.83 of the CPU time in one process with AVX2
-    (docs/benchmarking.md), and tensor cores prefer it. The weights stay contiguous, as Horovod requires.
+    """A module in training. Images with the layout channels-last: a step then took 0.83 of the CPU time in one process
+    with AVX2 (docs/benchmarking.md), and tensor cores prefer it. The weights stay contiguous, as Horovod requires.
 
-    A baseline may use another `layout`, and set `forward` to a wrapper.
+    A baseline may set `forward` to a wrapper.
     """
 
     reports = True
@@ -52,7 +53,7 @@ class TrainableModel(Trainable):
         loss: AnyLoss,
         precision: str,
         device: torch.device,
-        layout: torch.memory_format = torch.channels_last,
+        layout: torch.memory_format,
     ) -> None:
         self._precision = PRECISIONS[precision]
         self._dtype = getattr(torch, self._precision.parameters)
@@ -284,11 +285,11 @@ def _unregistered(model: torch.nn.Module) -> list[str]:
 
 
 def _leaves(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield from [value] if value.is_leaf else []
-    elif isinstance(value, torch.nn.Module | list | tuple | dict):
-        parts = value.parameters() if isinstance(value, torch.nn.Module) else value
-        yield from chain.from_iterable(map(_leaves, parts.values() if isinstance(parts, dict) else parts))
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.nn.Module):
+            yield from leaf.parameters()
+        elif isinstance(leaf, torch.Tensor) and leaf.is_leaf:
+            yield leaf
 
 
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

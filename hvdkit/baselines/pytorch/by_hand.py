@@ -18,7 +18,7 @@ from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines import base
 from hvdkit.core.group import Group, Ranks, Topology
 from hvdkit.core.pieces import sum_of_squares
-from hvdkit.core.seam import AnyLoss, SessionView
+from hvdkit.core.seam import SessionView
 from hvdkit.core.session import Gradients, Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.update_rules import clip, decay_of
@@ -159,6 +159,8 @@ class TorchOptim(Script):
         steps = update.steps.get()
         for name, slots in update.slots.items():
             tensors = [getattr(slot, "held", slot) for slot in slots]  # a `Share` has it
+            if tensors[0] is None:  # another rank's
+                continue
             self._state[session.trainable.trained[name]] = (
                 {"step": torch.tensor(steps), "exp_avg": tensors[0], "exp_avg_sq": tensors[1]}
                 if isinstance(self.settings, AdamW)
@@ -179,8 +181,7 @@ class TorchOptim(Script):
 class ByHand(PyTorch):
     """Shared by the baselines: PyTorch's default layout of images, as in usual scripts."""
 
-    def bind(self, model: torch.nn.Module, loss: AnyLoss, precision: str) -> TrainableModel:
-        return TrainableModel(model, loss, precision, self.device, torch.contiguous_format)
+    layout = torch.contiguous_format
 
 
 class ProcessGroup(base.WithoutHorovod, ByHand):

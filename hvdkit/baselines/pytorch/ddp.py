@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from typing_extensions import override
 
 from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines.pytorch.by_hand import ProcessGroup, Script, TorchOptim, torch_optimizer
+from hvdkit.baselines.pytorch.shares import Share, Shares
 from hvdkit.core.group import Group, Mesh
-from hvdkit.core.pieces import Partition, StateEntry, whole_tensors
+from hvdkit.core.pieces import Partition
 from hvdkit.core.seam import SessionView
 from hvdkit.core.strategy import Strategy
 from hvdkit.errors import RunError
@@ -56,35 +55,20 @@ class Ddp(ProcessGroup):
         return _Wrapped(mesh.data)
 
 
-class _WholeTensors(Partition):
-    """Each parameter is updated by one rank, its owner, as ZeroRedundancyOptimizer divides them."""
+def _slot(parameter: torch.Tensor, owner: int, group: Group) -> Share:
+    """A slot of a parameter, which its owner has whole."""
+    own = torch.zeros_like(parameter) if owner == group.index else None
 
-    by_kernel = False
+    def whole() -> torch.Tensor:
+        tensor = torch.empty_like(parameter) if own is None else own
+        dist.broadcast(tensor, owner)
+        return tensor
 
-    def __init__(self, session: SessionView, owners: dict[str, int], group: Group) -> None:
-        super().__init__(session.adapter, session.trainable.parameters)
-        self._owners, self._group = owners, group
-        self.pieces = {name: piece for name, piece in self.pieces.items() if owners[name] == group.index}
+    def set_from(whole: torch.Tensor) -> None:
+        if own is not None:
+            own.copy_(whole)
 
-    @property
-    @override
-    def groups(self) -> tuple[Group, ...]:
-        return (self._group,)
-
-    @property
-    @override
-    def stored(self) -> StateEntry:
-        return whole_tensors(self.adapter, self.parameters)
-
-    @override
-    def weights(self) -> list[torch.Tensor]:
-        return [self.parameters[name] for name in self.pieces]
-
-    @override
-    def _gathered(self, key: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        tensor = tensors[key] if key in tensors else torch.empty_like(self.parameters[key])
-        dist.broadcast(tensor, self._owners[key])
-        return {key: tensor}
+    return Share(parameter.shape, parameter.dtype, 0 if own is None else own.nbytes, whole, set_from, own)
 
 
 class _Sharded(TorchOptim, _Wrapped):
@@ -106,7 +90,9 @@ class _Sharded(TorchOptim, _Wrapped):
         own = [names[parameter] for group in self._optimizer.optim.param_groups for parameter in group["params"]]
         ranks = session.adapter.allgather_object(own, self.group, name="zero_redundancy.owners")
         owners = {name: rank for rank, owned in enumerate(ranks) for name in owned}
-        return _WholeTensors(session, owners, self.group)
+        weights = session.trainable.parameters.items()
+        slots = lambda: {name: _slot(weight, owners[name], self.group) for name, weight in weights}  # noqa: E731
+        return Shares(session, self.group, slots)
 
 
 class ZeroRedundancy(Ddp):

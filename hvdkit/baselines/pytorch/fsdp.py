@@ -16,7 +16,7 @@ from hvdkit.baselines.pytorch.by_hand import ByHandSession, ProcessGroup, TorchO
 from hvdkit.baselines.pytorch.shares import Share, Shares, SharesScript
 from hvdkit.core.group import Group, Mesh
 from hvdkit.core.pieces import ROOT_BLOCK, Partition
-from hvdkit.core.seam import AnyLoss, SessionView
+from hvdkit.core.seam import SessionView
 from hvdkit.core.strategy import Strategy
 from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
@@ -112,8 +112,7 @@ class Fsdp(ProcessGroup):
     again.
     """
 
-    def bind(self, model: torch.nn.Module, loss: AnyLoss, precision: str) -> TrainableModel:
-        return _Model(model, loss, precision, self.device, torch.contiguous_format)
+    trainable_class = _Model
 
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
         return _FullyShard(mesh.data, frees=recipe.sharding != "gradients")
