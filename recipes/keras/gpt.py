@@ -47,7 +47,7 @@ class Linear(layers.Layer):
 
 
 class Block(layers.Layer):
-    """Causal attention and MLP, each behind a layer norm, and each added to its input."""
+    """Causal attention and MLP, each after a layer norm, and each added to its input."""
 
     def __init__(self, table: gpt.GPT, name: str, policy: str):
         super().__init__(name=name, dtype=policy)

@@ -63,7 +63,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a layer norm, and each added to its input."""
+    """Attention and MLP, each after a layer norm, and each added to its input."""
 
     def __init__(self, table: gpt.GPT) -> None:
         super().__init__()

@@ -73,7 +73,7 @@ class Attention(tf.Module):
 
 
 class Block(tf.Module):
-    """Attention and MLP, each behind a layer norm, and each added to its input."""
+    """Attention and MLP, each after a layer norm, and each added to its input."""
 
     def __init__(self, name: str, table: gpt.GPT) -> None:
         self.recompute = table.recompute

@@ -35,7 +35,7 @@ class TrainableModel(TensorFlowModel, Driver):
 
     def __init__(self, model: keras.Model, loss: AnyLoss, precision: str) -> None:
         # Without the states of random layers, which are a rank's own.
-        variables = [(_name(each), each.value) for each in model.variables if not _is_seed(each)]
+        variables = [(_name(variable), variable.value) for variable in model.variables if not _is_seed(variable)]
         super().__init__(variables, [_name(variable) for variable in model.trainable_variables], loss, precision)
         self.model, self.transposed = model, getattr(model, "transposed", True)
         self._called = False
@@ -226,7 +226,7 @@ def reseed(value: int) -> None:
 
 def seed_states() -> list[keras.Variable]:
     """The states of the random layers of all models."""
-    return [each for trainable in _bound for each in trainable.model.variables if _is_seed(each)]
+    return [variable for trainable in _bound for variable in trainable.model.variables if _is_seed(variable)]
 
 
 def _compiled(model: keras.Model) -> list[str]:
@@ -241,7 +241,7 @@ def _compiled(model: keras.Model) -> list[str]:
 def _other_precision(model: keras.Model, precision: str) -> list[str]:
     """A line if layers compute in another dtype than the recipe's `precision` says."""
     allowed = {PRECISIONS[precision].parameters, PRECISIONS[precision].compute}
-    other = [each for each in model._flatten_layers(include_self=False) if each.compute_dtype not in allowed]
+    other = [layer for layer in model._flatten_layers(include_self=False) if layer.compute_dtype not in allowed]
     if not other:
         return []
     dtype = other[0].compute_dtype

@@ -44,13 +44,15 @@ class TrainableModel(Trainable):
             warnings.filterwarnings("ignore", f'(?s)"{re.escape(str(model))}" is being hybridized')
             model.hybridize(static_alloc=True, static_shape=True)
         # By canonical name: Gluon's own names depend on the number of models created before.
-        named = {canonical_name(name): each for name, each in model._collect_params_with_prefix().items()}
+        named = {canonical_name(name): parameter for name, parameter in model._collect_params_with_prefix().items()}
         first = {id(each): name for name, each in reversed(named.items())}  # of parameters that layers share
         self._trained = {
-            name: each for name, each in named.items() if each.grad_req != "null" and first[id(each)] == name
+            name: parameter
+            for name, parameter in named.items()
+            if parameter.grad_req != "null" and first[id(parameter)] == name
         }
-        self.parameters = {name: each.data() for name, each in self._trained.items()}
-        self._buffers = {name: each.data() for name, each in named.items() if name not in self._trained}
+        self.parameters = {name: parameter.data() for name, parameter in self._trained.items()}
+        self._buffers = {name: parameter.data() for name, parameter in named.items() if name not in self._trained}
         self._loss = partial(cross_entropy, smoothing=loss.label_smoothing) if isinstance(loss, Loss) else loss
         self.stamp = timing.stamp
         self._pools: dict[int, mx.nd.NDArray] = {}  # of inputs that stay on the device
@@ -75,13 +77,13 @@ class TrainableModel(Trainable):
             scaled = loss if scale is None else loss * scale
         self.stamp((trace_events.FORWARD,), [logits])  # not the loss, which backward does not need and may precede
         scaled.backward()
-        self._variances.after_step(tuple(each.shape for each in arguments(inputs)))
+        self._variances.after_step(tuple(array.shape for array in arguments(inputs)))
         for parameter in self._trained.values():
             weight = parameter.data()
             if not weight._fresh_grad:  # unused in this batch, but maybe used in the last one or on other ranks
                 parameter.zero_grad()
             weight._fresh_grad = False
-        return logits, loss, {name: _dense(each) for name, each in self._trained.items()}
+        return logits, loss, {name: _dense(parameter) for name, parameter in self._trained.items()}
 
     def observe(self, inputs: mx.nd.NDArray, targets: mx.nd.NDArray) -> None:
         self.backward(inputs, targets, None)
@@ -100,8 +102,8 @@ class TrainableModel(Trainable):
     def losses(self, batch: Batch) -> np.ndarray:
         inputs, targets = self.inputs(batch)
         logits = one_tensor(self.model(*arguments(inputs)))
-        each = -mx.nd.pick(mx.nd.log_softmax(logits), targets, axis=-1)
-        return np.asarray(each.asnumpy())
+        losses = -mx.nd.pick(mx.nd.log_softmax(logits), targets, axis=-1)
+        return np.asarray(losses.asnumpy())
 
     def update_kernel(
         self, settings: Optimizer, shapes: Sequence[Shape], like: Sequence[mx.nd.NDArray]
@@ -117,7 +119,7 @@ class TrainableModel(Trainable):
             return partial(_in_parts, partial(_adamw, settings), decays, [])
         if not isinstance(settings, Sgd) or (settings.decoupled and settings.weight_decay > 0):
             return None
-        return partial(_in_parts, partial(_sgd, settings), decays, [mx.nd.zeros_like(each) for each in like])
+        return partial(_in_parts, partial(_sgd, settings), decays, [mx.nd.zeros_like(tensor) for tensor in like])
 
     def _put(self, inputs: np.ndarray) -> mx.nd.NDArray:
         """Inputs on the device; images (n, height, width, channels) as (n, channels, height, width)."""
@@ -175,12 +177,12 @@ def _cast(model: mx.gluon.Block, precision: str, dtype: str) -> list[str]:
 
     Returns a line for each dtype that they lose. Raises RequestError naming a tensor that cannot be trained or kept.
     """
-    named = {canonical_name(name): each for name, each in model._collect_params_with_prefix().items()}
-    dtypes = {name: np.dtype(each.dtype).name for name, each in named.items()}
-    check_kinds(dtypes, {name for name, each in named.items() if each.grad_req != "null"})
-    if sparse := [name for name, each in named.items() if each._stype != "default"]:
+    named = {canonical_name(name): parameter for name, parameter in model._collect_params_with_prefix().items()}
+    dtypes = {name: np.dtype(parameter.dtype).name for name, parameter in named.items()}
+    check_kinds(dtypes, {name for name, parameter in named.items() if parameter.grad_req != "null"})
+    if sparse := [name for name, parameter in named.items() if parameter._stype != "default"]:
         raise RequestError(f"model: {sparse[0]}: expected a dense parameter, got the storage type row_sparse")
-    kept = [each for name, each in named.items() if "float" not in dtypes[name]]
+    kept = [parameter for name, parameter in named.items() if "float" not in dtypes[name]]
     for parameter in kept:
         parameter.cast = lambda dtype: None  # the block casts all of its parameters
     model.cast(dtype)

@@ -25,7 +25,7 @@ def blocks_of(model: nn.Module, trained: Iterable[str]) -> dict[str, list[str]]:
     owners: dict[nn.Parameter, set[str]] = {}
     inside = {parameter for module in modules.values() for parameter in module.parameters()}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        block = next((each for each in modules if name.startswith(f"{each}.")), ROOT_BLOCK)
+        block = next((path for path in modules if name.startswith(f"{path}.")), ROOT_BLOCK)
         owners.setdefault(parameter, set()).add(block if parameter in inside else ROOT_BLOCK)
     named = dict(model.named_parameters())
     found: dict[str, list[str]] = {name: [] for name in (ROOT_BLOCK, *modules)}
@@ -69,9 +69,11 @@ class BlockMemory:
         own = first.device.type == "cpu" and self._bytes >= _OWN_PAGES_FROM
         self._pages = Pages(size, first.dtype) if own else None
         self.vector = self._pages.vector if self._pages else torch.empty(size, dtype=first.dtype, device=first.device)
-        sizes = [each.numel() for each in parameters.values()]
+        sizes = [parameter.numel() for parameter in parameters.values()]
         parts = self.vector[: sum(sizes)].split(sizes)
-        self.views = {name: part.view(each.shape) for (name, each), part in zip(parameters.items(), parts, strict=True)}
+        self.views = {
+            name: part.view(parameter.shape) for (name, parameter), part in zip(parameters.items(), parts, strict=True)
+        }
         self._parameters, self._nothing = parameters, first.detach().new_empty(0)
         self.free()
 
@@ -111,7 +113,9 @@ class _Watch:
 
     def _after_forward(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         if torch.is_grad_enabled():
-            given = [each for each in tree_leaves(outputs) if isinstance(each, torch.Tensor) and each.requires_grad]
+            given = [
+                tensor for tensor in tree_leaves(outputs) if isinstance(tensor, torch.Tensor) and tensor.requires_grad
+            ]
             if not given:
                 raise RequestError(
                     f"sharding: parameters: expected that {self._name or 'the model'} returns tensors that depend on "

@@ -62,13 +62,13 @@ class TrainableModel(Trainable):
         self.forward: Any = self.model
         # Layers that the user has put into evaluation mode, such as a frozen batch norm, stay in it. A model that is in
         # it as one, as libraries of trained models return theirs, is trained as one.
-        self._frozen = [each for each in model.modules() if model.training and not each.training]
+        self._frozen = [module for module in model.modules() if model.training and not module.training]
         self.device, self._layout = device, layout
         self._criterion: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
             partial(cross_entropy, label_smoothing=loss.label_smoothing) if isinstance(loss, Loss) else loss
         )
         # Without frozen ones, which weight decay would change.
-        self.trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        self.trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.parameters = {name: parameter.detach() for name, parameter in self.trained.items()}
         self.overlaps = device.type in OVERLAPPED_ON
         self.stamp = partial(timing.stamp, device)
@@ -196,7 +196,7 @@ class TrainableModel(Trainable):
         decays = [decay_of(settings, shape) for shape in shapes]
         if isinstance(settings, Sgd) and settings.momentum and not settings.decoupled:
             return partial(_sgd, settings, decays)
-        if not isinstance(settings, AdamW) or not all(each.is_contiguous() for each in like):
+        if not isinstance(settings, AdamW) or not all(tensor.is_contiguous() for tensor in like):
             return None
         return partial(_adamw, settings, decays)
 
@@ -262,9 +262,11 @@ def _move(model: torch.nn.Module, device: torch.device, precision: str, dtype: t
             raise RequestError(f"model: {name}: {fault}")
     lines = cast_lines({name: _name(tensor.dtype) for name, tensor in tensors.items()}, precision, _name(dtype))
     # The module's `to` would keep only the real parts of complex tensors.
-    model._apply(lambda each: each.to(device, dtype) if each.is_floating_point() else each.to(device))
+    model._apply(lambda tensor: tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device))
     placed = _tensors(model)
-    trained = [name for name, each in placed.items() if isinstance(each, torch.nn.Parameter) and each.requires_grad]
+    trained = [
+        name for name, tensor in placed.items() if isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad
+    ]
     check_kinds({name: _name(tensor.dtype) for name, tensor in placed.items()}, trained)
     return lines + [
         f"model: {path or type(module).__name__}: no checkpoint has the extra state of its get_extra_state"
@@ -280,7 +282,7 @@ def _unregistered(model: torch.nn.Module) -> list[str]:
         f"model: {path}{'.' * bool(path)}{name}: its parameters are not registered and not trained; use nn.ModuleList"
         for path, module in model.named_modules()
         for name, value in vars(module).items()
-        if not name.startswith("_") and any(each.requires_grad and id(each) not in known for each in _leaves(value))
+        if not name.startswith("_") and any(leaf.requires_grad and id(leaf) not in known for leaf in _leaves(value))
     ]
 
 

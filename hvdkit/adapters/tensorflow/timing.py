@@ -101,7 +101,7 @@ def _events_by_operation(
 
 
 def _sources(operation: Any) -> Iterator[Any]:
-    """An operation and those that make its inputs, for one that only reshapes also those behind them."""
+    """An operation and those that make its inputs, for one that only reshapes also those before them."""
     yield operation
     for tensor in operation.inputs:
         if operation.type in _RESHAPING:

@@ -137,7 +137,7 @@ class ModuleModel(TrainableModel):
         check_kind(model)
         variables = [(_name(variable), variable) for variable in model.variables]
         # Whole numbers have no gradients, but a `tf.Variable` of them is trainable unless it says otherwise.
-        trainable = [each for each in model.trainable_variables if not (each.dtype.is_integer or each.dtype.is_bool)]
+        trainable = [own for own in model.trainable_variables if not (own.dtype.is_integer or own.dtype.is_bool)]
         super().__init__(variables, [_name(variable) for variable in trainable], loss, precision)
         self.model, self.transposed = model, getattr(model, "transposed", True)
 
@@ -173,12 +173,12 @@ def counted_cross_entropy(loss: Loss, logits: tf.Tensor, labels: tf.Tensor) -> t
     if loss.ignored_label is not None:
         counts = tf.not_equal(labels, tf.cast(loss.ignored_label, labels.dtype))
         some, labels = tf.cast(counts, logits.dtype), tf.where(counts, labels, tf.zeros_like(labels))
-    each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     count = some
     if loss.class_weights is not None:
         weights = tf.constant(class_weights(loss, logits.shape), logits.dtype)
         count = some * tf.gather(weights, labels)
-    total = tf.reduce_sum((1 - smoothing) * count * each)
+    total = tf.reduce_sum((1 - smoothing) * count * losses)
     if smoothing:
         every = -tf.nn.log_softmax(logits)
         spread = tf.reduce_mean(every if weights is None else every * weights, -1)
@@ -233,7 +233,7 @@ def _adamw(
     rate: tf.Tensor,
     corrections: Corrections,
 ) -> None:
-    """Core's AdamW by TensorFlow's kernel for Adam, which adds epsilon before the second correction, not behind it."""
+    """Core's AdamW by TensorFlow's kernel for Adam, which adds epsilon before the second correction, not after it."""
     own, dtype = partial(tf.cast, dtype=variable.dtype), variable.dtype
     mean, square = slots
     if decay:
