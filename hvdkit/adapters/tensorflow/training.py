@@ -18,11 +18,10 @@ from hvdkit.core.trainable import Function, Slots, Trainable, UpdateKernel, one_
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.errors import RequestError
-from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Sgd
+from hvdkit.recipe.schema import AdamW, Loss, Optimizer
 
 Variables = list[tuple[str, tf.Variable]]
 Weights = list[tf.Variable] | list[tf.Tensor]
-Corrections = tuple[tf.Tensor, tf.Tensor]
 
 
 class TrainableModel(Trainable):
@@ -118,16 +117,11 @@ class TrainableModel(Trainable):
     def update_kernel(
         self, settings: Optimizer, shapes: Sequence[Shape], like: Sequence[tf.Variable]
     ) -> UpdateKernel | None:
-        update: Callable[..., None]
-        if isinstance(settings, AdamW):
-            update = partial(_adamw, settings)
-        elif isinstance(settings, Sgd) and not settings.decoupled:
-            update = partial(_sgd, settings)
-        else:
-            return None
+        if not isinstance(settings, AdamW):
+            return None  # compiled, core's other rules are as fast as kernels
         decays = [decay_of(settings, shape) for shape in shapes]
         scratch = tf.Variable(tf.zeros(0, like[0].dtype), trainable=False, shape=tf.TensorShape(None))
-        return partial(_by_kernel, update, decays, scratch)
+        return partial(_adamw, settings, decays, scratch)
 
 
 class ModuleModel(TrainableModel):
@@ -186,70 +180,43 @@ def counted_cross_entropy(loss: Loss, logits: tf.Tensor, labels: tf.Tensor) -> t
     return total, tf.reduce_sum(tf.cast(count, tf.float64))
 
 
-def _by_kernel(
-    update: Callable[..., None],
+def _adamw(
+    settings: AdamW,
     decays: list[float],
     scratch: tf.Variable,
     weights: Weights,
     gradients: list[tf.Tensor],
     slots: list[Slots],
     rate: tf.Tensor,
-    corrections: Corrections,
+    corrections: tuple[tf.Tensor, tf.Tensor],
 ) -> Weights:
-    """The new weights, by `update` for each. TensorFlow's kernels take variables: a tensor goes through `scratch`,
-    which takes its memory over, so that nothing is copied."""
+    """The new weights, by TensorFlow's kernel for Adam, which adds epsilon before the second correction, not after it.
+
+    It takes variables: a tensor goes through `scratch`, which takes its memory over, so that nothing is copied.
+    """
     renewed = []
-    for weight, *others in zip(weights, gradients, slots, decays, strict=True):
+    own = partial(tf.cast, dtype=scratch.dtype)
+    for weight, gradient, (mean, square), decay in zip(weights, gradients, slots, decays, strict=True):
         variable = weight
         if isinstance(weight, tf.Tensor):
             variable = scratch
             scratch.assign(weight)
-        update(variable, *others, rate, corrections)
+        if decay:
+            variable.assign(variable * (1 - own(rate * decay)))
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=mean.handle,
+            v=square.handle,
+            beta1_power=own(1 - corrections[0]),
+            beta2_power=own(1 - corrections[1]),
+            lr=own(rate),
+            beta1=tf.constant(settings.beta1, scratch.dtype),
+            beta2=tf.constant(settings.beta2, scratch.dtype),
+            epsilon=own(settings.epsilon * tf.sqrt(corrections[1])),
+            grad=gradient,
+        )
         renewed.append(tf.reshape(scratch, weight.shape) if variable is scratch else weight)
     return renewed
-
-
-def _sgd(
-    settings: Sgd, variable: tf.Variable, gradient: tf.Tensor, slots: Slots, decay: float, rate: tf.Tensor, _: object
-) -> None:
-    """Core's SGD with coupled decay. TensorFlow's momentum kernel keeps the rate out of the velocity too."""
-    (velocity,) = slots
-    tf.raw_ops.ResourceApplyMomentum(
-        var=variable.handle,
-        accum=velocity.handle,
-        lr=tf.cast(rate, variable.dtype),
-        grad=gradient + decay * variable if decay else gradient,
-        momentum=tf.constant(settings.momentum, variable.dtype),
-        use_nesterov=settings.nesterov,
-    )
-
-
-def _adamw(
-    settings: AdamW,
-    variable: tf.Variable,
-    gradient: tf.Tensor,
-    slots: Slots,
-    decay: float,
-    rate: tf.Tensor,
-    corrections: Corrections,
-) -> None:
-    """Core's AdamW by TensorFlow's kernel for Adam, which adds epsilon before the second correction, not after it."""
-    own, dtype = partial(tf.cast, dtype=variable.dtype), variable.dtype
-    mean, square = slots
-    if decay:
-        variable.assign(variable * (1 - own(rate * decay)))
-    tf.raw_ops.ResourceApplyAdam(
-        var=variable.handle,
-        m=mean.handle,
-        v=square.handle,
-        beta1_power=own(1 - corrections[0]),
-        beta2_power=own(1 - corrections[1]),
-        lr=own(rate),
-        beta1=tf.constant(settings.beta1, dtype),
-        beta2=tf.constant(settings.beta2, dtype),
-        epsilon=own(settings.epsilon * tf.sqrt(corrections[1])),
-        grad=gradient,
-    )
 
 
 def check_kind(model: Any) -> None:
