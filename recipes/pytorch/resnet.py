@@ -17,7 +17,7 @@ if __name__ == "__main__":
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 from safetensors import safe_open
@@ -50,11 +50,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not (self.recompute and self.training):
             return self.compute(x)
-        return checkpoint(self.compute, x, use_reentrant=False, context_fn=self.contexts)
-
-    def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """The contexts of the first and the second forward pass of a batch, for `torch.utils.checkpoint`."""
-        return nullcontext(), self.statistics_kept()
+        passes = nullcontext(), self.statistics_kept()  # the contexts of a batch's two forward passes
+        return checkpoint(self.compute, x, use_reentrant=False, context_fn=lambda: passes)
 
     @contextmanager
     def statistics_kept(self) -> Iterator[None]:
