@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from hvdkit.adapters import capabilities
-from hvdkit.adapters.pytorch import timing, training
+from hvdkit.adapters.pytorch import training
 from hvdkit.adapters.pytorch.collectives import TorchCollectives
 from hvdkit.adapters.pytorch.tensors import TorchTensors
+from hvdkit.core import trace_events
 from hvdkit.core.group import Topology, threads_per_rank, wants_gpu
 from hvdkit.core.seam import AnyLoss, Observer
 from hvdkit.core.trainable import Trainable
@@ -41,7 +42,10 @@ class PyTorch(TorchTensors, TorchCollectives):
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-            timing.settle()
+            if trace_events.recording():
+                from hvdkit.adapters.pytorch import timing  # `hvdkit profile` alone needs it
+
+                timing.settle()
 
     def seed(self, value: int) -> None:
         torch.manual_seed(value)
@@ -66,6 +70,8 @@ class PyTorch(TorchTensors, TorchCollectives):
         return self.trainable_class(model, loss, precision, self.device, self.layout)
 
     def observer(self, trainable: Trainable) -> Observer:
+        from hvdkit.adapters.pytorch import timing
+
         assert isinstance(trainable, training.TrainableModel)
         return timing.Observer(hvd, trainable.model, self.device)
 

@@ -15,7 +15,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-from hvdkit.adapters.pytorch import timing
 from hvdkit.adapters.pytorch.collectives import dense
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
@@ -71,7 +70,7 @@ class TrainableModel(Trainable):
         self.trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.parameters = {name: parameter.detach() for name, parameter in self.trained.items()}
         self.overlaps = device.type in OVERLAPPED_ON
-        self.stamp = partial(timing.stamp, device)
+        self.stamp = partial(_stamp, device)
         self._taken: set[str] = set()  # gradients of the last backward that `on_ready` has handed over
         self._joined: JoinedGradients | None = None
         self._whole = True  # whether all parameters are there all the time
@@ -248,6 +247,14 @@ class TrainableModel(Trainable):
 
     def _as_dtype(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+
+def _stamp(device: torch.device, names: tuple[str, ...], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    if not trace_events.recording():
+        return tensors
+    from hvdkit.adapters.pytorch import timing  # `hvdkit profile` alone needs it
+
+    return timing.stamp(device, names, tensors)
 
 
 def _move(model: torch.nn.Module, device: torch.device, precision: str, dtype: torch.dtype) -> list[str]:
