@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 import yaml
 from conftest import ROOT
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hvdkit.cli import app
@@ -138,6 +138,8 @@ words = st.sampled_from(WORDS) | st.text(
 
 
 @settings(attack, max_examples=EXAMPLES // 2)  # each builds the whole command line
+@example(beginning=[], rest=["train", "-np"])
+@example(beginning=[], rest=["runtime", "add", "--python"])
 @given(beginning=beginnings, rest=st.lists(words, max_size=8))
 def test_any_command_line(beginning: list[str], rest: list[str], tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hvdkit.commands import COMMANDS
+
 # What typer calls a wrong value, and what is expected.
 _NUMBERS = {"valid integer": "a whole number", "valid float": "a number", "valid number": "a number"}
 
 
 def lines(error: Any, words: Sequence[str]) -> list[str]:
     """The lines for an error of typer's about the words of a command line."""
-    kind, context = type(error).__name__, error.ctx
+    kind, context = type(error).__name__, getattr(error, "ctx", None)
     if kind == "NoArgsIsHelpError":  # the help is printed
         return []
-    parameters = context.command.params
+    parameters = context.command.params if context else []
     if kind == "NoSuchOption" and any(parameter.name == "overrides" for parameter in parameters):
         from hvdkit.recipe.hints import as_overrides
         from hvdkit.recipe.schema import Recipe
@@ -25,7 +27,9 @@ def lines(error: Any, words: Sequence[str]) -> list[str]:
     said = " ".join(error.format_message().split()).removesuffix(".")
     if said.startswith("Invalid value for"):
         said = _of_value(error, words)
-    return [f"{said}; see `{context.command_path} --help`"]
+    # An option without its value has no context.
+    command = next((name for name in COMMANDS if name.split() == list(words[: len(name.split())])), "")
+    return [f"{said}; see `{context.command_path if context else f'hvdkit {command}'.strip()} --help`"]
 
 
 def _of_value(error: Any, words: Sequence[str]) -> str:
