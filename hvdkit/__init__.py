@@ -40,6 +40,7 @@ _MOVED = {
     "hvdkit.core.owned": "hvdkit.core.pieces",
     "hvdkit.core.shares": "hvdkit.core.pieces",
     "hvdkit.core.stopping": "hvdkit.handlers.stopping",
+    "hvdkit.core.synchronized": "hvdkit.adapters.batch_statistics",
     "hvdkit.core.tensorboard": "hvdkit.handlers.tensorboard",
     "hvdkit.core.topology": "hvdkit.core.group",
     "hvdkit.core.trainer": "hvdkit.core.metrics",

@@ -20,7 +20,7 @@ _REDUCED: dict[str, Any] = {"sum": np.sum, "average": np.mean, "min": np.min, "m
 
 def averaged(reducer: Reducer, tensors: Mapping[str, Any], scale: float | None = None) -> dict[str, Any]:
     """The means of named tensors by a reducer, in their shapes; collective. See `Reducer.packed`."""
-    ops, shapes = reducer.transport.adapter.tensors, {name: tuple(tensors[name].shape) for name in sorted(tensors)}
+    ops, shapes = reducer.transport.adapter, {name: tuple(tensors[name].shape) for name in sorted(tensors)}
     mean = reducer.packed(ops.join([tensors[name] for name in shapes]), shapes, scale)
     return dict(zip(shapes, ops.part(mean, list(shapes.values())), strict=True))
 

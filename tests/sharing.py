@@ -14,7 +14,7 @@ from hvdkit.adapters.local import Linear, TrainableModel
 from hvdkit.core.group import Mesh, Topology
 from hvdkit.core.pieces import ROOT_BLOCK
 from hvdkit.core.session import Session
-from hvdkit.core.trainable import Block, Uses
+from hvdkit.core.trainable import Block, Divisible, Hooks, Uses
 from hvdkit.data.dataset import Batch
 from hvdkit.recipe.schema import Loss, Optimizer
 from hvdkit.strategies.dense import Dense
@@ -27,7 +27,7 @@ from grown import worst
 STEPS, FEATURES, CLASSES = 20, 5, 3
 
 
-class InBlocks(TrainableModel):
+class InBlocks(TrainableModel, Divisible):
     """A linear model in two blocks, the bias being the root. Parameters that are not there are NaN."""
 
     def blocks(self) -> dict[str, list[str]]:
@@ -84,8 +84,11 @@ class BlockwiseAdapter:
         return InBlocks(model, loss)
 
 
-class InVectors(TrainableModel):
+class InVectors(TrainableModel, Hooks):
     """A linear model whose gradients are parts of vectors."""
+
+    def on_ready(self, ready: Any) -> None:
+        raise NotImplementedError
 
     def join_gradients(self, groups: Any) -> InVectors:
         self.vectors, self.parts = [], {}

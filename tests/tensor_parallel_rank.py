@@ -23,7 +23,6 @@ from hvdkit.checkpoint.snapshots import Checkpoint, Record
 from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core.group import Group, Mesh, sets
 from hvdkit.core.pieces import Partition, sliced
-from hvdkit.core.seam import SessionView
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest
 from hvdkit.core.step_plan import Progress
@@ -80,12 +79,12 @@ class TensorParallel(Dense):
         super().__init__(adapter, mesh.data)
         self._tensor = mesh.tensor
 
-    def partition(self, session: SessionView, settings: Optimizer) -> Partition:
+    def partition(self, settings: Optimizer) -> Partition:
         pieces = {name: sliced(name, SHAPES[name], axis, self._tensor) for name, axis in AXES.items()}
-        return Partition(adapter, session.trainable.parameters, pieces)
+        return Partition(adapter, self.session.trainable.parameters, pieces)
 
-    def average(self, session: SessionView, gradients: dict[str, Any]) -> dict[str, Any]:
-        return super().average(session, gradients) if self._group.size > 1 else gradients
+    def average(self, gradients: dict[str, Any]) -> dict[str, Any]:
+        return super().average(gradients) if self.group.size > 1 else gradients
 
 
 def batch(step: int, rank: int) -> Batch:
@@ -135,7 +134,7 @@ def trained(mesh: Mesh, optimizer: Optimizer, folder: Path) -> dict[str, Any]:
         assert not list(streamed)
     if mesh.data.size > 1:
         own = divided.trainable.parameters["first.weight"]
-        adapter.tensors.assign(own, own + mesh.data.index)
+        adapter.assign(own, own + mesh.data.index)
         divided.broadcast_state(mesh.data)
     again = divided.state()
     return {

@@ -16,9 +16,8 @@ from conftest import FRAMEWORKS, ROOT, run
 from launching import framework_job
 
 from hvdkit import adapters
-from hvdkit.adapters.capabilities import CAPABILITIES as DECLARED
+from hvdkit.adapters.capabilities import CAPABILITIES, MEANINGS
 from hvdkit.adapters.local import Linear
-from hvdkit.core.capabilities import CAPABILITIES
 from hvdkit.core.group import Topology, world_of
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
@@ -87,7 +86,7 @@ def test_what_is_declared_works_and_what_is_not_fails(framework: str, capability
 @pytest.mark.check
 def test_every_adapter_has_what_is_declared_for_it() -> None:
     """Read from the source, as no framework is here to import; whether it is true, the test above tries."""
-    assert set(DECLARED) == set(adapters.NAMES) and set().union(*DECLARED.values()) <= CAPABILITIES.keys()
+    assert set(CAPABILITIES) == set(adapters.NAMES) and set().union(*CAPABILITIES.values()) <= MEANINGS.keys()
     for name in adapters.NAMES:
         source = Path(inspect.getfile(adapters)).with_name(name).joinpath("__init__.py").read_text()
         assert f'    NAME = "{name}"\n    CAPABILITIES = capabilities.CAPABILITIES[NAME]\n' in source, name
@@ -97,7 +96,7 @@ def test_every_adapter_has_what_is_declared_for_it() -> None:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_what_trains_is_declared(framework: str, report: Any) -> None:
     told, _ = report(framework)
-    assert told["declared"] == sorted(DECLARED[framework])
+    assert told["declared"] == sorted(CAPABILITIES[framework])
 
 
 @pytest.mark.check
@@ -110,7 +109,7 @@ def test_capabilities_are_of_the_known_ones() -> None:
     done = run([sys.executable, "-c", code], timeout=60, env=where)
     assert done.returncode == 0, done.stderr
     faults, has = json.loads(done.stdout), adapters.load("local").CAPABILITIES
-    assert CAPABILITIES.keys() >= has and faults.keys() == set(PROBED)
+    assert MEANINGS.keys() >= has and faults.keys() == set(PROBED)
     for capability, fault in faults.items():
         assert (fault == "") == (capability in has), fault
 

@@ -128,13 +128,14 @@ def test_buckets_are_sent_in_one_order_and_few_are_under_way() -> None:
     trainable: Any = TrainableModel(Linear(1, 1), Loss())
     trainable.parameters = {name: np.zeros(2) for name in "abcd"}
     session: Any = type("", (), {"trainable": trainable, "adapter": slow, "dtype": "float64"})()
-    strategy.partition(session, AdamW(learning_rate=0.1))
+    strategy.bind(session)
+    strategy.partition(AdamW(learning_rate=0.1))
     order = [name for bucket in strategy._shares.buckets for name in bucket.shapes]
     assert len(order) == len(strategy._shares.buckets) == 4
     for name in reversed(order[:-1]):
-        assert strategy.begin(session, name, np.ones(2))
+        assert strategy.begin(name, np.ones(2))
     assert sent == ["gradients.0", "gradients.1", "gradients.2"] and max(under_way) <= 3
-    found = strategy.average(session, {order[-1]: np.ones(2)})
+    found = strategy.average({order[-1]: np.ones(2)})
     assert sent[-1] == "gradients.3" and len(sent) == 4 and len(found) == 4
 
 

@@ -273,7 +273,7 @@ def test_bytes_of_horovods_own_reduction_are_counted_too() -> None:
             strategy = choose(adapter, Mesh(topology), recipe_of(compression=name))
             assert isinstance(strategy, Dense)
             trainable = SimpleNamespace(overlaps=True)
-            strategy.bind(SimpleNamespace(dtype="float32", trainable=trainable), 1000)
+            strategy.bind(SimpleNamespace(dtype="float32", trainable=trainable, shapes={"weight": (1000,)}))
             found[name] = strategy.bytes_per_step
         return found
 

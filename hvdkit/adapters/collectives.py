@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import horovod as package
 import numpy as np
@@ -18,9 +18,6 @@ from hvdkit.core.seam import Adapter, CountedLoss, Model, Op
 from hvdkit.core.tensors import Tensor
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss
-
-if TYPE_CHECKING:
-    from hvdkit.core.batch_statistics import StatisticsOf
 
 
 class HorovodAdapter(Adapter):
@@ -112,10 +109,16 @@ class HorovodAdapter(Adapter):
         counted = self.counted_cross_entropy
         return super().cross_entropy(loss) if counted is None else partial(counted, loss)
 
-    def synchronize_batch_norms(self, model: Model, statistics: StatisticsOf, every: bool) -> list[str]:
+    def synchronize_batch_norms(self, model: Model, group: Group, every: bool = True) -> list[str]:
         if self.batch_norms is None:
-            return super().synchronize_batch_norms(model, statistics, every)
-        layers: list[str] = import_module(self.batch_norms).synchronize_batch_norms(model, statistics, every)
+            return super().synchronize_batch_norms(model, group, every)
+        from hvdkit.adapters.batch_statistics import BatchStatistics  # most runs do not need it
+
+        def statistics(layer: str) -> BatchStatistics | None:
+            return BatchStatistics(self, group, layer) if group.size > 1 else None
+
+        own = import_module(self.batch_norms)
+        layers: list[str] = own.synchronize_batch_norms(model, statistics, every and group.size > 1)
         return layers
 
     def check_synchronized(self, local: Iterable[str]) -> None:
@@ -123,7 +126,7 @@ class HorovodAdapter(Adapter):
         norm by its class."""
         name = next(iter(local), None) if self.horovod.is_initialized() and self.horovod.size() > 1 else None
         if name is not None:
-            call = "hvdkit.core.synchronized.synchronize(adapter, model, world_of(topology))"
+            call = "adapter.synchronize_batch_norms(model, world_of(topology))"
             raise RequestError(
                 f"model: {name} is a synchronized batch norm that would be a local one; call {call} before"
             )

@@ -18,8 +18,7 @@ from hvdkit.adapters.mxnet import MXNet
 from hvdkit.baselines import base
 from hvdkit.baselines.base import Baseline, WithoutHorovod
 from hvdkit.baselines.rendezvous import free_port
-from hvdkit.core.group import Mesh, Topology
-from hvdkit.core.seam import SessionView
+from hvdkit.core.group import Group, Mesh, Topology
 from hvdkit.core.strategy import Strategy
 from hvdkit.recipe.schema import Recipe
 
@@ -33,19 +32,17 @@ Gradients = dict[str, mx.nd.NDArray]
 class OneByOne(Strategy):
     """One allreduce for each gradient; the first layers' gradients have the highest priority."""
 
-    def __init__(self, half: bool) -> None:
+    def __init__(self, group: Group, half: bool) -> None:
+        self.group = group
         self._half = half
 
-    def average(self, session: SessionView, gradients: Gradients) -> Gradients:
+    def average(self, gradients: Gradients) -> Gradients:
         means = {}
         for index, (name, gradient) in enumerate(gradients.items()):
             sent = gradient.astype("float16") if self._half else gradient
             hvd.allreduce_(sent, average=True, name=f"gradients.{index}", priority=-index)
             means[name] = sent.astype(gradient.dtype) if self._half else sent
         return means
-
-    def mean_count(self, session: SessionView, count: mx.nd.NDArray) -> mx.nd.NDArray:
-        return hvd.allreduce(count, average=True, name="gradients.count")
 
 
 class Plain(Baseline, MXNet):
@@ -56,7 +53,7 @@ class Plain(Baseline, MXNet):
     """
 
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
-        return OneByOne(recipe.compression.method == "fp16")
+        return OneByOne(mesh.data, recipe.compression.method == "fp16")
 
 
 class KeyValue(Strategy):
@@ -69,10 +66,10 @@ class KeyValue(Strategy):
         self._store, self._group = store, mesh.data
         self._keys: list[str] = []
 
-    def average(self, session: SessionView, gradients: Gradients) -> Gradients:
+    def average(self, gradients: Gradients) -> Gradients:
         tensors = list(gradients.values())
-        if session.dtype != "float32":
-            return dict(zip(gradients, session.adapter.allreduce(tensors, self._group), strict=True))
+        if self.session.dtype != "float32":
+            return dict(zip(gradients, self.session.adapter.allreduce(tensors, self._group), strict=True))
         if not self._keys:
             model = next(_models)
             self._keys = [f"model.{model}.{index}" for index in range(len(tensors))]

@@ -16,8 +16,8 @@ from hvdkit.adapters.tensorflow import (
 )
 from hvdkit.baselines import base
 from hvdkit.baselines.rendezvous import free_port
-from hvdkit.core.group import Mesh, Ranks, Topology, threads_per_rank
-from hvdkit.core.seam import AnyLoss, Model, SessionView
+from hvdkit.core.group import Group, Mesh, Ranks, Topology, threads_per_rank
+from hvdkit.core.seam import AnyLoss, Model
 from hvdkit.core.strategy import Strategy
 from hvdkit.recipe.schema import Recipe
 
@@ -30,10 +30,11 @@ Gradients = dict[str, tf.Tensor]
 class OneByOne(Strategy):
     """One allreduce for each gradient."""
 
-    def __init__(self, half: bool) -> None:
+    def __init__(self, group: Group, half: bool) -> None:
+        self.group = group
         self._compression = hvd.Compression.fp16 if half else hvd.Compression.none
 
-    def average(self, session: SessionView, gradients: Gradients) -> Gradients:
+    def average(self, gradients: Gradients) -> Gradients:
         return {
             name: hvd.allreduce(
                 gradient,
@@ -45,21 +46,18 @@ class OneByOne(Strategy):
             for index, (name, gradient) in enumerate(gradients.items())
         }
 
-    def mean_count(self, session: SessionView, count: tf.Tensor) -> tf.Tensor:
-        return hvd.allreduce(count, op=hvd.Average, name="count", ignore_name_scope=True)
-
 
 class Plain(base.Baseline, TensorFlow):
     """Averages gradients like hvd.DistributedGradientTape."""
 
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
-        return OneByOne(recipe.compression.method == "fp16")
+        return OneByOne(mesh.data, recipe.compression.method == "fp16")
 
 
 class AllReduceInReplica(Strategy):
     """Averages gradients in the replica context, inside `tf.distribute.Strategy.run`."""
 
-    def average(self, session: SessionView, gradients: Gradients) -> Gradients:
+    def average(self, gradients: Gradients) -> Gradients:
         context = tf.distribute.get_replica_context()
         means = context.all_reduce(tf.distribute.ReduceOp.MEAN, list(gradients.values()))
         return dict(zip(gradients, means, strict=True))

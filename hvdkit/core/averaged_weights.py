@@ -35,10 +35,10 @@ class WeightAverage:
         self, adapter: Adapter, partition: Partition, buffers: Mapping[str, Tensor], settings: AverageWeights
     ) -> None:
         self._adapter, self._partition, self.settings = adapter, partition, settings
-        self.pieces = partition.variables()
+        self.weights = partition.variables()
         self._buffers = {name: tensor for name, tensor in buffers.items() if is_statistic(name)}
-        self.statistics = {name: adapter.tensors.variable(tensor) for name, tensor in self._buffers.items()}
-        self.count = adapter.tensors.number(0.0)
+        self.statistics = {name: adapter.variable(tensor) for name, tensor in self._buffers.items()}
+        self.count = adapter.number(0.0)
 
     @property
     def started(self) -> bool:
@@ -47,12 +47,12 @@ class WeightAverage:
 
     def add(self) -> None:
         """Add the weights as they are; part of a compiled step."""
-        averages = [*self.pieces.values(), *self.statistics.values()]
+        averages = [*self.weights.values(), *self.statistics.values()]
         values = [*self._partition.weights(), *self._buffers.values()]
         count, decay = self.count.get(), self.settings.decay
         # The share of the average that stays: none of the zeros before the first weights.
         kept = count / (count + 1) if decay is None else decay * self._begun(count)
-        self._adapter.tensors.blend(averages, values, kept)
+        self._adapter.blend(averages, values, kept)
         self.count.set(count + 1)
 
     def _begun(self, count: Scalar) -> Scalar:
@@ -65,10 +65,10 @@ class WeightAverage:
 
         Tensors are exchanged one by one, so that no second copy is in memory.
         """
-        ops = self._adapter.tensors
+        ops = self._adapter
 
         def averages() -> Iterator[Tensor]:
-            for average, weight in zip(self.pieces.values(), self._partition.weights(), strict=True):
+            for average, weight in zip(self.weights.values(), self._partition.weights(), strict=True):
                 kept, new = weight * 1, average * 1
                 ops.assign(average, kept)
                 yield new
@@ -83,4 +83,4 @@ class WeightAverage:
         """The average as entries of a state."""
         prefix = slot_name(AVERAGE, "")
         statistics = replace(whole_tensors(self._adapter, self.statistics), prefix=prefix)
-        return [StateEntry(self._partition, self.pieces, prefix), statistics]
+        return [StateEntry(self._partition, self.weights, prefix), statistics]

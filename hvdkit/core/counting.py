@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +16,6 @@ from hvdkit.core.seam import Adapter, CountedLoss, LossFunction
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import Scalar, Tensor, scalar
 from hvdkit.errors import RequestError
-
-if TYPE_CHECKING:
-    from hvdkit.core.seam import SessionView
 
 _DTYPE = "float64"  # of counts: exact up to 2^53 targets, whatever the dtype of the loss
 
@@ -41,7 +36,7 @@ class Counting:
         self.counts: bool | None = None
         zero = adapter.from_numpy(np.zeros(1, _DTYPE))
         self.batch_count: Tensor = None  # of the last batch that was differentiated
-        self._sum, self._last = adapter.tensors.variable(zero), adapter.tensors.variable(zero)
+        self._sum, self._last = adapter.variable(zero), adapter.variable(zero)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The value to differentiate. Raises RequestError unless the loss returns one value, or such a pair."""
@@ -67,56 +62,51 @@ class Counting:
     def add(self) -> None:
         """Add the count of the last batch to those of its update."""
         if self.counts:
-            self._adapter.tensors.assign(self._sum, self._sum + self.batch_count)
+            self._adapter.assign(self._sum, self._sum + self.batch_count)
 
     def average_and_update(
         self,
-        session: SessionView,
         strategy: Strategy,
         update: Callable[[Mapping[str, Tensor]], None],
         gradients: Mapping[str, Tensor],
         average: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
-        batch_count: Scalar | None = None,
+        batch_count: Scalar | None,
+        wait: Callable[[], None],
     ) -> None:
         """Average over ranks and call `update`: with the last batch's gradients, or the mean of `batch_count` added.
 
-        An update whose batches count nothing on any rank changes nothing.
+        An update whose batches count nothing on any rank changes nothing; `wait` then waits for means that no update
+        takes, as the next ones are sent under the same names.
         """
-        ops = self._adapter.tensors
-        mean = self.taken(partial(strategy.mean_count, session), batch_count)
+        ops, mean = self._adapter, self.taken(strategy, batch_count)
         if strategy.linear:
             means = average(gradients)
-            ops.when(mean > 0, lambda: update(self.over_count(means, mean)), partial(self._wait, session))
+            ops.when(mean > 0, lambda: update(self.over_count(means, mean)), wait)
         else:  # what such a strategy keeps for later updates is in the unit of their means
-            ops.when(mean > 0, lambda: update(average(self.over_count(gradients, mean))), _nothing)
+            ops.when(mean > 0, lambda: update(average(self.over_count(gradients, mean))), lambda: None)
 
-    def _wait(self, session: SessionView) -> None:
-        """Wait for means that no update takes: the next ones are sent under the same names."""
-        if not session.trainable.traced:
-            self._adapter.synchronize()
-
-    def taken(self, mean_count: Callable[[Tensor], Tensor], batch_count: Scalar | None = None) -> Tensor:
+    def taken(self, strategy: Strategy, batch_count: Scalar | None = None) -> Tensor:
         """The mean count over ranks of the last batch, or of so many whose counts were added; collective."""
-        assign, count = self._adapter.tensors.assign, self.batch_count
+        assign, count = self._adapter.assign, self.batch_count
         if batch_count is not None:
             count = self._sum / scalar(self._adapter, batch_count, self._sum)
-            assign(self._sum, self._adapter.tensors.zeros_like(self._sum))
+            assign(self._sum, self._adapter.zeros_like(self._sum))
         assign(self._last, count)
-        return mean_count(self._last * 1)
+        return strategy.mean_count(self._last * 1)
 
     def probed(
-        self, session: SessionView, strategy: Strategy, own: dict[str, Tensor], gradients: dict[str, Tensor]
+        self, strategy: Strategy, own: dict[str, Tensor], gradients: dict[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What a rank contributes to the mean gradients of one batch a rank, and these; collective."""
-        mean, average = self.taken(partial(strategy.mean_count, session)), strategy.average
+        mean = self.taken(strategy)
         own = self.over_count(own, mean)
         if strategy.linear:
-            return own, self.over_count(average(session, gradients), mean)
-        return own, average(session, self.over_count(gradients, mean))
+            return own, self.over_count(strategy.average(gradients), mean)
+        return own, strategy.average(self.over_count(gradients, mean))
 
     def over_count(self, gradients: Mapping[str, Tensor], count: Tensor) -> dict[str, Tensor]:
         """The gradients over a count; they may change in place. Nothing is divided by 0."""
-        ops = self._adapter.tensors
+        ops = self._adapter
         factor = 1 / ops.where(count > 0, count, count * 0 + 1)
         return {name: ops.scaled(each, scalar(self._adapter, factor, each)) for name, each in gradients.items()}
 
@@ -125,7 +115,7 @@ class Counting:
         if not self.counts:
             return loss
         value = loss if isinstance(loss, float) else self._adapter.cast(loss, _DTYPE)
-        where = self._adapter.tensors.where
+        where = self._adapter.where
         return value / where(self._last > 0, self._last, self._last * 0 + 1)
 
     def last(self) -> float | None:
@@ -149,7 +139,7 @@ class Counting:
         count = _one_value(count, "or a number, the count of the batch, in (sum, count)")
         if getattr(count, "requires_grad", False):
             raise RequestError("loss: expected a count that does not depend on parameters, in (sum, count)")
-        return self._adapter.cast(self._adapter.tensors.reshape(count, (1,)), _DTYPE)
+        return self._adapter.cast(self._adapter.reshape(count, (1,)), _DTYPE)
 
 
 def _one_value(found: Tensor, what: str) -> Tensor:
@@ -158,7 +148,3 @@ def _one_value(found: Tensor, what: str) -> Tensor:
         got = f"the shape {tuple(shape)}" if shape else f"a {type(found).__name__}; return the tensor itself"
         raise RequestError(f"loss: expected a tensor of one value, {what}, got {got}")
     return found
-
-
-def _nothing() -> None:
-    pass

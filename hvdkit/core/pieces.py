@@ -64,7 +64,7 @@ class Piece:
     """What one tensor of shape `local_shape` has of the model: `parts`, one after the other, then `padding` zeros.
 
     Ranks of each of `groups` have the other pieces of these tensors. All parts' tensors are alike in what decides on
-    weight decay, which is the `shape` of the first.
+    weight decay, which is the `whole_shape` of the first.
     """
 
     parts: tuple[Part, ...]
@@ -78,7 +78,7 @@ class Piece:
         return self.parts[0].name
 
     @property
-    def shape(self) -> Shape:
+    def whole_shape(self) -> Shape:
         """The shape of the first part's whole tensor."""
         return self.parts[0].shape
 
@@ -202,7 +202,7 @@ class Partition:
         self.adapter, self.parameters, self._label = adapter, parameters, label
         wholes = {name: whole(name, shape_of(tensor)) for name, tensor in parameters.items()}
         self.pieces: Mapping[str, Piece] = wholes | dict(pieces or {})
-        self.shapes = {name: self.pieces[name].shape for name in parameters}
+        self.shapes = {name: self.pieces[name].whole_shape for name in parameters}
         self.dtypes = {name: adapter.dtype(tensor) for name, tensor in parameters.items()}
 
     @property
@@ -223,7 +223,7 @@ class Partition:
     def variables(self) -> dict[str, Tensor]:
         """A variable of zeros for each piece."""
         weights = zip(self.pieces, self.weights(), strict=True)
-        return {name: self.adapter.tensors.variable(weight) for name, weight in weights}
+        return {name: self.adapter.variable(weight) for name, weight in weights}
 
     def weights(self) -> list[Tensor]:
         """The weights of each piece."""
@@ -232,7 +232,7 @@ class Partition:
     def store(self, weights: Iterable[Tensor]) -> None:
         """Set this rank's pieces to new weights, taken one by one; get the other ranks' where needed; collective."""
         for old, new in zip(self.weights(), weights, strict=True):
-            self.adapter.tensors.assign(old, new)
+            self.adapter.assign(old, new)
         self.distribute([])
 
     def distribute(self, weights: list[Tensor]) -> None:
@@ -258,17 +258,11 @@ class Partition:
 
     def _gathered(self, key: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The whole tensors that have `key` in common."""
-        piece, tensor, ops = self.pieces[key], tensors[key], self.adapter.tensors
+        piece, tensor, ops = self.pieces[key], tensors[key], self.adapter
         for group in piece.groups:
             vector = self.adapter.allgather(ops.reshape(tensor, (-1,)), group, f"{self._label}.gather.{key}")
             tensor = ops.concat(ops.part(vector, [piece.local_shape] * group.size), piece.parts[0].axis or 0)
         return {key: tensor}
-
-    def of(self, arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-        """This rank's pieces, by their names, of those whole arrays that are given."""
-        for name, piece in self.pieces.items():
-            if all(part.name in arrays for part in piece.parts):
-                yield name, piece.of(arrays)
 
     def sum_of_squares(self, norms: list[Tensor]) -> Tensor:
         """The sum of squares over all elements of the whole tensors, from the norm of each piece; collective.
@@ -280,7 +274,7 @@ class Partition:
             found.setdefault(tuple(group.ranks for group in piece.groups), (piece.groups, []))[1].append(norm)
         totals = []
         for groups, own in found.values():
-            total = sum_of_squares(self.adapter.tensors, own)
+            total = sum_of_squares(self.adapter, own)
             for group in groups:
                 total = self._summed(total, group)
             totals.append(total)
@@ -288,7 +282,7 @@ class Partition:
 
     def _summed(self, number: Tensor, group: Group) -> Tensor:
         # An allgather has fewer messages one after the other than an allreduce.
-        ops = self.adapter.tensors
+        ops = self.adapter
         gathered = self.adapter.allgather(ops.reshape(number, (1,)), group, f"{self._label}.sum")
         return ops.reshape(sum(ops.part(gathered, [(1,)] * group.size)), tuple(number.shape))
 
@@ -297,7 +291,7 @@ class Partition:
 
         No piece may have elements of several tensors.
         """
-        ops = self.adapter.tensors
+        ops = self.adapter
         owners = [piece.name for piece in self.pieces.values()]
         norms = [dict(zip(owners, map(ops.norm, tensors), strict=True)) for tensors in kinds]
         for group in self.groups:
@@ -314,7 +308,7 @@ class Partition:
 
     def _square(self, norms: Mapping[str, Tensor], name: str) -> Tensor:
         norm = norms[name] if name in norms else self.zeros(1)
-        return self.adapter.tensors.reshape(norm * norm, (1,))
+        return self.adapter.reshape(norm * norm, (1,))
 
     def zeros(self, size: int) -> Tensor:
         """A vector of zeros, in the first tensor's dtype."""
@@ -349,8 +343,9 @@ class StateEntry:
         """Set this rank's pieces of those whole arrays that are given, by their names in the state."""
         start = len(self.prefix)
         whole = {name[start:]: array for name, array in arrays.items() if name.startswith(self.prefix)}
-        for name, array in self.partition.of(whole):
-            set_from(self.partition.adapter, self.tensors[name], array)
+        for name, piece in self.partition.pieces.items():
+            if all(part.name in whole for part in piece.parts):
+                set_from(self.partition.adapter, self.tensors[name], piece.of(whole))
 
 
 def whole_tensors(adapter: Adapter, tensors: Mapping[str, Tensor]) -> StateEntry:
@@ -361,7 +356,7 @@ def whole_tensors(adapter: Adapter, tensors: Mapping[str, Tensor]) -> StateEntry
 def set_from(adapter: Adapter, tensor: Tensor, array: np.ndarray) -> None:
     """Set a tensor from an array of its dtype, or of one that holds its values."""
     value, dtype = adapter.from_numpy(array), adapter.dtype(tensor)
-    adapter.tensors.assign(tensor, value if adapter.dtype(value) == dtype else adapter.cast(value, dtype))
+    adapter.assign(tensor, value if adapter.dtype(value) == dtype else adapter.cast(value, dtype))
 
 
 def sum_of_squares(ops: Tensors, norms: list[Tensor]) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hvdkit.recipe.schema import Recipe, Schedule
+from hvdkit.recipe.schema import Schedule
 
 
 @dataclass(frozen=True)
@@ -39,39 +39,24 @@ class LearningRate:
         return self.peak * self.gamma ** sum(step >= milestone for milestone in self.milestones)
 
 
-def learning_rate(recipe: Recipe, size: int, steps_per_epoch: int) -> LearningRate:
-    """The recipe's schedule for `size` ranks. It spans the recipe's epochs, even if `steps` ends the run earlier.
-
-    `steps_per_epoch` counts updates, not batches.
-    """
-    return scaled_rate(
-        recipe.optimizer.learning_rate,
-        recipe.schedule,
-        batch_size=recipe.batch_size * recipe.accumulate,
-        size=size,
-        epochs=recipe.epochs,
-        steps_per_epoch=steps_per_epoch,
-    )
-
-
 def scaled_rate(
-    reference: float, plan: Schedule, *, batch_size: int, size: int, epochs: int, steps_per_epoch: int
+    reference: float, schedule: Schedule, *, batch_size: int, size: int, epochs: int, steps_per_epoch: int
 ) -> LearningRate:
-    """The schedule of `plan` for `size` ranks that each contribute `batch_size` samples to an update.
+    """The learning rate for `size` ranks that each contribute `batch_size` samples to an update.
 
     Linear scaling (Goyal et al. 2017, section 2.1): if the global batch is k times the base batch, the rate is k
     times the reference, and warm-up starts from the reference (section 2.2). Without scaling it starts from (almost) 0,
     as is usual for transformers. `steps_per_epoch` counts updates.
     """
-    linear, warmup = plan.scale == "linear", round(plan.warmup_epochs * steps_per_epoch)
-    factor = batch_size * size / plan.base_batch_size if linear else 1.0
+    linear, warmup = schedule.scale == "linear", round(schedule.warmup_epochs * steps_per_epoch)
+    factor = batch_size * size / schedule.base_batch_size if linear else 1.0
     return LearningRate(
         start=reference if linear else reference / (warmup + 1),
         peak=reference * factor,
         warmup=warmup,
         total=epochs * steps_per_epoch,
-        decay=plan.decay,
-        milestones=tuple(milestone * steps_per_epoch for milestone in plan.milestones),
-        gamma=plan.gamma,
-        power=plan.power,
+        decay=schedule.decay,
+        milestones=tuple(milestone * steps_per_epoch for milestone in schedule.milestones),
+        gamma=schedule.gamma,
+        power=schedule.power,
     )

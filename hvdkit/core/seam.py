@@ -12,18 +12,17 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 
 from hvdkit.core.group import Group, ProcessSet, Ranks, Topology
-from hvdkit.core.tensors import Number, Tensor, Tensors
+from hvdkit.core.tensors import Tensor, Tensors
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss
 
 if TYPE_CHECKING:
-    from hvdkit.core.batch_statistics import StatisticsOf
-    from hvdkit.core.trainable import Function, Trainable
+    from hvdkit.core.trainable import Trainable
     from hvdkit.results.recording import Kind
 
 Op = Literal["sum", "average", "min", "max"]
@@ -90,16 +89,10 @@ class Adapter(Tensors):
     """
 
     NAME: str
-    CAPABILITIES: frozenset[str] = frozenset()  # keys of core.capabilities.CAPABILITIES
+    CAPABILITIES: frozenset[str] = frozenset()  # keys of adapters.capabilities.MEANINGS
     CHOSEN: Mapping[str, Mapping[str, tuple[str, str]]] = {}  # by device: name of a setting -> (value, reason)
     rival: str | None = None  # the name in `baselines.registry` of a baseline; None for hvdkit's own adapters
     counts = True  # whether it supports losses that return (sum, count)
-
-    @property
-    @final
-    def tensors(self) -> Tensors:
-        """The tensor operations alone."""
-        return self
 
     def versions(self) -> dict[str, str]:
         """Versions by package: `framework`, and `horovod` if it is used."""
@@ -237,42 +230,19 @@ class Adapter(Tensors):
             f"loss: expected no ignored_label or class_weights, as the {self.NAME} adapter differentiates no functions"
         )
 
-    def synchronize_batch_norms(self, model: Model, statistics: StatisticsOf, every: bool) -> list[str]:
-        """Have batch norms compute their statistics in training by `statistics(name)`, unless that is None.
+    def synchronize_batch_norms(self, model: Model, group: Group, every: bool = True) -> list[str]:
+        """Have a model's batch norms use the batches of a whole group in training; returns the names of these layers,
+        whose tensors keep theirs; none where the framework has no batch norms.
 
-        Without `every`, only those that their class calls synchronized. Returns the names of the layers, whose tensors
-        keep theirs; none where the framework has no batch norms. Raises RequestError naming a layer that cannot be
-        synchronized (`core.synchronized`).
+        Without `every`, and on one rank, only those whose class says so, such as `torch.nn.SyncBatchNorm`; on one rank
+        they then compute what local ones do, to the bit. Call it before `Session`. Raises RequestError naming a layer
+        that cannot be synchronized.
         """
         return []
 
     def observer(self, trainable: Trainable) -> Observer:
         """The observer of this model's steps."""
         return Observer()
-
-
-class SessionView(Protocol):
-    """What strategies, adapters and helpers of core may use of `core.session.Session`, where each is described."""
-
-    adapter: Adapter
-    dtype: str
-    shapes: dict[str, tuple[int, ...]]
-
-    @property
-    def trainable(self) -> Trainable: ...
-    @property
-    def loss_scale(self) -> Number | None: ...
-
-    def buffers(self) -> dict[str, np.ndarray]: ...
-    def load_buffers(self, state: Mapping[str, np.ndarray]) -> None: ...
-    def state(self, keep: bool = True) -> dict[str, np.ndarray]: ...
-    def load_state(self, state: Mapping[str, np.ndarray]) -> None: ...
-    def weights(self) -> Tensor: ...
-    def set_weights(self, weights: Tensor) -> None: ...
-    def pack(self, tensors: Mapping[str, Tensor]) -> Tensor: ...
-    def unpack(self, vector: Tensor) -> dict[str, Tensor]: ...
-    def array(self, tensor: Tensor) -> np.ndarray: ...
-    def compiled(self, function: Function) -> Function: ...
 
 
 def class_weights(loss: Loss, shape: Sequence[int]) -> list[float]:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvdkit.core.pieces import shape_of
+from hvdkit.core.pieces import bytes_of, shape_of, whole_tensors
 from hvdkit.core.seam import Adapter, AnyLoss, Model
 from hvdkit.core.state import digest
 from hvdkit.core.stateful import Stateful
 from hvdkit.core.step import Step
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.tensors import Number, Tensor
+from hvdkit.core.tensors import Tensor
 from hvdkit.core.trainable import Function
 from hvdkit.core.update import Update
 from hvdkit.data.dataset import Batch
@@ -88,16 +88,17 @@ class Session(Stateful):
         self.dtype = adapter.dtype(parameters[next(iter(self.shapes))])
         del parameters  # sharding replaces them, and frees their memory
         if initial is not None and (state := initial()):
-            self._load_model(state)
-            del state
+            tensors = (self.trainable.parameters, self.trainable.buffers)
+            self._load_all([whole_tensors(adapter, each) for each in tensors], state)
+            del state, tensors
         # Before a strategy divides parameters: what a rank has itself, not what all ranks have together.
         whole = sorted((self.trainable.parameters | self.trainable.buffers).items()) if digests else []
         self.initial_sha256 = digest((name, self.array(tensor)) for name, tensor in whole) if digests else None
         del whole
-        self.strategy.bind(self, sum(int(np.prod(shape)) for shape in self.shapes.values()))
+        self.strategy.bind(self)
         settings = self.strategy.optimizer(optimizer)
-        self.update = Update(adapter, self.trainable, settings, precision, self.strategy.partition(self, settings))
-        self.step = Step(self, self.strategy, self.update, self.counting)
+        self.update = Update(adapter, self.trainable, settings, precision, self.strategy.partition(settings))
+        self.step = Step(adapter, self.trainable, self.strategy, self.update, self.counting)
 
     def train_step(self, batches: Sequence[Batch]) -> Tensor:
         """One update by the mean of the batches' gradients, which is communicated once.
@@ -113,17 +114,20 @@ class Session(Stateful):
         Buffers change as in a training step.
         """
         with self.strategy.peek():
-            outputs, loss, own, averaged = self.compiled(self._probe)(*self.step.inputs(batch))
+            outputs, loss, own, averaged = self.compiled(self._probe)(*self.step.to_device(batch))
         to_numpy, loss = self.adapter.to_numpy, loss if self.counting is None else self.counting.mean(loss)
         return Gradients(to_numpy(outputs), float(to_numpy(loss).mean()), self._arrays(own), self._arrays(averaged))
+
+    def _arrays(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+        return {name: self.array(tensor) for name, tensor in tensors.items()}
 
     def _probe(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
         outputs, loss, gradients = self.trainable.backward(inputs, targets, self.step.scale)
         own = {name: gradient * 1 for name, gradient in gradients.items()}  # copies: averaging may overwrite the others
         if self.counting is not None and self.counting.counts:
-            own, shares = self.counting.probed(self, self.strategy, own, gradients)
+            own, shares = self.counting.probed(self.strategy, own, gradients)
         else:
-            shares = self.strategy.average(self, gradients)
+            shares = self.strategy.average(gradients)
         means = dict(self.update.partition.gather(shares))
         averaged = {name: means[name] for name in own}
         return outputs, loss, self.update.unscaled(own), self.update.unscaled(averaged)
@@ -137,7 +141,7 @@ class Session(Stateful):
         buffers, states = self.buffers(), self.adapter.random_states()
         try:
             with self.trainable.unchanged():
-                loss, gradients = self.compiled(self._rehearsal)(*self.step.inputs(batch))
+                loss, gradients = self.compiled(self._rehearsal)(*self.step.to_device(batch))
                 if self.step.scale is None and np.isfinite(self.adapter.to_numpy(loss)).all():
                     self._check_finite(gradients)
         finally:
@@ -148,7 +152,7 @@ class Session(Stateful):
 
     def _check_finite(self, gradients: Mapping[str, Tensor]) -> None:
         for name, gradient in gradients.items():
-            if not np.isfinite(self.adapter.to_numpy(self.adapter.tensors.norm(gradient))).all():
+            if not np.isfinite(self.adapter.to_numpy(self.adapter.norm(gradient))).all():
                 raise RequestError(
                     f"model: the gradient of {name} is not finite although the loss is; look for what has no "
                     "derivative at 0, such as a square root or a norm, in the model or the loss"
@@ -205,25 +209,21 @@ class Session(Stateful):
         """Set the learning rate of the next updates."""
         self.update.rate.set(value)
 
-    def weights(self) -> Tensor:
-        """A copy of the parameters as one vector on the device, sorted by the names and in the layouts of `state`."""
-        return self.compiled(self._packed_weights)()
+    def state_bytes(self) -> dict[str, int]:
+        """The sizes of this rank's tensors: `parameters`, `gradients` when an update begins, `optimizer` (slots), and
+        `average` if there is one.
 
-    def _packed_weights(self) -> Tensor:
-        return self.pack(self.trainable.parameters)
+        Gradients include the sums over an update's batches.
+        """
+        average = self.update.weight_average
+        return {
+            "parameters": self._bytes_of(self.update.partition.stored.tensors),
+            "gradients": self.step.gradient_bytes + self._bytes_of(self.step.sums),
+            "optimizer": sum(self._bytes_of(slot.tensors) for slot in self.update.slot_entries()),
+        } | ({"average": self._bytes_of(average.weights)} if average else {})
 
-    def set_weights(self, weights: Tensor) -> None:
-        """Set the parameters from a vector such as `weights` returns."""
-        self.compiled(self._set_weights)(weights)
-
-    def _set_weights(self, weights: Tensor) -> None:
-        for name, value in self.unpack(weights).items():
-            self.adapter.tensors.assign(self.trainable.parameters[name], value)
-
-    @property
-    def loss_scale(self) -> Number | None:
-        """The loss scale, as a `Number` that changes; None if the loss is not scaled."""
-        return self.update.scale
+    def _bytes_of(self, tensors: Mapping[str, Tensor]) -> int:
+        return bytes_of(self.adapter, tensors.values())
 
     def compiled(self, function: Function) -> Function:
         """A bound method of the one object of its class, compiled once for each way of recording trace events."""

@@ -160,18 +160,9 @@ TURNED = {4: (3, 2, 0, 1), 2: (1, 0)}  # by dimensions: HWIO kernels to OIHW, (i
 TURNED_BACK = {4: (2, 3, 1, 0), 2: (1, 0)}
 
 
-def to_canonical(array: np.ndarray) -> np.ndarray:
-    """HWIO kernels to OIHW, (in, out) matrices to (out, in); other arrays stay as they are."""
-    return _turned(array, TURNED)
-
-
 def from_canonical(array: np.ndarray) -> np.ndarray:
-    """The inverse of `to_canonical`."""
-    return _turned(array, TURNED_BACK)
-
-
-def _turned(array: np.ndarray, axes: Mapping[int, tuple[int, ...]]) -> np.ndarray:
-    return np.asarray(array.transpose(axes.get(array.ndim, tuple(range(array.ndim)))), order="C")
+    """OIHW kernels to HWIO, (out, in) matrices to (in, out); other arrays stay as they are."""
+    return np.asarray(array.transpose(TURNED_BACK.get(array.ndim, tuple(range(array.ndim)))), order="C")
 
 
 def check_fits(wanted: Mapping[str, tuple[int, ...]], state: Mapping[str, np.ndarray]) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
 from hvdkit.core.group import Group
-from hvdkit.core.pieces import StateEntry, buckets, bytes_of, set_from, shape_of, whole_tensors
+from hvdkit.core.pieces import BUCKET_BYTES, StateEntry, set_from, whole_tensors
 from hvdkit.core.seam import Adapter
 from hvdkit.core.state import (
     TURNED,
@@ -19,29 +20,24 @@ from hvdkit.core.state import (
     held,
     held_layout,
     is_averaged,
-    to_canonical,
     unheld,
 )
-from hvdkit.core.step import Step
-from hvdkit.core.tensors import Tensor
+from hvdkit.core.tensors import Shape, Tensor
 from hvdkit.core.trainable import Trainable
 from hvdkit.core.update import Update
 
 
 class Stateful:
-    """The part of `Session` that reads, loads and broadcasts its state.
+    """The part of `Session` that reads, loads and broadcasts its state; what a strategy knows of a session.
 
-    `shapes` has the parameters' shapes by sorted names, in the layouts of `state`.
-
-    `step` keeps sums of gradients (`core.step.Step`).
+    `dtype` is the parameters'; `shapes` has their shapes by sorted names, in the layouts of `state`.
     """
 
     adapter: Adapter
     trainable: Trainable
     update: Update
     dtype: str
-    shapes: dict[str, tuple[int, ...]]
-    step: Step
+    shapes: dict[str, Shape]
 
     def state(self, keep: bool = True) -> dict[str, np.ndarray]:
         """`model_state`, and the optimizer's slots as `optimizer.SLOT.NAME`; collective if ranks own shares of them.
@@ -57,28 +53,24 @@ class Stateful:
     def state_arrays(self, keep: bool = True) -> Iterator[tuple[str, np.ndarray]]:
         """The arrays of `state` one after the other; collective. A rank that shares them has one bucket in memory."""
         yield from self.model_arrays(keep)
-        for entry in self.update.entries():
-            for name, tensor in entry.gather():
-                if keep:
-                    yield name, self.array(tensor)
+        for name, tensor in chain.from_iterable(entry.gather() for entry in self.update.entries()):
+            if keep:
+                yield name, self.array(tensor)
         for name, (number, dtype) in self.update.numbers().items() if keep else ():
             yield name, np.asarray(number.get()).astype(dtype)
 
-    def state_layout(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def state_layout(self) -> dict[str, tuple[str, Shape]]:
         """The dtype and shape of each array of `state`, by name."""
-        numbers = {name: (dtype, ()) for name, (_, dtype) in self.update.numbers().items()}
+        numbers: dict[str, tuple[str, Shape]] = {name: (kind, ()) for name, (_, kind) in self.update.numbers().items()}
         return self._layouts(self._entries()) | numbers
 
-    def _layouts(self, entries: Iterable[StateEntry]) -> dict[str, tuple[str, tuple[int, ...]]]:
-        return {
-            name: held_layout(dtype, self._turned_shape(shape))
-            for entry in entries
-            for name, (dtype, shape) in entry.layout.items()
-        }
+    def _layouts(self, entries: Iterable[StateEntry]) -> dict[str, tuple[str, Shape]]:
+        items = chain.from_iterable(entry.layout.items() for entry in entries)
+        return {name: held_layout(dtype, self._turned_shape(shape)) for name, (dtype, shape) in items}
 
-    def model_state(self, keep: bool = True) -> dict[str, np.ndarray]:
-        """Parameters and buffers by torchvision's names and layouts; collective, and with `keep`, as `state`."""
-        return dict(self.model_arrays(keep))
+    def model_state(self) -> dict[str, np.ndarray]:
+        """Parameters and buffers by torchvision's names and layouts; collective, as `state`."""
+        return dict(self.model_arrays())
 
     def model_arrays(self, keep: bool = True) -> Iterator[tuple[str, np.ndarray]]:
         """The arrays of `model_state` one after the other, sorted by name; collective.
@@ -96,18 +88,17 @@ class Stateful:
     def _entries(self) -> list[StateEntry]:
         return [*self._model_entries(), *self.update.entries()]
 
+    def all_buffers(self) -> dict[str, Tensor]:
+        """This rank's buffers, with those that no checkpoint has."""
+        return {**self.trainable.buffers, **self.trainable.transient}
+
     def buffers(self) -> dict[str, np.ndarray]:
-        """This rank's buffers, in names and layouts as in `model_state`, with those that no checkpoint has."""
-        return self._arrays({**self.trainable.buffers, **self.trainable.transient})
+        """`all_buffers` in names and layouts as in `model_state`."""
+        return {name: self.array(tensor) for name, tensor in self.all_buffers().items()}
 
     def load_buffers(self, state: Mapping[str, np.ndarray]) -> None:
         """Set the buffers that the state has. Raises RequestError for values that a buffer's dtype cannot hold."""
-        self._load([whole_tensors(self.adapter, {**self.trainable.buffers, **self.trainable.transient})], state)
-
-    def _load(self, entries: Iterable[StateEntry], state: Mapping[str, np.ndarray]) -> None:
-        for entry in entries:
-            dtypes = {name: dtype for name, (dtype, _) in entry.layout.items() if name in state}
-            entry.load({name: self._native(unheld(name, state[name], dtype)) for name, dtype in dtypes.items()})
+        self._load([whole_tensors(self.adapter, self.all_buffers())], state)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Load `state`. Optimizer slots may be absent. Raises RequestError naming the tensors that do not fit.
@@ -124,9 +115,11 @@ class Stateful:
         check_fits({name: shape for name, (_, shape) in self._layouts(entries).items()}, state)
         self._load(entries, state)
 
-    def _load_model(self, state: Mapping[str, np.ndarray]) -> None:
-        tensors = (self.trainable.parameters, self.trainable.buffers)
-        self._load_all([whole_tensors(self.adapter, each) for each in tensors], state)
+    def _load(self, entries: Iterable[StateEntry], state: Mapping[str, np.ndarray]) -> None:
+        for entry in entries:
+            arrays = {n: unheld(n, state[n], dtype) for n, (dtype, _) in entry.layout.items() if n in state}
+            turns = self.trainable.transposed
+            entry.load({name: from_canonical(array) if turns else array for name, array in arrays.items()})
 
     def broadcast_state(
         self, group: Group, root_rank: int | None = None, found: Mapping[str, np.ndarray] | None = None
@@ -138,100 +131,79 @@ class Stateful:
         `found` is a state that the root has in place of its own, such as a checkpoint's; the others then pass an empty
         one. Without it, ranks keep their shares of slots and parameters as they are.
         """
-        buffers, whole = dict(self.trainable.transient), not self.update.partition.divided_over(group)
         root = group.root if root_rank is None else root_rank
-        if found is not None:
-            own = self.state()
-            given = {name: value.astype(own[name].dtype) for name, value in found.items()}
-            self.load_state(dict(self.broadcast_arrays(own | given, group, root)))
+        entries, numbers = [whole_tensors(self.adapter, self.trainable.transient)], self.update.numbers()
+        if found is None:
+            entries += [entry for entry in self._entries() if not entry.partition.divided_over(group)]
         else:
-            buffers |= self.trainable.buffers
-            entries = [self.update.partition.stored, *(self.update.entries() if whole else ())]
-            undivided = [entry for entry in entries if not entry.partition.divided_over(group)]
-            tensors = {entry.prefix + name: tensor for entry in undivided for name, tensor in entry.tensors.items()}
-            for name, tensor in self._broadcast(tensors, group, root):
-                self.adapter.tensors.assign(tensors[name], tensor)
-        arrays = {name: self.adapter.to_numpy(tensor) for name, tensor in buffers.items()}
-        for name, array in self.broadcast_arrays(arrays, group, root):
-            set_from(self.adapter, buffers[name], array)
-        if whole and found is None:
-            for name, (number, _) in self.update.numbers().items():
-                value = self.adapter.from_numpy(np.asarray([number.get()], np.float64))
-                value = self.adapter.broadcast(value, group, root, f"state.{name}")
-                number.set(float(self.adapter.to_numpy(value)[0]))
-
-    def _broadcast(self, tensors: Mapping[str, Tensor], group: Group, root: int) -> Iterator[tuple[str, Tensor]]:
-        """The root's tensors of the parameters' dtype, a bucket at a time."""
-        shapes = {name: shape_of(tensor) for name, tensor in tensors.items()}
-        for number, bucket in enumerate(buckets(shapes, 1, np.dtype(self.dtype).itemsize)):
-            got = self.adapter.broadcast(
-                self.adapter.tensors.joined([tensors[name] for name in bucket.shapes]), group, root, f"state.{number}"
-            )
-            yield from zip(bucket.shapes, self.adapter.tensors.part(got, list(bucket.shapes.values())), strict=True)
-            del got
+            own, numbers = self.state(), {}
+            given = {name: value.astype(own[name].dtype) for name, value in found.items()}
+            self.load_state(dict(self.broadcast_arrays((own | given).items(), group, root)))
+        tensors = {entry.prefix + name: tensor for entry in entries for name, tensor in entry.tensors.items()}
+        arrays = ((name, self.adapter.to_numpy(tensor)) for name, tensor in tensors.items())
+        counts = ((name, np.asarray(number.get(), np.float64)) for name, (number, _) in numbers.items())
+        for name, array in self.broadcast_arrays(chain(arrays, counts), group, root):
+            if name in tensors:
+                set_from(self.adapter, tensors[name], array)
+            else:
+                numbers[name][0].set(float(array))
 
     def broadcast_arrays(
-        self, arrays: Mapping[str, np.ndarray], group: Group, root: int
+        self, arrays: Iterable[tuple[str, np.ndarray]], group: Group, root: int
     ) -> Iterator[tuple[str, np.ndarray]]:
         """The root's arrays, a bucket at a time.
 
         They are sent as bytes, since each framework's Horovod refuses other dtypes, and some tensors without elements.
         """
-        yield from ((name, array) for name, array in arrays.items() if not array.nbytes)
-        sizes = {name: (array.nbytes,) for name, array in arrays.items() if array.nbytes}
-        for number, bucket in enumerate(buckets(sizes, 1, 1)):
-            sent = np.concatenate([_bytes(arrays[name]) for name in bucket.shapes])
-            got = self.adapter.broadcast(self.adapter.from_numpy(sent), group, root, f"state.bytes.{number}")
-            ends = np.cumsum([size for (size,) in bucket.shapes.values()])
-            for name, part in zip(bucket.shapes, np.split(self.adapter.to_numpy(got), ends[:-1]), strict=True):
-                yield name, np.frombuffer(part.tobytes(), arrays[name].dtype).reshape(arrays[name].shape)
-
-    def state_bytes(self) -> dict[str, int]:
-        """The sizes of this rank's tensors: `parameters`, `gradients` when an update begins, `optimizer` (slots), and
-        `average` if there is one.
-
-        Gradients include the sums over an update's batches.
-        """
-        slots, average = self.update.slot_entries(), self.update.weight_average
-        return {
-            "parameters": self._bytes_of(self.update.partition.stored.tensors),
-            "gradients": self.step.gradient_bytes + self._bytes_of(self.step.sums),
-            "optimizer": sum(self._bytes_of(slot.tensors) for slot in slots),
-        } | ({"average": self._bytes_of(average.pieces)} if average else {})
-
-    def _bytes_of(self, tensors: Mapping[str, Tensor]) -> int:
-        return bytes_of(self.adapter, tensors.values())
+        for number, run in enumerate(_buckets(arrays)):
+            sent = np.concatenate([*(_bytes(array) for _, array in run), np.zeros(1, np.uint8)])
+            got = self.adapter.broadcast(self.adapter.from_numpy(sent), group, root, f"state.{number}")
+            parts = np.split(self.adapter.to_numpy(got), np.cumsum([array.nbytes for _, array in run]))
+            for (name, array), part in zip(run, parts, strict=False):
+                yield name, np.frombuffer(part.tobytes(), array.dtype).reshape(array.shape)
 
     def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Tensors of the parameters, such as gradients, as one vector: by sorted names, in the layouts of `state`."""
-        return self.adapter.tensors.join([self._turned(tensors[name], TURNED) for name in self.shapes])
+        return self.adapter.join([self._turned(tensors[name], TURNED) for name in self.shapes])
 
     def unpack(self, vector: Tensor) -> dict[str, Tensor]:
         """The inverse of `pack`, in the order of the parameters."""
-        parts = self.adapter.tensors.part(vector, list(self.shapes.values()))
+        parts = self.adapter.part(vector, list(self.shapes.values()))
         named = {name: self._turned(part, TURNED_BACK) for name, part in zip(self.shapes, parts, strict=True)}
         return {name: named[name] for name in self.trainable.parameters}
 
-    def _native(self, array: np.ndarray) -> np.ndarray:
-        return from_canonical(array) if self.trainable.transposed else array
+    def weights(self) -> Tensor:
+        """A copy of the parameters as one vector on the device, as `pack` has them."""
+        return self.pack(self.trainable.parameters)
 
-    def _arrays(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-        return {name: self.array(tensor) for name, tensor in tensors.items()}
+    def set_weights(self, weights: Tensor) -> None:
+        """Set the parameters from a vector such as `weights` returns."""
+        for name, value in self.unpack(weights).items():
+            self.adapter.assign(self.trainable.parameters[name], value)
 
     def array(self, tensor: Tensor) -> np.ndarray:
         """A tensor of the model as an array of `state`."""
-        array = self.adapter.to_numpy(tensor)
-        return held(to_canonical(array) if self.trainable.transposed else array)
+        return held(np.asarray(self.adapter.to_numpy(self._turned(tensor, TURNED)), order="C"))
 
-    def _turned(self, tensor: Tensor, axes: Mapping[int, tuple[int, ...]]) -> Tensor:
-        dimensions = len(tensor.shape)
-        if not self.trainable.transposed or dimensions not in axes:
-            return tensor
-        return self.adapter.tensors.transpose(tensor, axes[dimensions])
+    def _turned(self, tensor: Tensor, axes: Mapping[int, Sequence[int]]) -> Tensor:
+        order = axes.get(len(tensor.shape)) if self.trainable.transposed else None
+        return tensor if order is None else self.adapter.transpose(tensor, order)
 
-    def _turned_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        axes = TURNED.get(len(shape)) if self.trainable.transposed else None
-        return tuple(shape[axis] for axis in axes) if axes else shape
+    def _turned_shape(self, shape: Shape) -> Shape:
+        order = TURNED.get(len(shape)) if self.trainable.transposed else None
+        return shape if order is None else tuple(shape[axis] for axis in order)
+
+
+def _buckets(arrays: Iterable[tuple[str, np.ndarray]]) -> Iterator[list[tuple[str, np.ndarray]]]:
+    """Runs of arrays with at most BUCKET_BYTES, or one larger array."""
+    run: list[tuple[str, np.ndarray]] = []
+    for name, array in arrays:
+        if run and sum(each.nbytes for _, each in run) + array.nbytes > BUCKET_BYTES:
+            yield run
+            run = []
+        run.append((name, array))
+    if run:
+        yield run
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

@@ -17,13 +17,13 @@ from hvdkit.core import trace_events
 from hvdkit.core.pieces import Partition, bytes_of
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import Scalar, Tensor, scalar
-from hvdkit.core.trainable import Function, Stamp
+from hvdkit.core.trainable import Function, Hooks, Stamp, Trainable
 from hvdkit.core.update import Update
 from hvdkit.data.dataset import Batch
 
 if TYPE_CHECKING:
     from hvdkit.core.counting import Counting
-    from hvdkit.core.seam import SessionView
+    from hvdkit.core.seam import Adapter
 
 Reduction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -35,18 +35,20 @@ class Step:
     `gradient_bytes` is the size of the gradients with which an update begins, on this rank.
     """
 
-    def __init__(self, session: SessionView, strategy: Strategy, update: Update, counting: Counting | None) -> None:
-        self._session, self._strategy, self._update, self._counting = session, strategy, update, counting
-        self._adapter, self._trainable = session.adapter, session.trainable
+    def __init__(
+        self, adapter: Adapter, trainable: Trainable, strategy: Strategy, update: Update, counting: Counting | None
+    ) -> None:
+        self._adapter, self._trainable = adapter, trainable
+        self._strategy, self._update, self._counting = strategy, update, counting
         self.sums: dict[str, Tensor] = {}
         self.gradient_bytes = 0
         self._count = 1  # microbatches of the current update
         self._sends = False  # whether gradients that backward reports are sent after this microbatch
         self._compiled: dict[Stamp, dict[str, Callable[..., object]]] = defaultdict(dict)
         # Sending during backward saves time where it overlaps, and memory where each rank keeps shares only.
-        during = self._trainable.overlaps or (self._trainable.reports and strategy.keeps_shares)
-        if during and strategy.overlaps:
-            self._trainable.on_ready(self._ready)
+        during = strategy.overlaps and (trainable.overlaps or strategy.keeps_shares)
+        if during and isinstance(trainable, Hooks):
+            trainable.on_ready(self._ready)
 
     def __call__(self, microbatches: Sequence[Batch]) -> Tensor:
         """Update once. Returns this rank's mean loss, a tensor of one element that the device may still compute."""
@@ -59,9 +61,9 @@ class Step:
             self._sends = last or self._strategy.keeps_shares
             if last:
                 count = float(number) if number > 1 else None
-                losses.append(self.compiled(self._run_last)(*self.inputs(batch), count))
+                losses.append(self.compiled(self._run_last)(*self.to_device(batch), count))
             else:
-                losses.append(self.compiled(self._run_earlier)(*self.inputs(batch)))
+                losses.append(self.compiled(self._run_earlier)(*self.to_device(batch)))
         self._sends = False
         self._mark(trace_events.UPDATED, self._trainable.parameters)
         loss = sum(losses[1:], losses[0]) / len(losses) if len(losses) > 1 else losses[0]
@@ -74,7 +76,7 @@ class Step:
             summed = partition if self._strategy.keeps_shares else Partition(self._adapter, parameters)
             self.sums = summed.variables()
 
-    def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def to_device(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """A batch's inputs and targets on the device."""
         self._mark(trace_events.BEGIN)
         inputs = self._trainable.inputs(batch)
@@ -95,7 +97,7 @@ class Step:
         """Add a microbatch's gradients to the sums; where ranks keep shares, this rank's share of their means."""
         gradients = self._to_sum(gradients)
         for name, total in self.sums.items():
-            self._adapter.tensors.assign(total, total + gradients[name])
+            self._adapter.assign(total, total + gradients[name])
 
     def finish(self, gradients: Mapping[str, Tensor] | None, count: Scalar | None = None) -> None:
         """Average and update by one microbatch's gradients; with `count`, by the mean of so many.
@@ -114,7 +116,7 @@ class Step:
         )  # shares are averaged already
         self._average_and_update(means, average, count)
         for total in self.sums.values():
-            self._adapter.tensors.assign(total, self._adapter.tensors.zeros_like(total))
+            self._adapter.assign(total, self._adapter.zeros_like(total))
 
     def end(self, count: int) -> None:
         """Update by the mean of `count` microbatches whose gradients were added, by a framework's own loop."""
@@ -129,7 +131,7 @@ class Step:
 
     def _average_over_ranks(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The means over the ranks that hold the same parameters, and read other data; collective."""
-        means = self._strategy.average(self._session, dict(gradients))
+        means = self._strategy.average(dict(gradients))
         if not self.gradient_bytes:  # the same in each update, and slow to count
             kept = means if self._strategy.keeps_shares else gradients
             self.gradient_bytes = bytes_of(self._adapter, kept.values())
@@ -140,7 +142,8 @@ class Step:
     ) -> None:
         """Average gradients of the scaled loss over ranks; unscale, clip, and apply the optimizer's rule."""
         if self._counting is not None and self._counting.counts:
-            self._counting.average_and_update(self._session, self._strategy, self._update, gradients, average, count)
+            wait = (lambda: None) if self._trainable.traced else self._adapter.synchronize
+            self._counting.average_and_update(self._strategy, self._update, gradients, average, count, wait)
         else:
             self._update(average(gradients))
 
@@ -151,7 +154,7 @@ class Step:
         if self._count > 1 and not self._strategy.keeps_shares:
             # As in `finish`, whose value for this name the strategy then ignores.
             gradient = (self.sums[name] + gradient) / self._count
-        return self._strategy.begin(self._session, name, gradient)
+        return self._strategy.begin(name, gradient)
 
     @property
     def scale(self) -> Scalar | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from hvdkit.core.schedule import LearningRate, learning_rate
+from hvdkit.core.schedule import LearningRate, scaled_rate
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe
 
@@ -66,8 +66,17 @@ class StepPlan:
 
     @property
     def rate(self) -> LearningRate:
-        """The learning rate as a function of the update."""
-        return learning_rate(self.recipe, self.size, self.steps_per_epoch)
+        """The learning rate as a function of the update. It spans the recipe's epochs, even if `steps` ends the run
+        earlier."""
+        recipe = self.recipe
+        return scaled_rate(
+            recipe.optimizer.learning_rate,
+            recipe.schedule,
+            batch_size=recipe.batch_size * recipe.accumulate,
+            size=self.size,
+            epochs=recipe.epochs,
+            steps_per_epoch=self.steps_per_epoch,
+        )
 
     def step_at(self, epoch: int, samples: int) -> int:
         """Updates that are finished once `samples` samples of an epoch have been used."""

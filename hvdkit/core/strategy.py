@@ -15,36 +15,48 @@ from hvdkit.core.tensors import Tensor
 if TYPE_CHECKING:
     import numpy as np
 
-    from hvdkit.core.seam import SessionView
+    from hvdkit.core.group import Group
+    from hvdkit.core.stateful import Stateful
+    from hvdkit.core.trainable import Trainable
     from hvdkit.recipe.schema import Optimizer
 
 T = TypeVar("T")
+GRADIENTS = "gradients"
 PREFIX = "communication."  # of the names of a strategy's tensors in a checkpoint's state
 
 
 class Strategy:
     """Each rank uses its own gradients, which is correct for a single rank. Subclasses average them.
 
-    The training loop calls the hooks `begin_epoch`, `begin_step` and `end_step` on all ranks.
+    The training loop calls the hooks `begin_epoch`, `begin_step` and `end_step` on all ranks. `group` has the ranks
+    whose gradients `average` takes the mean of. `name` is the prefix of its collectives' names: that of another
+    strategy that is used at the same time differs.
     """
+
+    group: Group | None = None
+    name = GRADIENTS
 
     overlaps = False  # whether `begin` may send a gradient while backward still computes others
     linear = True  # whether means of multiples of the gradients are multiples of the means
     keeps_shares = False  # whether gradients are sent after each batch, and each rank keeps only its share of the means
 
-    def bind(self, session: SessionView, parameters: int) -> None:
-        """Attach to a session (`core.session.Session`) whose model has `parameters` elements."""
+    session: Stateful
+    trainable: Trainable
+
+    def bind(self, session: Stateful) -> None:
+        """Attach to a session, which has no optimizer yet."""
+        self.session, self.trainable = session, session.trainable
 
     def optimizer(self, settings: Optimizer) -> Optimizer:
         """The optimizer's settings without the parts that the strategy does itself."""
         return settings
 
-    def partition(self, session: SessionView, settings: Optimizer) -> Partition:
+    def partition(self, settings: Optimizer) -> Partition:
         """The pieces of the parameters that this rank updates, by the optimizer of these settings."""
-        return Partition(session.adapter, session.trainable.parameters)
+        return Partition(self.session.adapter, self.trainable.parameters)
 
-    def average(self, session: SessionView, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The means over the strategy's group, `Mesh.data` in a recipe, of what this rank updates; collective.
+    def average(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The means over `group`, `Mesh.data` in a recipe, of what this rank updates; collective.
 
         The result has the keys of `partition(…).pieces`.
 
@@ -55,14 +67,13 @@ class Strategy:
         """
         return gradients
 
-    def mean_count(self, session: SessionView, count: Tensor) -> Tensor:
-        """The mean of a number (1,), float64, over the ranks whose gradients `average` takes the mean of; collective.
+    def mean_count(self, count: Tensor) -> Tensor:
+        """The mean of a number (1,), float64, over `group`; collective. Part of the compiled step, as `average` is."""
+        if self.group is None or self.group.size == 1:
+            return count
+        return self.session.adapter.allreduce([count], self.group, "average", f"{self.name}.count")[0]
 
-        Part of the compiled step, as `average` is.
-        """
-        return count
-
-    def begin(self, session: SessionView, name: str, gradient: Tensor) -> bool:
+    def begin(self, name: str, gradient: Tensor) -> bool:
         """Start sending one gradient that backward has just computed; `average` waits for it.
 
         Returns whether it is taken: backward then lets go of it, and leaves it out of its result. True only where the

@@ -47,9 +47,12 @@ class Tensors(ABC):
         """The tensor's values as an array, those of bfloat16 in float32 where NumPy lacks it; waits for the device."""
         return np.array(tensor)
 
+    @final
     def dtype(self, tensor: Tensor) -> str:
         """The tensor's dtype by NumPy's name."""
-        return str(np.dtype(tensor.dtype).name)
+        kind = tensor.dtype  # a framework's own, or a class of NumPy's
+        name = getattr(kind, "name", None) or getattr(kind, "__name__", None) or str(kind).rpartition(".")[2]
+        return str(name)
 
     def cast(self, tensor: Tensor, dtype: str) -> Tensor:
         """The tensor in another dtype, by NumPy's name."""
@@ -87,9 +90,11 @@ class Tensors(ABC):
     def where(self, condition: Tensor, if_true: Tensor, if_false: Tensor) -> Tensor:
         """`if_true` where the condition holds, else `if_false`; each argument has one element."""
 
+    @final
     def scaled(self, tensor: Tensor, factor: Tensor) -> Tensor:
         """The tensor times a factor of one element; in the tensor's own memory where the framework can."""
-        return tensor * self.reshape(factor, ())
+        tensor *= factor if len(tensor.shape) else self.reshape(factor, ())
+        return tensor
 
     def blend(self, averages: Sequence[Tensor], values: Sequence[Tensor], kept: Scalar) -> None:
         """Overwrite each variable a with kept × a + (1 − kept) × its value."""

@@ -57,6 +57,34 @@ class Uses(Protocol):
         """After it; after a backward pass only if each parameter has a gradient."""
 
 
+class Hooks(ABC):
+    """A `Trainable` that hands over gradients during backward."""
+
+    @abstractmethod
+    def on_ready(self, ready: Callable[[str, Tensor], bool]) -> None:
+        """Call `ready(name, gradient)` as soon as backward has computed a gradient. Where it returns true, backward
+        keeps no reference to the gradient and leaves it out of its result."""
+
+    @abstractmethod
+    def join_gradients(self, groups: Sequence[tuple[Sequence[str], int]]) -> Joined:
+        """Have `backward` leave gradients in vectors: for each group those of its parameters, in its order, in a vector
+        of its size, which ends with zeros."""
+
+
+class Divisible(ABC):
+    """A `Trainable` whose parameters can be freed between their uses: `shard-parameters`."""
+
+    @abstractmethod
+    def blocks(self) -> dict[str, list[str]]:
+        """The names of the parameters by block, in forward order: a block's are used together. ROOT_BLOCK is the first,
+        unless it has none."""
+
+    @abstractmethod
+    def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses | None = None) -> Mapping[str, Block]:
+        """Put the parameters into blocks, each with the names and the size of its vector, and report their `uses`.
+        Their values are lost, and `parameters` are new tensors."""
+
+
 def marked(names: tuple[str, ...], tensors: list[Tensor]) -> list[Tensor]:
     """The `stamp` of a framework whose operations are finished when they return."""
     for name in names:
@@ -70,14 +98,13 @@ class Trainable(ABC):
     `parameters` and `buffers` map torchvision's names to tensors, which `Tensors.assign` changes. If `transposed`,
     kernels are HWIO and matrices (in, out), unless a model's attribute `transposed` is False. If `traced`, functions
     are compiled once and run many times. `stamp(names, tensors)` returns the tensors; while trace events are recorded
-    it also records, under these names of `core.trace_events`, when the tensors are ready. `reports` says whether
-    backward can report each gradient, and `overlaps` whether gradients are best sent then.
+    it also records, under these names of `core.trace_events`, when the tensors are ready. `overlaps` says whether
+    gradients are best sent during backward, by `Hooks`.
     """
 
     parameters: dict[str, Tensor]
     transposed = False
     traced = False
-    reports = False
     overlaps = False
     warnings: Sequence[str] = ()  # lines about what training does otherwise than the model says, such as casts
     averages_weights = False  # whether weights are averaged; set by the session
@@ -155,27 +182,6 @@ class Trainable(ABC):
         in place, and returns the new weights; with `traced`, weights that are no variables may be left as they are.
         """
         return None
-
-    def on_ready(self, ready: Callable[[str, Tensor], bool]) -> None:
-        """Call `ready(name, gradient)` as soon as backward has computed a gradient. Only used if `reports`. Where it
-        returns true, backward keeps no reference to the gradient and leaves it out of its result."""
-        raise NotImplementedError
-
-    def join_gradients(self, groups: Sequence[tuple[Sequence[str], int]]) -> Joined | None:
-        """Have `backward` leave gradients in vectors: for each group those of its parameters, in its order, in a vector
-        of its size, which ends with zeros. Returns None where the framework cannot.
-        """
-        return None
-
-    def blocks(self) -> dict[str, list[str]]:
-        """The names of the parameters by block, in forward order: a block's are used together. ROOT_BLOCK is the first,
-        unless it has none. Needs `shard-parameters`."""
-        raise NotImplementedError
-
-    def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses | None = None) -> Mapping[str, Block]:
-        """Put the parameters into blocks, each with the names and the size of its vector, and report their `uses`.
-        Their values are lost, and `parameters` are new tensors. Needs `shard-parameters`."""
-        raise NotImplementedError
 
 
 def one_tensor(outputs: Tensor) -> Tensor:

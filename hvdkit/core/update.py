@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hvdkit.core.pieces import Partition, StateEntry
@@ -31,15 +32,14 @@ class Update:
         self, adapter: Adapter, trainable: Trainable, settings: Optimizer, precision: str, partition: Partition
     ) -> None:
         self._adapter, self._settings, self.partition = adapter, settings, partition
-        ops = self._ops = adapter.tensors
-        self._rule = rule_of(settings)(settings, ops)
+        self._rule = rule_of(settings)(settings, adapter)
         by_slot = [partition.variables() for _ in self._rule.slots]
         self.slots = {name: tuple(slot[name] for slot in by_slot) for name in partition.pieces}
-        self._shapes = [piece.shape for piece in partition.pieces.values()]
-        self.rate, self.steps = ops.number(settings.learning_rate), ops.number(0.0)
+        self._shapes = [piece.whole_shape for piece in partition.pieces.values()]
+        self.rate, self.steps = adapter.number(settings.learning_rate), adapter.number(0.0)
         scales = PRECISIONS[precision].scales_loss
-        self.scale: Number | None = ops.number(LOSS_SCALING.initial) if scales else None
-        self.good_steps = ops.number(0.0)
+        self.scale: Number | None = adapter.number(LOSS_SCALING.initial) if scales else None
+        self.good_steps = adapter.number(0.0)
         self.weight_average: WeightAverage | None = None
         self._constrain = trainable.constrain
         self._kernel = None
@@ -54,8 +54,8 @@ class Update:
         if self.scale is None:
             self._apply(own)
             return
-        finite = all_finite(own, self._ops, self.partition.sum_of_squares)
-        self._ops.when(finite, lambda: self._apply_and_grow(own), self._back_off)
+        finite = all_finite(own, self._adapter, self.partition.sum_of_squares)
+        self._adapter.when(finite, lambda: self._apply_and_grow(own), lambda: self._rescale(LOSS_SCALING.backoff))
 
     def unscaled(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The gradients divided by the loss scale."""
@@ -67,16 +67,12 @@ class Update:
     def _apply_and_grow(self, gradients: list[Tensor]) -> None:
         self._apply(gradients)
         good = self.good_steps.get() + 1
-        self._ops.when(good >= LOSS_SCALING.interval, self._grow, lambda: self.good_steps.set(good))
+        grow = partial(self._rescale, LOSS_SCALING.growth)
+        self._adapter.when(good >= LOSS_SCALING.interval, grow, lambda: self.good_steps.set(good))
 
-    def _grow(self) -> None:
+    def _rescale(self, factor: float) -> None:
         assert self.scale is not None
-        self.scale.set(self.scale.get() * LOSS_SCALING.growth)
-        self.good_steps.set(0.0)
-
-    def _back_off(self) -> None:
-        assert self.scale is not None
-        self.scale.set(self.scale.get() * LOSS_SCALING.backoff)
+        self.scale.set(self.scale.get() * factor)
         self.good_steps.set(0.0)
 
     def _apply(self, gradients: list[Tensor]) -> None:
@@ -86,7 +82,7 @@ class Update:
             self.weight_average.add()
 
     def _clip_and_step(self, gradients: list[Tensor]) -> None:
-        ops, settings = self._ops, self._settings
+        ops, settings = self._adapter, self._settings
         if settings.clip_norm is not None:
             gradients = clip(gradients, settings.clip_norm, ops, self.partition.sum_of_squares)
         corrections: tuple[Scalar, Scalar] = (1.0, 1.0)
@@ -106,7 +102,7 @@ class Update:
         """The new weights of each piece, whose new slots are set."""
         for old, (weight, values) in zip(self.slots.values(), updated, strict=True):
             for slot, value in zip(old, values, strict=True):
-                self._ops.assign(slot, value)
+                self._adapter.assign(slot, value)
             yield weight
 
     def slot_entries(self) -> list[StateEntry]:

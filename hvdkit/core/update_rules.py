@@ -7,7 +7,7 @@ passed at each step and, except in LARS, is not part of any slot, so a change of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hvdkit.recipe.schema import AdamW, Lamb, Lars, Optimizer, Sgd
 
@@ -15,8 +15,12 @@ if TYPE_CHECKING:  # the command line counts slots and starts without NumPy
     from hvdkit.core.tensors import Scalar, Tensor, Tensors
 
     Slots = tuple[Tensor, ...]
-    Norms = Callable[..., list[list[Tensor]]]
     SumOfSquares = Callable[[list[Tensor]], Tensor]
+
+    class Norms(Protocol):
+        """`Partition.norms`."""
+
+        def __call__(self, *kinds: list[Tensor]) -> list[list[Tensor]]: ...
 
 
 class Rule:

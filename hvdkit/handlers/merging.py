@@ -9,33 +9,22 @@ import numpy as np
 from hvdkit.core.group import Group
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest, is_statistic, listed
-from hvdkit.core.tensors import Tensor
+from hvdkit.core.tensors import Shape
 from hvdkit.errors import RunError
 
 
 def merge_buffers(session: Session, group: Group) -> list[str]:
-    """Make the buffers of a group one: running statistics are averaged, others as in `_merge`; collective.
+    """Make the buffers of a group one, so that the ranks evaluate and save the same model; collective.
 
-    Each rank's statistics come from its own batches. The ranks then evaluate and save the same model. Returns a line
-    for each kind of other buffers that has differed, the same on all ranks. Raises RunError as `_merge` does.
+    Those that differ between ranks, such as running statistics, which come from a rank's own batches, are set to their
+    mean, where they are not floating to rank 0's. Buffers that are equal on all ranks keep their bits. Returns a line
+    for each kind of change but of statistics, the same on all ranks. Raises RunError, the same on every rank, if ranks
+    have given a buffer different shapes.
     """
-    adapter, buffers = session.adapter, {**session.trainable.buffers, **session.trainable.transient}
-    running = {name: session.array(buffers.pop(name)) for name in list(buffers) if is_statistic(name)}
-    if running:
-        sent = [adapter.from_numpy(array) for array in running.values()]
-        means = adapter.allreduce(sent, group, name="running_statistics")
-        session.load_buffers({name: adapter.to_numpy(mean) for name, mean in zip(running, means, strict=True)})
-    return _merge(session, group, buffers) if buffers else []
-
-
-def _merge(session: Session, group: Group, buffers: Mapping[str, Tensor]) -> list[str]:
-    """Set the buffers that differ between ranks to their mean, where they are not floating to rank 0's; collective.
-
-    Buffers that are equal on all ranks keep their bits. Returns a line for each kind of change, the same on all ranks.
-    Raises RunError, the same on every rank, if ranks have given a buffer different shapes.
-    """
-    adapter, arrays = session.adapter, {name: session.array(tensor) for name, tensor in buffers.items()}
-    names, everyone = differing(session, group, buffers)
+    adapter, arrays = session.adapter, session.buffers()
+    if not arrays:
+        return []
+    names, everyone = differing(session, group, arrays)
     for name in names:
         shapes = [each[name][1] if name in each else None for each in everyone]
         for rank, shape in zip(group.ranks, shapes, strict=True):
@@ -48,28 +37,27 @@ def _merge(session: Session, group: Group, buffers: Mapping[str, Tensor]) -> lis
     rest = [name for name in names if name not in averaged]
     if averaged:
         sent = [adapter.from_numpy(_real(arrays[name])) for name in averaged]
-        means = adapter.allreduce(sent, group, name="buffers")
-        merged = {
-            name: _in(arrays[name].dtype, adapter.to_numpy(mean)) for name, mean in zip(averaged, means, strict=True)
-        }
-        session.load_buffers(merged)
-    session.load_buffers(dict(session.broadcast_arrays({name: arrays[name] for name in rest}, group, group.root)))
+        means = map(adapter.to_numpy, adapter.allreduce(sent, group, name="buffers"))
+        session.load_buffers({n: _in(arrays[n].dtype, mean) for n, mean in zip(averaged, means, strict=True)})
+    session.load_buffers(dict(session.broadcast_arrays([(name, arrays[name]) for name in rest], group, group.root)))
     return [
         f"buffers: {listed(changed)} differ between ranks, which compute them from their own samples; {what} evaluated "
         "and saved, and go to all ranks"
-        for changed, what in ((averaged, "their means are"), (rest, "those of rank 0 are"))
+        for changed, what in (
+            ([name for name in averaged if not is_statistic(name)], "their means are"),
+            (rest, "those of rank 0 are"),
+        )
         if changed
     ]
 
 
 def differing(
-    session: Session, group: Group, buffers: Mapping[str, Tensor]
-) -> tuple[list[str], list[dict[str, tuple[str, tuple[int, ...]]]]]:
+    session: Session, group: Group, arrays: Mapping[str, np.ndarray]
+) -> tuple[list[str], list[dict[str, tuple[str, Shape]]]]:
     """The names of the buffers that differ between ranks, and each rank's digests and shapes by name; collective."""
-    arrays = ((name, session.array(tensor)) for name, tensor in buffers.items())
-    mine = {name: (digest([(name, array)]), array.shape) for name, array in arrays}
+    mine = {name: (digest([(name, array)]), array.shape) for name, array in arrays.items()}
     everyone = session.adapter.allgather_object(mine, group, name="buffers")
-    names = sorted({name for each in everyone for name in each})
+    names = dict.fromkeys(name for each in everyone for name in each)
     return [name for name in names if any(each.get(name) != everyone[0].get(name) for each in everyone)], everyone
 
 

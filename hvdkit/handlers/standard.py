@@ -122,9 +122,13 @@ class Losses(Handler):
 
     def _mean_counted(self, run: Loop, losses: list[float]) -> float:
         """The mean over updates of Σ sum / Σ count. Updates without a count get a warning. Raises RunError for none."""
-        mean, empty = _over_ranks(run, losses, self.counts)
+        mine = np.array([np.multiply(losses, self.counts), self.counts], np.float64)
+        (both,) = run.adapter.allreduce([run.adapter.from_numpy(mine)], run.mesh.data, op="sum", name="metrics.counted")
+        sums, totals = run.adapter.to_numpy(both)
         self.counts.clear()
-        first, progress = run.step - len(losses) + 1, run.progress
+        some = totals != 0
+        mean = float((sums[some] / totals[some]).mean()) if some.any() else math.nan
+        first, progress, empty = run.step - len(losses) + 1, run.progress, np.flatnonzero(~some).tolist()
         if empty:
             steps = ", ".join(str(first + index) for index in empty[:9]) + (", …" if len(empty) > 9 else "")
             line = f"in step {steps} no target counts on any rank, so nothing is learned"
@@ -136,18 +140,6 @@ class Losses(Handler):
             else:
                 raise RunError(f"loss: {line}; expected a count above 0 in each update: look at targets and labels")
         return mean
-
-
-def _over_ranks(run: Loop, losses: list[float], counts: list[float]) -> tuple[float, list[int]]:
-    """The mean over updates of their losses over all ranks, from this rank's losses and counts; collective.
-
-    Returns also the indices of updates in which nothing counts, which the mean leaves out; NaN if it leaves out all.
-    """
-    mine = np.array([[loss * count for loss, count in zip(losses, counts, strict=True)], counts], np.float64)
-    (both,) = run.adapter.allreduce([run.adapter.from_numpy(mine)], run.mesh.data, op="sum", name="metrics.counted")
-    sums, totals = run.adapter.to_numpy(both)
-    some = totals != 0
-    return float((sums[some] / totals[some]).mean()) if some.any() else math.nan, np.flatnonzero(~some).tolist()
 
 
 def _ran_away(run: Loop, losses: list[float]) -> RunError:

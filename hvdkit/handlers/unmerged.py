@@ -15,7 +15,7 @@ import numpy as np
 from hvdkit.core.group import Mesh
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
-from hvdkit.core.state import is_statistic, unheld
+from hvdkit.core.state import unheld
 from hvdkit.core.step_plan import Progress
 from hvdkit.core.strategy import PREFIX
 from hvdkit.handlers.merging import differing
@@ -40,12 +40,9 @@ def unmerged(
         **{f"{_DRAWN}{name}": state for name, state in _drawn(adapter).items()},
     }
     if mesh.data.size > 1:
-        buffers = {**session.trainable.buffers, **session.trainable.transient}
-        others = {name: tensor for name, tensor in buffers.items() if not is_statistic(name)}
-        names = [name for name in buffers if is_statistic(name)] + (
-            differing(session, mesh.data, others)[0] if others else []
-        )
-        own |= {f"{_BUFFER}{name}": session.array(buffers[name]) for name in names}
+        buffers = session.buffers()
+        names = differing(session, mesh.data, buffers)[0] if buffers else []
+        own |= {f"{_BUFFER}{name}": buffers[name] for name in names}
         if average := session.update.weight_average:
             own |= {f"{_AVERAGE}{name}": session.array(tensor) for name, tensor in average.statistics.items()}
     everyone = adapter.allgather_object(own, mesh.world, name="unmerged")
@@ -69,7 +66,7 @@ def restore(
         for name, array in _named(own, _AVERAGE).items():
             tensor = average.statistics[name]
             value = adapter.from_numpy(unheld(name, array, adapter.dtype(tensor)))
-            adapter.tensors.assign(tensor, adapter.cast(value, adapter.dtype(tensor)))
+            adapter.assign(tensor, adapter.cast(value, adapter.dtype(tensor)))
     for name, value in zip(_SUMS, own["sums"].tolist(), strict=True):
         setattr(progress, name, type(getattr(progress, name))(value))
     _draw_on(adapter, _named(own, _DRAWN))

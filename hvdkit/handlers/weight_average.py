@@ -55,7 +55,7 @@ class EpochAverage(Handler):
                 list(average.statistics.values()), self._mesh.data, name="average_statistics"
             )
             for tensor, mean in zip(average.statistics.values(), means, strict=True):
-                session.adapter.tensors.assign(tensor, mean)
+                session.adapter.assign(tensor, mean)
 
 
 def renew_statistics(session: Session, mesh: Mesh, batches: Iterable[Batch], report: Callable[[], None]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hvdkit.core.group import Mesh
 from hvdkit.core.seam import Adapter
-from hvdkit.core.strategy import Strategy
+from hvdkit.core.strategy import GRADIENTS, Strategy
 from hvdkit.recipe.schema import Recipe
-from hvdkit.strategies.dense import GRADIENTS, Dense
+from hvdkit.strategies.dense import Dense
 
 
 def choose(adapter: Adapter, mesh: Mesh, recipe: Recipe, name: str = GRADIENTS) -> Strategy:

@@ -4,55 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hvdkit.core.strategy import PREFIX, Strategy
 from hvdkit.core.tensors import Tensor
 from hvdkit.recipe.schema import Optimizer
-from hvdkit.strategies.dense import mean_count
 from hvdkit.strategies.reducer import Reducer
-
-if TYPE_CHECKING:
-    from hvdkit.core.seam import SessionView
 
 
 class Compressed(Strategy):
     """Averages gradients by a `Reducer` at each update."""
 
     linear = False
-    _session: SessionView
+    name = "reducer"
 
     def __init__(self, reducer: Reducer) -> None:
-        self._gradients = reducer
+        self._gradients, self.group = reducer, reducer.transport.data
         self._updates = 0
-
-    def bind(self, session: SessionView, parameters: int) -> None:
-        """Remember the session."""
-        self._session = session
 
     def optimizer(self, settings: Optimizer) -> Optimizer:
         """Without clipping if the codec corrects momentum, because it then clips before it accumulates."""
         corrects = getattr(self._gradients.compression, "momentum_correction", False)
         return settings.model_copy(update={"clip_norm": None}) if corrects else settings
 
-    def average(self, session: SessionView, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def average(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over all ranks; gradients are averaged as one vector."""
-        means: dict[str, Tensor] = session.unpack(session.trainable.outside(self._mean, session.pack(gradients)))
-        return means
+        return self.session.unpack(self.trainable.outside(self._mean, self.session.pack(gradients)))
 
     def _mean(self, vector: Tensor) -> Tensor:
-        scale = self._session.loss_scale
-        return self._gradients.packed(vector, self._session.shapes, None if scale is None else float(scale.get()))
-
-    def mean_count(self, session: SessionView, count: Tensor) -> Tensor:
-        """The mean over all ranks."""
-        return session.trainable.outside(self._mean_count, count)
-
-    def _mean_count(self, count: Tensor) -> Tensor:
-        transport = self._gradients.transport
-        return mean_count(transport.adapter, count, transport.data, "reducer")
+        scale = self.session.update.scale
+        return self._gradients.packed(vector, self.session.shapes, None if scale is None else float(scale.get()))
 
     @contextmanager
     def peek(self) -> Iterator[None]:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
 
 import numpy as np
 
 from hvdkit.core import trace_events
 from hvdkit.core.group import Group
 from hvdkit.core.seam import Adapter, Pending
-from hvdkit.core.strategy import Strategy
+from hvdkit.core.stateful import Stateful
+from hvdkit.core.strategy import GRADIENTS, Strategy
 from hvdkit.core.tensors import Tensor
-from hvdkit.core.trainable import Joined
+from hvdkit.core.trainable import Hooks, Joined
 from hvdkit.errors import RequestError
-
-if TYPE_CHECKING:
-    from hvdkit.core.seam import SessionView
-
-GRADIENTS = "gradients"
 
 
 def ring_bytes(payload: float, size: int) -> float:
@@ -38,74 +34,67 @@ def from_wire(adapter: Adapter, tensor: Tensor, dtype: str | None) -> Tensor:
     return tensor if dtype is None else adapter.cast(tensor, dtype)
 
 
-def mean_count(adapter: Adapter, count: Tensor, group: Group, name: str) -> Tensor:
-    """The mean of a count over a group; collective."""
-    return adapter.allreduce([count], group, "average", f"{name}.count")[0] if group.size > 1 else count
-
-
 class Dense(Strategy):
     """Averages gradients over a group, in their own dtype or, with `half`, in float16, where values beyond 65,504 are
-    infinite. `name` is the prefix of its collectives' names: that of another strategy that is used at the same time
-    differs.
+    infinite.
     """
 
     overlaps = True
+    group: Group
 
     def __init__(
         self, adapter: Adapter, group: Group, half: bool = False, accumulate: int = 1, name: str = GRADIENTS
     ) -> None:
         if not isinstance(group, Group):
             raise RequestError(f"Dense: expected a group such as world_of(topology), got {group!r} (hvdkit.core.group)")
-        self._adapter, self._group, self._half, self._name = adapter, group, half, name
+        self._adapter, self.group, self._half, self.name = adapter, group, half, name
         self._joins = not half and group.size > 1 and accumulate == 1  # then what backward returns is sent as it is
         self._joined: Joined | None = None
         self._under_way: dict[str, tuple[Pending, str | None]] = {}  # by gradient: wait, own dtype
         self._bytes = 0.0
 
-    def bind(self, session: SessionView, parameters: int) -> None:
+    def bind(self, session: Stateful) -> None:
         """Compute the bytes per step from the number of parameters; have gradients in one vector, where possible."""
-        itemsize = 2 if self._half else np.dtype(session.dtype).itemsize
-        self._bytes = ring_bytes(parameters * itemsize, self._group.size)
-        if self._joins and not session.trainable.overlaps:
-            self._joined = session.trainable.join_gradients([(list(session.trainable.parameters), parameters)])
+        super().bind(session)
+        parameters = sum(map(math.prod, session.shapes.values()))
+        itemsize = 2 if self._half else np.dtype(self.session.dtype).itemsize
+        self._bytes = ring_bytes(parameters * itemsize, self.group.size)
+        if self._joins and isinstance(self.trainable, Hooks) and not self.trainable.overlaps:
+            self._joined = self.trainable.join_gradients([(list(self.trainable.parameters), parameters)])
 
     @property
     def bytes_per_step(self) -> float:
         """Bytes per update in a ring (`ring_bytes`)."""
         return self._bytes
 
-    def average(self, session: SessionView, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def average(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over the group by name; waits for gradients that `begin` has sent."""
-        if session.trainable.overlaps:
-            return self._awaited(session, gradients)
+        if self.trainable.overlaps:
+            return self._awaited(gradients)
         if self._joined is not None and self._joined.holds(gradients):
-            session.trainable.stamp((trace_events.SENT,), [])
+            self.trainable.stamp((trace_events.SENT,), [])
             for vector in self._joined.vectors:
-                self._adapter.start("average", vector, self._group, self._name)()
-            session.trainable.stamp((trace_events.RECEIVED,), [])
+                self._adapter.start("average", vector, self.group, self.name)()
+            self.trainable.stamp((trace_events.RECEIVED,), [])
             return gradients
         sent = {name: on_wire(self._adapter, gradient, self._half) for name, gradient in gradients.items()}
-        packed = session.trainable.stamp((trace_events.SENT,), [tensor for tensor, _ in sent.values()])
-        means = self._adapter.allreduce(packed, self._group, "average", self._name, overwrite=True)
-        means = session.trainable.stamp((trace_events.RECEIVED,), means)
+        packed = self.trainable.stamp((trace_events.SENT,), [tensor for tensor, _ in sent.values()])
+        means = self._adapter.allreduce(packed, self.group, "average", self.name, overwrite=True)
+        means = self.trainable.stamp((trace_events.RECEIVED,), means)
         return {name: from_wire(self._adapter, mean, sent[name][1]) for name, mean in zip(sent, means, strict=True)}
 
-    def mean_count(self, session: SessionView, count: Tensor) -> Tensor:
-        """The mean over the group."""
-        return mean_count(self._adapter, count, self._group, self._name)
-
-    def begin(self, session: SessionView, name: str, gradient: Tensor) -> bool:
+    def begin(self, name: str, gradient: Tensor) -> bool:
         """Start averaging one gradient, in place."""
         tensor, dtype = on_wire(self._adapter, gradient, self._half)
-        self._under_way[name] = self._adapter.start("average", tensor, self._group, f"{self._name}.{name}"), dtype
+        self._under_way[name] = self._adapter.start("average", tensor, self.group, f"{self.name}.{name}"), dtype
         return False
 
-    def _awaited(self, session: SessionView, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _awaited(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, gradient in gradients.items():
             if name not in self._under_way:  # unused in this batch, but maybe used on other ranks
-                self.begin(session, name, gradient)
-        session.trainable.stamp((trace_events.SENT,), [])
+                self.begin(name, gradient)
+        self.trainable.stamp((trace_events.SENT,), [])
         means = {name: (self._under_way[name][0](), self._under_way[name][1]) for name in gradients}
-        session.trainable.stamp((trace_events.RECEIVED,), [])
+        self.trainable.stamp((trace_events.RECEIVED,), [])
         self._under_way.clear()
         return {name: from_wire(self._adapter, mean, dtype) for name, (mean, dtype) in means.items()}

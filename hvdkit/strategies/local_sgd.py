@@ -36,8 +36,12 @@ class LocalSgd(Compressed):
     def _mean(self, vector: Tensor) -> Tensor:
         return vector if self._local else super()._mean(vector)
 
+    def mean_count(self, count: Tensor) -> Tensor:
+        """The mean over the group; of an update of this rank alone its own count."""
+        return self.trainable.outside(self._mean_count, count)
+
     def _mean_count(self, count: Tensor) -> Tensor:
-        return count if self._local else super()._mean_count(count)
+        return count if self._local else super().mean_count(count)
 
     def begin_epoch(self, epoch: int) -> None:
         """Pass the epoch to both codecs."""
@@ -48,7 +52,7 @@ class LocalSgd(Compressed):
         """Start local updates from `sync.start` on."""
         self._local = step >= round(self._sync.start * steps_per_epoch)
         if self._local and self._anchor is None:
-            self._anchor = self._session.weights()
+            self._anchor = self.session.weights()
             self._gradients.reset()
 
     def end_step(self) -> None:
@@ -73,13 +77,13 @@ class LocalSgd(Compressed):
         if not self.diverged:
             return
         assert self._anchor is not None
-        step = self._differences.packed(self._anchor - self._session.weights(), self._session.shapes)
+        step = self._differences.packed(self._anchor - self.session.weights(), self.session.shapes)
         outer = self._sync.outer
         if outer is not None:
             self._velocity = step if self._velocity is None else outer.momentum * self._velocity + step
             step = outer.learning_rate * (step + outer.momentum * self._velocity)
         self._anchor = self._anchor - step
-        self._session.set_weights(self._anchor)
+        self.session.set_weights(self._anchor)
         if trace_events.recording():
             self._adapter.synchronize()
             trace_events.mark(trace_events.REDUCED)
@@ -97,20 +101,20 @@ class LocalSgd(Compressed):
     def _average_slots(self, prefix: str) -> None:
         if self._anchor is None or self._differences.transport.data.size == 1:
             return
-        state = self._session.state()
+        state = self.session.state()
         slots = {name: value for name, value in state.items() if name.startswith(prefix) and name.count(".") > 1}
         tensors = [self._adapter.from_numpy(value) for value in slots.values()]
         means = self._adapter.allreduce(tensors, self._differences.transport.data, name="optimizer_slots")
         merged = {name: self._adapter.to_numpy(mean) for name, mean in zip(slots, means, strict=True)}
-        self._session.load_state(state | merged)
+        self.session.load_state(state | merged)
 
     def state(self) -> dict[str, np.ndarray]:
         """The state of both codecs and the outer velocity, each name with PREFIX; collective."""
         state = super().state()
         state |= {f"{PREFIX}differences.{name}": value for name, value in self._differences.state().items()}
         if self._velocity is not None:
-            shapes = self._velocity_shapes or self._session.shapes
-            parts = self._adapter.tensors.part(self._velocity, list(shapes.values()))
+            shapes = self._velocity_shapes or self.session.shapes
+            parts = self._adapter.part(self._velocity, list(shapes.values()))
             named = zip(shapes, parts, strict=True)
             state |= {f"{PREFIX}outer.momentum.{name}": self._adapter.to_numpy(part) for name, part in named}
         return state

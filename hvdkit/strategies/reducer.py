@@ -134,7 +134,7 @@ class Reducer:
     def _finite_everywhere(self, vector: Tensor) -> bool:
         adapter = self.transport.adapter
         with np.errstate(invalid="ignore"):  # infinity times 0, if the adapter computes with NumPy
-            mine = float(np.isfinite(adapter.to_numpy(adapter.tensors.norm(vector * 0)).sum()))
+            mine = float(np.isfinite(adapter.to_numpy(adapter.norm(vector * 0)).sum()))
         flag = adapter.from_numpy(np.array([mine], np.float32))
         (everywhere,) = adapter.allreduce([flag], self.transport.data, op="min", name="reducer.finite")
         return bool(adapter.to_numpy(everywhere)[0])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,15 +26,12 @@ from hvdkit.core.pieces import (
     whole_tensors,
 )
 from hvdkit.core.seam import Adapter, Pending
-from hvdkit.core.strategy import Strategy
+from hvdkit.core.strategy import GRADIENTS, Strategy
 from hvdkit.core.tensors import Tensor
-from hvdkit.core.trainable import Joined, Trainable
+from hvdkit.core.trainable import Divisible, Hooks, Joined, Trainable
 from hvdkit.core.update_rules import rule_of
 from hvdkit.recipe.schema import Optimizer
-from hvdkit.strategies.dense import GRADIENTS, from_wire, mean_count, on_wire, ring_bytes
-
-if TYPE_CHECKING:
-    from hvdkit.core.seam import SessionView
+from hvdkit.strategies.dense import from_wire, on_wire, ring_bytes
 
 
 class Shares(Partition):
@@ -48,14 +44,14 @@ class Shares(Partition):
     def __init__(
         self,
         adapter: Adapter,
-        parameters: Mapping[str, Tensor],
+        trainable: Trainable,
         group: Group,
         label: str,
         may_span: bool,
         divided: Sequence[Bucket],
     ) -> None:
-        super().__init__(adapter, parameters, label=label)
-        self.buckets, self._group = divided, group
+        super().__init__(adapter, trainable.parameters, label=label)
+        self.buckets, self._group, self._trainable = divided, group, trainable
         self._of_bucket = [bucket.pieces(group.index, may_span, (group,)) for bucket in divided]
         self.pieces = {
             f"{number}.{place}": piece
@@ -63,15 +59,28 @@ class Shares(Partition):
             for place, piece in enumerate(pieces)
         }
         self._bucket_of = {name: number for number, bucket in enumerate(divided) for name in bucket.shapes}
+        self._begin()
+
+    def _begin(self) -> None:
+        """Put the parameters where the shares have them."""
+
+    @property
+    def stored(self) -> StateEntry:
+        return whole_tensors(self.adapter, self.parameters)
+
+    def own(self, bucket: Bucket, vector: Tensor) -> Tensor:
+        """This rank's share of a bucket's vector."""
+        start = self._group.index * bucket.share
+        return vector[start : start + bucket.share]
 
     def packed(self, bucket: Bucket, tensors: Mapping[str, Tensor]) -> Tensor:
         """A bucket's tensors as one vector, with its padding."""
         padding = [self.zeros(bucket.padding)] if bucket.padding else []
-        return self.adapter.tensors.joined([*(tensors[name] for name in bucket.shapes), *padding])
+        return self.adapter.joined([*(tensors[name] for name in bucket.shapes), *padding])
 
     def split(self, number: int, share: Tensor) -> dict[str, Tensor]:
         """A share of a bucket, as pieces by name."""
-        parts = self.adapter.tensors.part(share, [piece.local_shape for piece in self._of_bucket[number]])
+        parts = self.adapter.part(share, [piece.local_shape for piece in self._of_bucket[number]])
         return {f"{number}.{place}": part for place, part in enumerate(parts)}
 
     def _order(self) -> Iterable[str]:
@@ -82,7 +91,7 @@ class Shares(Partition):
 
     def _gathered(self, key: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         own = [tensors[f"{key}.{place}"] for place in range(len(self._of_bucket[int(key)]))]
-        return self._of_shares(int(key), self.adapter.tensors.joined(own))
+        return self._of_shares(int(key), self.adapter.joined(own))
 
     def _partial(self, group: Group) -> Collection[str]:
         return self.shapes
@@ -92,31 +101,27 @@ class Shares(Partition):
         bucket = self.buckets[number]
         vector = self.adapter.allgather(share, self._group, f"{self._label}.gather.{number}")
         padding = [(bucket.padding,)] if bucket.padding else []
-        parts = self.adapter.tensors.part(vector, [*bucket.shapes.values(), *padding])
+        parts = self.adapter.part(vector, [*bucket.shapes.values(), *padding])
         return dict(zip(bucket.shapes, parts, strict=False))
 
 
 class CopiedShares(Shares):
     """Shares of buckets whose parameters are tensors of their own: pieces are copied from them, and back."""
 
-    @property
-    def stored(self) -> StateEntry:
-        return whole_tensors(self.adapter, self.parameters)
-
     def weights(self) -> list[Tensor]:
         return [self._copied(piece) for piece in self.pieces.values()]
 
     def _copied(self, piece: Piece) -> Tensor:
-        ops = self.adapter.tensors
+        ops = self.adapter
         parts = [ops.reshape(self.parameters[part.name], (-1,))[part.start : part.stop] for part in piece.parts]
-        return self.adapter.tensors.joined([*parts, self.zeros(piece.padding)] if piece.padding else parts)
+        return self.adapter.joined([*parts, self.zeros(piece.padding)] if piece.padding else parts)
 
     def store(self, weights: Iterable[Tensor]) -> None:
         shares = iter(weights)
         for number, pieces in enumerate(self._of_bucket):
-            share = self.adapter.tensors.joined(list(itertools.islice(shares, len(pieces))))
+            share = self.adapter.joined(list(itertools.islice(shares, len(pieces))))
             for name, value in self._of_shares(number, share).items():
-                self.adapter.tensors.assign(self.parameters[name], value)
+                self.adapter.assign(self.parameters[name], value)
 
     def distribute(self, weights: list[Tensor]) -> None:
         self.store(weights)
@@ -125,31 +130,20 @@ class CopiedShares(Shares):
 class FlatShares(Shares):
     """Shares of buckets whose parameters are parts of one vector, into which all shares are gathered without a copy."""
 
-    def __init__(
-        self,
-        trainable: Trainable,
-        adapter: Adapter,
-        group: Group,
-        label: str,
-        may_span: bool,
-        divided: Sequence[Bucket],
-    ) -> None:
-        super().__init__(adapter, trainable.parameters, group, label, may_span, divided)
-        before = trainable.parameters  # each is freed after its bucket's copy, so that no two models are in memory
-        sizes = {str(number): (list(each.shapes), each.share * each.ranks) for number, each in enumerate(divided)}
+    def _begin(self) -> None:
+        before = (
+            self._trainable.parameters
+        )  # each is freed after its bucket's copy, so that no two models are in memory
+        sizes = {str(number): (list(each.shapes), each.share * each.ranks) for number, each in enumerate(self.buckets)}
         self._vectors, self._own = [], []
-        for bucket, memory in zip(divided, trainable.divide(sizes).values(), strict=True):
+        assert isinstance(self._trainable, Divisible)
+        for bucket, memory in zip(self.buckets, self._trainable.divide(sizes).values(), strict=True):
             packed = self.packed(bucket, {name: before.pop(name) for name in bucket.shapes})
             memory.allocate()
-            adapter.tensors.assign(memory.vector, packed)
-            start = group.index * bucket.share
+            self.adapter.assign(memory.vector, packed)
             self._vectors.append(memory.vector)
-            self._own.append(memory.vector[start : start + bucket.share])
-        self.parameters, self._trainable = trainable.parameters, trainable
-
-    @property
-    def stored(self) -> StateEntry:
-        return whole_tensors(self.adapter, self.parameters)
+            self._own.append(self.own(bucket, memory.vector))
+        self.parameters = self._trainable.parameters
 
     def weights(self) -> list[Tensor]:
         return [part for number, own in enumerate(self._own) for part in self.split(number, own).values()]
@@ -171,6 +165,7 @@ class Sharded(Strategy):
     """
 
     overlaps = True
+    group: Group
 
     def __init__(
         self,
@@ -182,39 +177,36 @@ class Sharded(Strategy):
         accumulate: int = 1,
         name: str = GRADIENTS,
     ) -> None:
-        self._adapter, self._group, self._half, self._most_bytes = adapter, group, half, most_bytes
+        self._adapter, self.group, self._half, self._most_bytes, self.name = adapter, group, half, most_bytes, name
         self.keeps_shares, self._sendings = frees, accumulate if frees else 1
         self.at_once = BUCKETS_AT_ONCE["gradients" if frees else "optimizer"]
         self._joins = not half and not frees and accumulate == 1  # then what backward returns is sent as it is
         self._joined: Joined | None = None
-        self._name = name
         self._waiting: dict[int, dict[str, Tensor]] = {}  # gradients of buckets that are not sent
         self._under_way: dict[int, tuple[Pending, str | None]] = {}  # by bucket: its share, own dtype
         self._received: dict[int, Tensor] = {}  # by bucket
         self._next = 0  # the bucket that is sent next: all ranks send them in one order
         self._bytes = 0.0
 
-    def partition(self, session: SessionView, settings: Optimizer) -> Shares:
+    def partition(self, settings: Optimizer) -> Shares:
         """This rank's share of the parameters."""
-        self._shares = self._divided(session, not rule_of(settings).is_layerwise)
+        self._shares = self._divided(not rule_of(settings).is_layerwise)
         self._buckets = {name: number for number, each in enumerate(self._shares.buckets) for name in each.shapes}
-        elements = [each.share * self._group.size for each in self._shares.buckets]
-        if self._joins and not session.trainable.overlaps:
+        elements = [each.share * self.group.size for each in self._shares.buckets]
+        if self._joins and isinstance(self.trainable, Hooks) and not self.trainable.overlaps:
             names = [list(each.shapes) for each in self._shares.buckets]
-            self._joined = session.trainable.join_gradients(list(zip(names, elements, strict=True)))
-        itemsize = np.dtype(session.dtype).itemsize
+            self._joined = self.trainable.join_gradients(list(zip(names, elements, strict=True)))
+        itemsize = np.dtype(self.session.dtype).itemsize
         sent = self._sendings * (2 if self._half else itemsize) * sum(elements) + itemsize * self._gathers(elements)
         # A reduce-scatter or an allgather in a ring is half of an allreduce.
-        self._bytes = ring_bytes(sent / 2, self._group.size)
+        self._bytes = ring_bytes(sent / 2, self.group.size)
         return self._shares
 
-    def _divided(self, session: SessionView, may_span: bool) -> Shares:
-        parameters = session.trainable.parameters
-        shapes = {name: shape_of(tensor) for name, tensor in parameters.items()}
-        divided = buckets(shapes, self._group.size, np.dtype(session.dtype).itemsize, self._most_bytes)
-        if "shard-parameters" in self._adapter.CAPABILITIES:
-            return FlatShares(session.trainable, self._adapter, self._group, self._name, may_span, divided)
-        return CopiedShares(self._adapter, parameters, self._group, self._name, may_span, divided)
+    def _divided(self, may_span: bool) -> Shares:
+        shapes = {name: shape_of(tensor) for name, tensor in self.trainable.parameters.items()}
+        divided = buckets(shapes, self.group.size, np.dtype(self.session.dtype).itemsize, self._most_bytes)
+        kind = FlatShares if "shard-parameters" in self._adapter.CAPABILITIES else CopiedShares
+        return kind(self._adapter, self.trainable, self.group, self.name, may_span, divided)
 
     def _gathers(self, elements: list[int]) -> int:
         """How many elements are gathered for an update, if buckets have so many."""
@@ -225,14 +217,14 @@ class Sharded(Strategy):
         """Bytes per update that a rank sends in rings: gradients reduce-scattered, weights gathered."""
         return self._bytes
 
-    def average(self, session: SessionView, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def average(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over the group of each piece of this rank's share; waits for buckets that `begin` has sent."""
         left = range(self._next, len(self._shares.buckets))
         if not left:
-            session.trainable.stamp((trace_events.SENT,), [])
+            self.trainable.stamp((trace_events.SENT,), [])
         for number in left:
             both = {**gradients, **self._waiting.pop(number, {})}
-            self._send(session, number, both, (trace_events.SENT,) if number == left[0] else ())
+            self._send(number, both, (trace_events.SENT,) if number == left[0] else ())
             self._receive_first(self.at_once)
         self._next = 0
         found: dict[str, Tensor] = {}
@@ -240,17 +232,13 @@ class Sharded(Strategy):
             if number in self._under_way:
                 self._receive(number)
             found |= self._shares.split(number, self._received.pop(number))
-        return dict(zip(found, session.trainable.stamp((trace_events.RECEIVED,), list(found.values())), strict=True))
+        return dict(zip(found, self.trainable.stamp((trace_events.RECEIVED,), list(found.values())), strict=True))
 
-    def mean_count(self, session: SessionView, count: Tensor) -> Tensor:
-        """The mean over the group."""
-        return mean_count(self._adapter, count, self._group, self._name)
-
-    def begin(self, session: SessionView, name: str, gradient: Tensor) -> bool:
+    def begin(self, name: str, gradient: Tensor) -> bool:
         """Take a gradient, and send its bucket when it is complete."""
         self._waiting.setdefault(self._buckets[name], {})[name] = gradient
         while self._is_complete(self._next):
-            self._send(session, self._next, self._waiting.pop(self._next))
+            self._send(self._next, self._waiting.pop(self._next))
             self._next += 1
             if self.keeps_shares:
                 self._receive_first(self.at_once)
@@ -259,13 +247,11 @@ class Sharded(Strategy):
     def _is_complete(self, number: int) -> bool:
         return number in self._waiting and len(self._waiting[number]) == len(self._shares.buckets[number].shapes)
 
-    def _send(
-        self, session: SessionView, number: int, gradients: Mapping[str, Tensor], events: tuple[str, ...] = ()
-    ) -> None:
+    def _send(self, number: int, gradients: Mapping[str, Tensor], events: tuple[str, ...] = ()) -> None:
         packed, dtype = on_wire(self._adapter, self._packed(number, gradients), self._half)
-        (packed,) = session.trainable.stamp(events, [packed])
-        name = f"{self._name}.{number}"
-        self._under_way[number] = self._adapter.start("reducescatter", packed, self._group, name), dtype
+        (packed,) = self.trainable.stamp(events, [packed])
+        name = f"{self.name}.{number}"
+        self._under_way[number] = self._adapter.start("reducescatter", packed, self.group, name), dtype
 
     def _receive_first(self, at_most: int) -> None:
         """Receive what has come; wait until at most `at_most` buckets are under way, so that memory is freed."""

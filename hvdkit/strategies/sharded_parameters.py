@@ -9,20 +9,17 @@ backward, and so does the last block, whose backward follows its forward.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from hvdkit.core.group import Group
 from hvdkit.core.pieces import BUCKETS_AT_ONCE, ROOT_BLOCK, Bucket, StateEntry, bucket, shape_of
 from hvdkit.core.seam import Adapter, Pending
+from hvdkit.core.strategy import GRADIENTS
 from hvdkit.core.tensors import Tensor
-from hvdkit.core.trainable import Block, Phase, Trainable
-from hvdkit.strategies.dense import GRADIENTS
+from hvdkit.core.trainable import Block, Divisible, Phase
 from hvdkit.strategies.sharded import Sharded, Shares
-
-if TYPE_CHECKING:
-    from hvdkit.core.seam import SessionView
 
 T = TypeVar("T")
 
@@ -30,24 +27,14 @@ T = TypeVar("T")
 class HeldShares(Shares):
     """Shares of buckets that are in no whole tensor between two steps; at first of the first rank's parameters."""
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        parameters: Mapping[str, Tensor],
-        group: Group,
-        label: str,
-        may_span: bool,
-        divided: Sequence[Bucket],
-    ) -> None:
-        super().__init__(adapter, parameters, group, label, may_span, divided)
-        self.vectors = [self._share_of(number, bucket) for number, bucket in enumerate(divided)]
+    def _begin(self) -> None:
+        self.vectors = [self._share_of(number, bucket) for number, bucket in enumerate(self.buckets)]
 
     def _share_of(self, number: int, bucket: Bucket) -> Tensor:
         packed = self.packed(bucket, self.parameters)
         roots = self.adapter.broadcast(packed, self._group, self._group.root, f"{self._label}.start.{number}")
-        vector = self.adapter.tensors.variable(self.zeros(bucket.share))
-        start = self._group.index * bucket.share
-        self.adapter.tensors.assign(vector, roots[start : start + bucket.share])
+        vector = self.adapter.variable(self.zeros(bucket.share))
+        self.adapter.assign(vector, self.own(bucket, roots))
         return vector
 
     @property
@@ -65,7 +52,7 @@ class GatheredBlocks:
     def __init__(
         self,
         adapter: Adapter,
-        trainable: Trainable,
+        trainable: Divisible,
         group: Group,
         order: Sequence[str],
         shares: Mapping[str, Bucket],
@@ -149,17 +136,17 @@ class ShardedParameters(Sharded):
         super().__init__(adapter, group, frees=True, half=half, accumulate=accumulate, name=name)
         self.at_once = BUCKETS_AT_ONCE["parameters"]
 
-    def average(self, session: SessionView, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def average(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """As `Sharded` does, once backward no longer needs parameters."""
         self._blocks.free()
-        return super().average(session, gradients)
+        return super().average(gradients)
 
     def evaluated(self, batches: Iterator[T]) -> Iterator[T]:
         """As each forward pass gathers, ranks that have no batch left gather for the others."""
         while True:
             batch = next(batches, None)
             mine = self._adapter.from_numpy(np.array([batch is not None], np.float32))
-            (left,) = self._adapter.allreduce([mine], self._group, "sum", f"{self._name}.batches")
+            (left,) = self._adapter.allreduce([mine], self.group, "sum", f"{self.name}.batches")
             if not self._adapter.to_numpy(left)[0]:
                 return
             if batch is None:
@@ -167,14 +154,15 @@ class ShardedParameters(Sharded):
             else:
                 yield batch
 
-    def _divided(self, session: SessionView, may_span: bool) -> HeldShares:
-        trainable: Trainable = session.trainable
-        names, ranks = trainable.blocks(), self._group.size
+    def _divided(self, may_span: bool) -> HeldShares:
+        trainable = self.trainable
+        assert isinstance(trainable, Divisible)
+        names, ranks = trainable.blocks(), self.group.size
         shapes = {name: shape_of(tensor) for name, tensor in trainable.parameters.items()}
         divided = {block: bucket({name: shapes[name] for name in names[block]}, ranks) for block in reversed(names)}
         held = list(divided.values())
-        shares = HeldShares(self._adapter, trainable.parameters, self._group, self._name, may_span, held)
-        self._blocks = GatheredBlocks(self._adapter, trainable, self._group, list(names), divided, self._name)
+        shares = HeldShares(self._adapter, trainable, self.group, self.name, may_span, held)
+        self._blocks = GatheredBlocks(self._adapter, trainable, self.group, list(names), divided, self.name)
         shares.parameters = trainable.parameters  # which are in the blocks' memory now
         self._blocks.take(dict(zip(divided, shares.vectors, strict=True)))
         self._once = [number for number, block in enumerate(divided) if block in self._blocks.kept]

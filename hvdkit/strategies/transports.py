@@ -51,9 +51,7 @@ class Ring:
         """The mean over the data axis of vectors with equal length and dtype."""
         if self.data.size == 1:
             return vector
-        sent = ring_bytes(self.bytes_of(vector), self.data.size)
-        self.sent += sent
-        self._put("allreduce", vector, sent)
+        self._put("allreduce", vector, ring_bytes(self.bytes_of(vector), self.data.size))
         return self.adapter.allreduce([vector], self.data, name=f"{self._name}.mean")[0]
 
     @_traced
@@ -61,9 +59,7 @@ class Ring:
         """The tensors of the data axis, of equal shape, concatenated along the first axis in rank order."""
         if self.data.size == 1:
             return tensor
-        sent = (self.data.size - 1) * self.bytes_of(tensor)
-        self.sent += sent
-        self._put("allgather", tensor, sent)
+        self._put("allgather", tensor, (self.data.size - 1) * self.bytes_of(tensor))
         return self.adapter.allgather(tensor, self.data, name=f"{self._name}.gather")
 
     @_traced
@@ -75,21 +71,22 @@ class Ring:
         size = self.data.size
         if size == 1:
             return tensor
-        sent = (size - 1) / size * self.bytes_of(tensor)
-        self.sent += sent
-        self._put("alltoall", tensor, sent)
+        self._put("alltoall", tensor, (size - 1) / size * self.bytes_of(tensor))
         return self.adapter.alltoall(tensor, self.data, name=f"{self._name}.exchange")
 
     def bytes_of(self, tensor: Tensor) -> int:
         """A tensor's size in bytes."""
         return int(np.prod(tensor.shape)) * np.dtype(self.adapter.dtype(tensor)).itemsize
 
-    def _put(self, kind: str, tensor: Tensor, crossing: float) -> None:
-        """Record a collective's input as a trace event, because Horovod's timeline has only some of the results.
+    def _put(self, kind: str, tensor: Tensor, sent: float, crossing: float | None = None) -> None:
+        """Count the bytes that a collective sends, and record its input as a trace event, because Horovod's timeline
+        has only some of the results.
 
         `crossing` is the number of bytes that it sends in one direction over the busiest link: between hosts if there
-        are several, else between ranks.
+        are several, else between ranks. By default it is `sent`.
         """
+        self.sent += sent
+        crossing = sent if crossing is None else crossing
         if trace_events.recording():
             trace_events.mark(f"{trace_events.PUT}{kind}:{self.bytes_of(tensor)}:{crossing:.0f}")
 
@@ -103,18 +100,18 @@ class Central(Ring):
         adapter, size, length = self.adapter, self.data.size, int(vector.shape[0])
         if size == 1:
             return vector
-        self.sent += (size - 1) * self.bytes_of(vector)  # rank 0's, to each of the others
+        sent = (size - 1) * self.bytes_of(vector)  # rank 0's, to each of the others
         # One element for each other rank, because not every framework supports tensors without elements.
         filling = adapter.cast(adapter.from_numpy(np.zeros(size - 1, np.float32)), adapter.dtype(vector))
-        pushed = adapter.tensors.concat([vector, filling])
+        pushed = adapter.concat([vector, filling])
         there = size - (self._topology.local_size if self._topology.cross_size > 1 else 1)
-        self._put("alltoall", pushed, there * self.bytes_of(vector))
+        self._put("alltoall", pushed, sent, there * self.bytes_of(vector))
         got = adapter.alltoall(pushed, self.data, name=f"{self._name}.push", splits=[length] + [1] * (size - 1))
         total = vector
         if self.data.index == 0:
             total = sum((got[rank * length : (rank + 1) * length] for rank in range(1, size)), got[:length])
             total = total / size
-        self._put("broadcast", total, self.bytes_of(total))
+        self._put("broadcast", total, 0.0, self.bytes_of(total))
         return adapter.broadcast(total, self.data, self.data.root, name=f"{self._name}.pull")
 
 
@@ -149,26 +146,23 @@ class Hierarchical(Ring):
     @_traced
     def mean(self, vector: Tensor) -> Tensor:
         """As `Ring.mean`; counts the bytes of a host's first rank, including those within the host."""
-        adapter, size = self.adapter, self.data.size
         total, payload = vector, self.bytes_of(vector)
+        inside, between = (ring_bytes(payload, group.size) for group in (self._mine, self._roots))
         if self._mine.size > 1:
-            self.sent += ring_bytes(payload, self._mine.size)
-            crossing = ring_bytes(payload, self._mine.size) if self._roots.size == 1 else 0.0
-            total = self._within(self._mine, total, "inside", crossing)
+            total = self._within(self._mine, total, "inside", inside, inside if self._roots.size == 1 else 0.0)
         if self._roots.size > 1:
-            crossing = ring_bytes(payload, self._roots.size)
-            self.sent += crossing
             if self._mine.index == 0:
-                total = self._within(self._roots, total, "between", crossing)
+                total = self._within(self._roots, total, "between", between, between)
+            else:
+                self.sent += between
             if self._mine.size > 1:
-                self.sent += payload
-                self._put("broadcast", total, 0.0)
+                self._put("broadcast", total, payload, 0.0)
                 root = self._mine.root
-                total = adapter.broadcast(total, self._mine, root, f"{self._name}.back.{root}")
-        return total / size
+                total = self.adapter.broadcast(total, self._mine, root, f"{self._name}.back.{root}")
+        return total / self.data.size
 
-    def _within(self, group: Group, tensor: Tensor, what: str, crossing: float) -> Tensor:
-        self._put("allreduce", tensor, crossing)
+    def _within(self, group: Group, tensor: Tensor, what: str, sent: float, crossing: float) -> Tensor:
+        self._put("allreduce", tensor, sent, crossing)
         return self.adapter.allreduce([tensor], group, "sum", f"{self._name}.{what}.{group.root}")[0]
 
 

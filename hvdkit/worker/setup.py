@@ -19,12 +19,11 @@ from hvdkit.core.group import Group, Mesh, threads_per_rank
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
-from hvdkit.core.strategy import Strategy
+from hvdkit.core.strategy import GRADIENTS, Strategy
 from hvdkit.data.dataset import BatchedSplit, Dataset, StreamedSplit
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe, flat
 from hvdkit.strategies import choose
-from hvdkit.strategies.dense import GRADIENTS
 from hvdkit.tasks.task import Architecture, Task, parameter_count
 from hvdkit.worker import startup, tuning
 
@@ -110,10 +109,8 @@ class Setup:
         every = recipe.model.batch_norm == "synchronized"
         if not (every or self.task.own):
             return
-        from hvdkit.core.synchronized import synchronize  # most runs do not need it
-
         data = self.mesh.data
-        names = synchronize(self.adapter, model, data, every)
+        names = self.adapter.synchronize_batch_norms(model, data, every)
         if every and not names and data.size > 1:
             raise RequestError("model.batch_norm: expected local for a model without batch norms, got synchronized")
         if names and data.size > 1 and (rival := self.adapter.rival):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.core.capabilities import CAPABILITIES
+from hvdkit.adapters.capabilities import MEANINGS
 from hvdkit.core.group import Group, Mesh, Topology
 from hvdkit.core.seam import Adapter
 from hvdkit.data.batches import Batch
@@ -31,7 +31,7 @@ _TRAINS = {"gpu", "fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "recompute", "
     "shard-gradients",
     "shard-parameters",
 }
-PROBED = sorted(set(CAPABILITIES) - _TRAINS - {"layer-times", "own-profile", "shard-gradients", "shard-parameters"})
+PROBED = sorted(set(MEANINGS) - _TRAINS - {"layer-times", "own-profile", "shard-gradients", "shard-parameters"})
 Make = Callable[..., Any]
 seeds_from = 0  # of batches: another value for each group of ranks, so that what leaks from one to the other is seen
 

@@ -33,7 +33,7 @@ def drawn(seed: int, rank: int, dtype: str = "float32") -> dict[str, np.ndarray]
 
 @case
 def tensor_operations_are_numpys(adapter: Adapter, topology: Topology, make: Make) -> None:
-    ops, there, back = adapter.tensors, adapter.from_numpy, adapter.to_numpy
+    ops, there, back = adapter, adapter.from_numpy, adapter.to_numpy
     for dtype in ("float32", "float64"):
         x = np.random.default_rng(1).standard_normal((5, 7)).astype(dtype)
         tensor, size = there(x), x.itemsize

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from hvdkit.core.group import Group
-from hvdkit.core.synchronized import synchronize
 
 
 def pytorch(synchronized: bool) -> Any:
@@ -112,7 +111,7 @@ def _pytorch_ghost(adapter: Any) -> Any:
             return (input - input.mean(0)) / input.std(0)
 
     model = nn.Sequential(nn.Linear(8, 8), Ghost(8))
-    synchronize(adapter, model, PAIR)
+    adapter.synchronize_batch_norms(model, PAIR)
     return model(torch.ones(4, 8))
 
 
@@ -122,7 +121,7 @@ def _pytorch_other(adapter: Any) -> Any:
     class InPlaceABNSync(nn.Module):
         pass
 
-    return synchronize(adapter, nn.Sequential(InPlaceABNSync()), PAIR, every=False)
+    return adapter.synchronize_batch_norms(nn.Sequential(InPlaceABNSync()), PAIR, every=False)
 
 
 def _tensorflow_by_hand(adapter: Any) -> Any:
@@ -132,7 +131,7 @@ def _tensorflow_by_hand(adapter: Any) -> Any:
         def __init__(self) -> None:
             self.mean = tf.Variable(tf.zeros(8), name="norm.moving_mean", trainable=False)
 
-    return synchronize(adapter, ByHand(), PAIR)
+    return adapter.synchronize_batch_norms(ByHand(), PAIR)
 
 
 def _keras_ghost(adapter: Any) -> Any:
@@ -142,7 +141,7 @@ def _keras_ghost(adapter: Any) -> Any:
         def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
             return inputs
 
-    return synchronize(adapter, k.Sequential([k.Input((8,)), Ghost(name="ghost")]), PAIR)
+    return adapter.synchronize_batch_norms(k.Sequential([k.Input((8,)), Ghost(name="ghost")]), PAIR)
 
 
 def _mxnet_ghost(adapter: Any) -> Any:
@@ -154,7 +153,7 @@ def _mxnet_ghost(adapter: Any) -> Any:
 
     model = nn.HybridSequential()
     model.add(Ghost(in_channels=8))
-    return synchronize(adapter, model, PAIR)
+    return adapter.synchronize_batch_norms(model, PAIR)
 
 
 # What cannot be synchronized, by the layer as messages name it.

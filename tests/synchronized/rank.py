@@ -23,7 +23,6 @@ from hvdkit import adapters
 from hvdkit.core.group import Group
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest
-from hvdkit.core.synchronized import synchronize
 from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss, Recipe, Sgd
@@ -105,13 +104,13 @@ def layers(adapter: Any, framework: str) -> dict[str, float]:
     x, targets = random.standard_normal((ends[-1], 8)) + 3, random.standard_normal((ends[-1], 8))
 
     def loss(outputs: Any, targets: Any) -> Any:
-        values = adapter.tensors.reshape(outputs * outputs * targets, (1, -1)) * 0.1
-        return adapter.tensors.matmul(values, adapter.tensors.transpose(values, (1, 0)))
+        values = adapter.reshape(outputs * outputs * targets, (1, -1)) * 0.1
+        return adapter.matmul(values, adapter.transpose(values, (1, 0)))
 
     def session(synchronized: bool) -> Session:
         model = BUILD[framework](synchronized)
         if synchronized:
-            assert synchronize(adapter, model, WORLD)
+            assert adapter.synchronize_batch_norms(model, WORLD)
         strategy = Dense(adapter, WORLD) if synchronized else None
         return Session(adapter, model, Sgd(learning_rate=0.1), loss, strategy, "fp64")
 
@@ -147,7 +146,7 @@ def refusals(adapter: Any, framework: str) -> dict[str, Any]:
         return Session(adapter, model, Sgd(learning_rate=0.1), Loss(), precision="fp64")
 
     told: dict[str, Any] = {name: said(partial(work, adapter)) for name, work in ODD[framework].items()}
-    told["claims"] = synchronize(adapter, BUILD[framework](True), WORLD, every=False)
+    told["claims"] = adapter.synchronize_batch_norms(BUILD[framework](True), WORLD, every=False)
     told["a loop without"] = said(partial(session, BUILD[framework](True)))
     return told
 

@@ -1,4 +1,4 @@
-"""Synchronized batch norm for Keras (`hvdkit/core/batch_statistics.py`)."""
+"""Synchronized batch norm for Keras (`hvdkit/adapters/batch_statistics.py`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
+from hvdkit.adapters.batch_statistics import BatchStatistics, StatisticsOf, claims, refusal
 from hvdkit.adapters.tensorflow.batch_norm import moments
-from hvdkit.core.batch_statistics import BatchStatistics, StatisticsOf
-from hvdkit.core.synchronized import claims, refusal
 
 _KERAS = keras.layers.BatchNormalization
 _REMEDY = "give it a keras.layers.BatchNormalization in its place"

@@ -134,7 +134,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """The scaled loss, which Keras differentiates; it reports the unscaled one."""
-        scale = self._trainable.session.loss_scale
+        scale = self._trainable.session.update.scale
         return loss if scale is None else loss * tf.cast(scale.get(), loss.dtype)
 
     def apply(self, grads: list[Any], trainable_variables: list[keras.Variable] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Synchronized batch norm for MXNet (`hvdkit/core/batch_statistics.py`): a custom operator that can be hybridized."""
+"""Synchronized batch norm for MXNet (`adapters/batch_statistics.py`): a custom operator that can be hybridized."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import mxnet as mx
 from mxnet.gluon import nn
 from mxnet.gluon.nn.basic_layers import _BatchNorm
 
+from hvdkit.adapters.batch_statistics import BatchStatistics, StatisticsOf, claims, refusal
 from hvdkit.adapters.mxnet.batch_norm import BatchNorm
-from hvdkit.core.batch_statistics import BatchStatistics, StatisticsOf
-from hvdkit.core.synchronized import claims, refusal
 
 _REMEDY = "give it a mxnet.gluon.nn.BatchNorm in its place"
 _OPERATOR = "hvdkit_batch_norm"

@@ -35,9 +35,6 @@ class MXNetTensors(Tensors):
         values = tensor.reshape(-1)
         return mx.nd.sqrt(mx.nd.sum(values * values) if tensor.dtype == np.float16 else mx.nd.dot(values, values))
 
-    def scaled(self, tensor: mx.nd.NDArray, factor: mx.nd.NDArray) -> mx.nd.NDArray:
-        return mx.nd.broadcast_mul(tensor, factor, out=tensor)
-
     def concat(self, tensors: Sequence[mx.nd.NDArray], axis: int = 0) -> mx.nd.NDArray:
         if axis:
             return mx.nd.concat(*tensors, dim=axis)

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import batch_norm
 
 if TYPE_CHECKING:
-    from hvdkit.core.batch_statistics import BatchStatistics
+    from hvdkit.adapters.batch_statistics import BatchStatistics
 
 
 class BatchNorm2d(torch.nn.BatchNorm2d):

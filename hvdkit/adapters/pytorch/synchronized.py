@@ -1,4 +1,4 @@
-"""Synchronized batch norm for PyTorch (`hvdkit/core/batch_statistics.py`)."""
+"""Synchronized batch norm for PyTorch (`hvdkit/adapters/batch_statistics.py`)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
+from hvdkit.adapters.batch_statistics import BatchStatistics, StatisticsOf, claims, refusal
 from hvdkit.adapters.pytorch.batch_norm import BatchNorm2d, Normalized
-from hvdkit.core.batch_statistics import BatchStatistics, StatisticsOf
-from hvdkit.core.synchronized import claims, refusal
 
 _SIGNATURE = inspect.signature(batch_norm)
 _SELF_MADE = (BatchNorm2d, hvd.SyncBatchNorm)  # their `forward` does not call `batch_norm`; that of their base does

@@ -25,18 +25,12 @@ class TorchTensors(Tensors):
         tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
         return np.array((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
 
-    def dtype(self, tensor: torch.Tensor) -> str:
-        return str(tensor.dtype).removeprefix("torch.")
-
     def cast(self, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
         return tensor.to(getattr(torch, dtype))
 
     def assign(self, variable: torch.Tensor, value: torch.Tensor) -> None:
         with torch.no_grad():
             variable.copy_(value)
-
-    def scaled(self, tensor: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        return tensor.mul_(factor.reshape(()))
 
     def blend(self, averages: Sequence[torch.Tensor], values: Sequence[torch.Tensor], kept: Scalar) -> None:
         with torch.no_grad():

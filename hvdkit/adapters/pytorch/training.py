@@ -21,7 +21,7 @@ from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import AnyLoss, class_weights
 from hvdkit.core.state import COUNT, cast_lines, check_kinds
 from hvdkit.core.tensors import Scalar, Shape
-from hvdkit.core.trainable import Block, Slots, Trainable, UpdateKernel, Uses, one_tensor
+from hvdkit.core.trainable import Block, Divisible, Hooks, Slots, Trainable, UpdateKernel, Uses, one_tensor
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.errors import RequestError
@@ -37,14 +37,12 @@ _TWICE = "sharding: expected none, optimizer or gradients for a model that has a
 _MANY = 1e12  # updates: the powers of Adam's betas are 0
 
 
-class TrainableModel(Trainable):
+class TrainableModel(Trainable, Hooks, Divisible):
     """A module in training. Images with the layout channels-last: a step then took 0.83 of the CPU time in one process
     with AVX2 (docs/benchmarking.md), and tensor cores prefer it. The weights stay contiguous, as Horovod requires.
 
     A baseline may set `forward` to a wrapper.
     """
-
-    reports = True
 
     def __init__(
         self,

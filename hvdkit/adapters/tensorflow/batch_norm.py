@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 if TYPE_CHECKING:
-    from hvdkit.core.batch_statistics import BatchStatistics
+    from hvdkit.adapters.batch_statistics import BatchStatistics
 
 Moments = tuple[tf.Tensor, tf.Tensor, tf.Tensor]  # mean, biased variance and number of values
 

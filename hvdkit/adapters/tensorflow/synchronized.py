@@ -1,4 +1,4 @@
-"""Synchronized batch norm for TensorFlow (`hvdkit/core/batch_statistics.py`).
+"""Synchronized batch norm for TensorFlow (`hvdkit/adapters/batch_statistics.py`).
 
 Horovod's operations are not stateful: TensorFlow merges equal ones with equal inputs, and leaves out those whose result
 nobody uses, on all ranks alike.
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from hvdkit.adapters.batch_statistics import StatisticsOf, claims, refusal
 from hvdkit.adapters.tensorflow.batch_norm import BatchNorm
 from hvdkit.adapters.tensorflow.training import check_kind
-from hvdkit.core.batch_statistics import StatisticsOf
 from hvdkit.core.state import canonical_name, is_statistic, layer_of
-from hvdkit.core.synchronized import claims, refusal
 
 _REMEDY = "make it a hvdkit.adapters.tensorflow.batch_norm.BatchNorm"
 

@@ -33,9 +33,6 @@ class TensorFlowTensors(Tensors):
     reshape = staticmethod(tf.reshape)
     gather = staticmethod(tf.gather)
 
-    def dtype(self, tensor: tf.Tensor) -> str:
-        return str(tensor.dtype.name)
-
     def variable(self, like: tf.Tensor) -> tf.Variable:
         return tf.Variable(tf.zeros_like(like), trainable=False)
 

@@ -18,13 +18,11 @@ from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines import base
 from hvdkit.core.group import Group, Ranks, Topology
 from hvdkit.core.pieces import sum_of_squares
-from hvdkit.core.seam import SessionView
 from hvdkit.core.session import Gradients, Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.update_rules import clip, decay_of
 from hvdkit.data.dataset import Batch
 from hvdkit.recipe.schema import AdamW, Optimizer, Sgd
-from hvdkit.strategies.dense import GRADIENTS, mean_count
 
 _TIMEOUT = timedelta(days=1)  # the launcher detects ranks that hang
 Outputs = tuple[torch.Tensor, torch.Tensor]  # of a batch, and its loss
@@ -33,11 +31,10 @@ Outputs = tuple[torch.Tensor, torch.Tensor]  # of a batch, and its loss
 class Script(Strategy):
     """A usual script's own parts of a training step. By default it sends no gradients, and core updates the weights."""
 
-    def __init__(self, group: Group) -> None:
-        self.group = group  # over whose ranks gradients are averaged
+    group: Group
 
-    def mean_count(self, session: SessionView, count: torch.Tensor) -> torch.Tensor:
-        return mean_count(session.adapter, count, self.group, GRADIENTS)
+    def __init__(self, group: Group) -> None:
+        self.group = group
 
     def begin_update(self, batches: int) -> None:
         """Called before an update's batches."""
@@ -118,7 +115,7 @@ class ByHandSession(Session):
         """Divide the gradients of sums by the mean count over the data axis; whether there is an update."""
         if self.counting is None or not self.counting.counts:
             return True
-        mean = self.counting.taken(partial(self.strategy.mean_count, self), batches)
+        mean = self.counting.taken(self.strategy, batches)
         self.counting.over_count(self.trainable.gradients(), mean)  # in place
         return bool(mean > 0)
 
@@ -153,7 +150,7 @@ class TorchOptim(Script):
         update = session.update
         if self.settings.clip_norm is not None:
             total = partial(self._total, session)
-            clip(self._held_gradients(session), self.settings.clip_norm, session.adapter.tensors, total)
+            clip(self._held_gradients(session), self.settings.clip_norm, session.adapter, total)
         for group in self._optimizer.param_groups:
             group["lr"] = update.rate.get()
         steps = update.steps.get()
@@ -175,7 +172,7 @@ class TorchOptim(Script):
 
     def _total(self, session: ByHandSession, norms: list[torch.Tensor]) -> torch.Tensor:
         """The sum of squares over the whole gradients, from the norms of `_held_gradients`."""
-        return sum_of_squares(session.adapter.tensors, norms)
+        return sum_of_squares(session.adapter, norms)
 
 
 class ByHand(PyTorch):

@@ -14,14 +14,15 @@ from hvdkit.baselines.pytorch.by_hand import ProcessGroup, Script, TorchOptim, t
 from hvdkit.baselines.pytorch.shares import Share, Shares
 from hvdkit.core.group import Group, Mesh
 from hvdkit.core.pieces import Partition
-from hvdkit.core.seam import SessionView
+from hvdkit.core.stateful import Stateful
 from hvdkit.core.strategy import Strategy
 from hvdkit.errors import RunError
 from hvdkit.recipe.schema import Optimizer, Recipe
 
 
 class _Wrapped(Script):
-    def bind(self, session: SessionView, parameters: int) -> None:
+    def bind(self, session: Stateful) -> None:
+        super().bind(session)
         trainable = session.trainable
         assert isinstance(trainable, TrainableModel)
         self._module = DistributedDataParallel(trainable.model, broadcast_buffers=False)
@@ -74,11 +75,11 @@ def _slot(parameter: torch.Tensor, owner: int, group: Group) -> Share:
 class _Sharded(TorchOptim, _Wrapped):
     """The optimizer decides what each rank owns."""
 
-    def partition(self, session: SessionView, settings: Optimizer) -> Partition:
+    def partition(self, settings: Optimizer) -> Partition:
         from torch.distributed.optim import ZeroRedundancyOptimizer  # slow to import: not for the others
 
-        assert isinstance(session.trainable, TrainableModel)
-        trained = session.trainable.trained
+        assert isinstance(self.trainable, TrainableModel)
+        trained = self.trainable.trained
         self.settings = settings
         self._optimizer = torch_optimizer(
             settings,
@@ -88,11 +89,11 @@ class _Sharded(TorchOptim, _Wrapped):
         self._state = self._optimizer.optim.state
         names = {parameter: name for name, parameter in trained.items()}
         own = [names[parameter] for group in self._optimizer.optim.param_groups for parameter in group["params"]]
-        ranks = session.adapter.allgather_object(own, self.group, name="zero_redundancy.owners")
+        ranks = self.session.adapter.allgather_object(own, self.group, name="zero_redundancy.owners")
         owners = {name: rank for rank, owned in enumerate(ranks) for name in owned}
-        weights = session.trainable.parameters.items()
+        weights = self.trainable.parameters.items()
         slots = lambda: {name: _slot(weight, owners[name], self.group) for name, weight in weights}  # noqa: E731
-        return Shares(session, self.group, slots)
+        return Shares(self.session, self.group, slots)
 
 
 class ZeroRedundancy(Ddp):

@@ -20,7 +20,6 @@ from hvdkit.baselines.pytorch.by_hand import ByHandSession, Outputs, ProcessGrou
 from hvdkit.baselines.pytorch.shares import Share, Shares, SharesScript
 from hvdkit.core.group import Group, Mesh, Ranks, Topology
 from hvdkit.core.pieces import Partition
-from hvdkit.core.seam import SessionView
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.update_rules import rule_of
 from hvdkit.data.dataset import Batch
@@ -69,10 +68,10 @@ class _Zero(SharesScript):
         super().__init__(group)
         self._stage, self._offloads = stage, offloads
 
-    def partition(self, session: SessionView, settings: Optimizer) -> Partition:
+    def partition(self, settings: Optimizer) -> Partition:
         import deepspeed
 
-        trainable = session.trainable
+        trainable = self.trainable
         assert isinstance(trainable, TrainableModel)
         trained = trainable.trained
         if frozen := [name for name, parameter in trainable.model.named_parameters() if not parameter.requires_grad]:
@@ -95,7 +94,7 @@ class _Zero(SharesScript):
             key = next(next_key)
             return {name: _slot(parameter, key, weights[name]) for name, parameter in trained.items()}
 
-        return Shares(session, self.group, slots)
+        return Shares(self.session, self.group, slots)
 
     def _config(self, settings: Optimizer) -> dict[str, Any]:
         """DeepSpeed's defaults but for what the recipe says, and small parameters, which stage 3 would keep whole."""

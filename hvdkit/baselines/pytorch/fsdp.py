@@ -16,7 +16,7 @@ from hvdkit.baselines.pytorch.by_hand import ByHandSession, ProcessGroup, TorchO
 from hvdkit.baselines.pytorch.shares import Share, Shares, SharesScript
 from hvdkit.core.group import Group, Mesh
 from hvdkit.core.pieces import ROOT_BLOCK, Partition
-from hvdkit.core.seam import SessionView
+from hvdkit.core.stateful import Stateful
 from hvdkit.core.strategy import Strategy
 from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
@@ -85,16 +85,19 @@ class _FullyShard(SharesScript, TorchOptim):
         super().__init__(group)
         self._frees = frees
 
-    def bind(self, session: SessionView, parameters: int) -> None:
+    def bind(self, session: Stateful) -> None:
+        super().bind(session)
         assert isinstance(session.trainable, _Model)
         session.trainable.shard(self._frees, session.trainable.device.type)
 
-    def partition(self, session: SessionView, settings: Optimizer) -> Partition:
-        assert isinstance(session.trainable, _Model)
-        self.settings, shares = settings, session.trainable.parameters.items()
-        self._optimizer = torch_optimizer(settings, list(session.trainable.trained.values()))
+    def partition(self, settings: Optimizer) -> Partition:
+        assert isinstance(self.trainable, _Model)
+        self.settings, shares = settings, self.trainable.parameters.items()
+        self._optimizer = torch_optimizer(settings, list(self.trainable.trained.values()))
         self._state = self._optimizer.state
-        return Shares(session, self.group, lambda: {name: _share(torch.zeros_like(each.held)) for name, each in shares})
+        return Shares(
+            self.session, self.group, lambda: {name: _share(torch.zeros_like(each.held)) for name, each in shares}
+        )
 
     def _held_gradients(self, session: ByHandSession) -> list[torch.Tensor]:
         return [gradient.held.to_local() for gradient in session.trainable.gradients().values()]

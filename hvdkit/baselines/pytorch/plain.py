@@ -10,7 +10,6 @@ from hvdkit.baselines import base
 from hvdkit.baselines.pytorch.by_hand import ByHand, ByHandSession, TorchOptim, torch_optimizer
 from hvdkit.core.group import Group, Mesh
 from hvdkit.core.pieces import Partition
-from hvdkit.core.seam import SessionView
 from hvdkit.core.strategy import Strategy
 from hvdkit.recipe.schema import Optimizer, Recipe
 
@@ -22,9 +21,9 @@ class _Horovod(TorchOptim):
         super().__init__(group)
         self._compression = hvd.Compression.fp16 if half else hvd.Compression.none
 
-    def partition(self, session: SessionView, settings: Optimizer) -> Partition:
-        assert isinstance(session.trainable, TrainableModel)
-        self.settings, named = settings, session.trainable.trained
+    def partition(self, settings: Optimizer) -> Partition:
+        assert isinstance(self.trainable, TrainableModel)
+        self.settings, named = settings, self.trainable.trained
         plain = torch_optimizer(settings, list(named.values()))
         self._uses_torch_optim = plain is not None
         self._optimizer = hvd.DistributedOptimizer(
@@ -34,7 +33,7 @@ class _Horovod(TorchOptim):
             op=hvd.Average,
         )
         self._state = self._optimizer.state
-        return super().partition(session, settings)
+        return super().partition(settings)
 
     def begin_update(self, batches: int) -> None:
         self._optimizer.set_backward_passes_per_step(batches)
@@ -44,7 +43,7 @@ class _Horovod(TorchOptim):
 
     def step(self, session: ByHandSession) -> None:
         # fp16 scales the loss and may skip a step on all ranks, which core does
-        if not self._uses_torch_optim or session.loss_scale is not None:
+        if not self._uses_torch_optim or session.update.scale is not None:
             session.update(session.trainable.gradients())
             return
         with self._optimizer.skip_synchronize():

@@ -13,7 +13,7 @@ from typing_extensions import override
 from hvdkit.baselines.pytorch.by_hand import ByHandSession, Script
 from hvdkit.core.group import Group
 from hvdkit.core.pieces import Partition
-from hvdkit.core.seam import SessionView
+from hvdkit.core.stateful import Stateful
 from hvdkit.data.dataset import Batch
 
 
@@ -41,7 +41,7 @@ class Shares(Partition):
 
     by_kernel = False
 
-    def __init__(self, session: SessionView, group: Group, slots: Callable[[], dict[str, Share]]) -> None:
+    def __init__(self, session: Stateful, group: Group, slots: Callable[[], dict[str, Share]]) -> None:
         super().__init__(session.adapter, session.trainable.parameters)
         self._group, self._slots = group, slots
 

@@ -34,7 +34,7 @@ class Call:
     @property
     def ops(self) -> Tensors:
         """The framework's tensor operations."""
-        return self.transport.adapter.tensors
+        return self.transport.adapter
 
     @property
     def ranks(self) -> int:
@@ -46,21 +46,13 @@ class Call:
         numbers = np.random.SeedSequence((self.seed, self.transport.data.index, self.step, part))
         return int(numbers.generate_state(1, np.uint64)[0]) >> 1
 
-    def constant(self, array: np.ndarray) -> Tensor:
-        """Convert an array to a tensor."""
-        return self.transport.adapter.from_numpy(array)
-
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         """A tensor of zeros."""
-        return self.constant(np.zeros(shape, dtype))
-
-    def dtype(self, tensor: Tensor) -> str:
-        """The tensor's dtype by NumPy's name."""
-        return self.transport.adapter.dtype(tensor)
+        return self.ops.from_numpy(np.zeros(shape, dtype))
 
     def cast(self, tensor: Tensor, dtype: str) -> Tensor:
         """The tensor in another dtype."""
-        return tensor if self.dtype(tensor) == dtype else self.transport.adapter.cast(tensor, dtype)
+        return tensor if self.ops.dtype(tensor) == dtype else self.ops.cast(tensor, dtype)
 
 
 class Method(Protocol):
@@ -80,7 +72,7 @@ def rows_of(call: Call, vector: Tensor, longest: int, multiple: int = 1) -> Tens
     rows = -(-rows // multiple) * multiple
     columns = -(-length // rows)
     if rows * columns > length:
-        vector = call.ops.concat([vector, call.zeros((rows * columns - length,), call.dtype(vector))])
+        vector = call.ops.concat([vector, call.zeros((rows * columns - length,), call.ops.dtype(vector))])
     return call.ops.reshape(vector, (rows, columns))
 
 

@@ -45,7 +45,7 @@ class LowRank:
 
         left = {name: ops.matmul(queries[name], _turned(ops, matrix)) for name, matrix in matrices.items()}
         means = _mean_of(call, left | whole)
-        left = {name: orthonormal(ops, means[name], call.dtype(vector)) for name in matrices}
+        left = {name: orthonormal(ops, means[name], call.ops.dtype(vector)) for name in matrices}
         own = {name: ops.matmul(left[name], matrix) for name, matrix in matrices.items()}
         right = _mean_of(call, own)
 
@@ -68,7 +68,7 @@ class LowRank:
         if name not in self._starts:
             number = list(call.shapes).index(name)
             random = np.random.default_rng((call.seed, number)).standard_normal((rank, int(matrix.shape[1])))
-            self._starts[name] = call.constant(random.astype(call.dtype(matrix)))
+            self._starts[name] = call.ops.from_numpy(random.astype(call.ops.dtype(matrix)))
         return self._starts[name]
 
 

@@ -35,7 +35,7 @@ class Bits8:
 
     def encode(self, call: Call, rows: Tensor, part: int) -> Tensor:
         """(rows, columns) -> (rows, columns + 4), uint8: the values, then the scale's four bytes."""
-        ops, dtype = call.ops, call.dtype(rows)
+        ops, dtype = call.ops, call.ops.dtype(rows)
         scale = call.cast(ops.largest(abs(rows)) + _TINY, "float32")
         noise = ops.uniform(rows, call.random_seed(part))
         levels = ops.floor(rows / call.cast(scale, dtype) * _LEVELS + noise) + _LEVELS
@@ -84,7 +84,7 @@ class Quantised:
 
     def reduce(self, call: Call, vector: Tensor, state: State) -> tuple[Tensor, State]:
         """As `Method.reduce`."""
-        ops, codec, dtype = call.ops, self.codec, call.dtype(vector)
+        ops, codec, dtype = call.ops, self.codec, call.ops.dtype(vector)
         length, ranks = int(vector.shape[0]), call.ranks
         if self.error_feedback:
             vector = corrected(vector, state)

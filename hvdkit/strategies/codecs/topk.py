@@ -47,7 +47,7 @@ class Sparse:
         return (mean if before is None else mean - self._momentum * before), state
 
     def _mean(self, call: Call, vector: Tensor, state: State) -> Tensor:
-        length, dtype = int(vector.shape[0]), call.dtype(vector)
+        length, dtype = int(vector.shape[0]), call.ops.dtype(vector)
         itemsize = np.dtype(dtype).itemsize
         longest = max(1, int(self._settings.bucket_mib * 2**20) // itemsize)
         rows = rows_of(call, vector, longest)
@@ -60,9 +60,9 @@ class Sparse:
         return self._gathered(call, rows, chosen, length, state)
 
     def _gathered(self, call: Call, rows: Tensor, chosen: int, length: int, state: State) -> Tensor:
-        ops, dtype = call.ops, call.dtype(rows)
+        ops, dtype = call.ops, call.ops.dtype(rows)
         count, columns = (int(size) for size in rows.shape)
-        starts = call.constant(np.arange(count, dtype=np.int32).reshape(count, 1) * np.int32(columns))
+        starts = call.ops.from_numpy(np.arange(count, dtype=np.int32).reshape(count, 1) * np.int32(columns))
         places = ops.reshape(ops.top_k(abs(rows), chosen) + starts, (-1,))
         vector = ops.reshape(rows, (-1,))
         values = ops.gather(vector, places)

@@ -12,20 +12,27 @@ as those of all other parameters; the strategy averages them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
-from hvdkit.core.tensors import Scalar, Tensor, Tensors
+from hvdkit.core.group import Group
+from hvdkit.core.seam import Adapter
+from hvdkit.core.tensors import Scalar, Tensor
+from hvdkit.errors import RequestError
+
+# Names of other packages' layers that claim to synchronize, such as SyncBatchNorm, NaiveSyncBatchNorm, InPlaceABNSync.
+_CLAIMS = re.compile(r"(?<!A)[Ss]ync.*([Nn]orm|BN)|([Nn]orm|BN).*Sync")
 
 
 class BatchStatistics:
-    """The statistics of one layer over the ranks that read other data, whose vectors `total(vector, name)` adds up.
+    """The statistics of one layer over a group: the ranks that read other data.
 
     Collectives have the layer's name, so that ranks need not have made equally many layers before.
     """
 
-    def __init__(self, ops: Tensors, total: Callable[[Tensor, str], Tensor], layer: str) -> None:
+    def __init__(self, adapter: Adapter, group: Group, layer: str) -> None:
         self.layer = layer
-        self._ops, self._total = ops, total
+        self._ops, self._group = adapter, group
 
     def moments(self, count: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The number of values a channel, mean and biased variance over all ranks, from this rank's.
@@ -54,12 +61,23 @@ class BatchStatistics:
 
     def used_again(self, number: int) -> BatchStatistics:
         """The statistics of a layer's later use in the same forward pass, whose collectives may be at the same time."""
-        return BatchStatistics(self._ops, self._total, f"{self.layer}.{number}")
+        return BatchStatistics(self._ops, self._group, f"{self.layer}.{number}")
 
     def _sums(self, what: str, *tensors: Tensor) -> list[Tensor]:
         shapes = [tuple(int(size) for size in tensor.shape) for tensor in tensors]
-        total = self._total(self._ops.join(tensors), f"batch_norm.{self.layer}.{what}")
+        name = f"batch_norm.{self.layer}.{what}"
+        (total,) = self._ops.allreduce([self._ops.join(tensors)], self._group, "sum", name)
         return self._ops.part(total, shapes)
 
 
 StatisticsOf = Callable[[str], BatchStatistics | None]  # of a layer, by its name; None: the layer remains local
+
+
+def claims(layer: object) -> bool:
+    """Whether the name of a layer's class, or of one that it derives from, says that it synchronizes batch norm."""
+    return any(_CLAIMS.search(kind.__name__) for kind in type(layer).__mro__)
+
+
+def refusal(layer: str, kind: type, why: str, remedy: str) -> RequestError:
+    """The error for a layer that cannot be synchronized."""
+    return RequestError(f"model: {layer} ({kind.__name__}): {why}; {remedy}")
