@@ -281,7 +281,7 @@ def test_what_slurm_refuses_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None
     train = ["train", *RECIPE, "--framework", "mxnet", "--launcher", "slurm"]
     for command, told in (
         ([*HVDKIT, *train, "-np", "4"], "--launcher slurm: expected a Slurm allocation"),
-        ([*ALLOCATION, *HVDKIT, *train, "-np", "5"], "-np 5: the Slurm allocation has 4 tasks (h1:2,h2:2)"),
+        ([*ALLOCATION, *HVDKIT, *train, "-np", "5"], "-np 5: the Slurm allocation has 4 slots (h1:2,h2:2)"),
         ([*ALLOCATION, *HVDKIT, *train, "-np", "2", "-H", "h1:1,h3:1"], "-H: h3: not in the allocation"),
     ):
         done = call(slurm, command, tmp_path)
