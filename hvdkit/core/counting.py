@@ -70,17 +70,17 @@ class Counting:
         update: Callable[[Mapping[str, Tensor]], None],
         gradients: Mapping[str, Tensor],
         average: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
-        batch_count: Scalar | None,
-        wait: Callable[[], None],
+        batch_count: Scalar | None = None,
     ) -> None:
         """Average over ranks and call `update`: with the last batch's gradients, or the mean of `batch_count` added.
 
-        An update whose batches count nothing on any rank changes nothing; `wait` then waits for means that no update
-        takes, as the next ones are sent under the same names.
+        An update whose batches count nothing on any rank changes nothing; means that no update takes are waited
+        for, as the next ones are sent under the same names.
         """
         ops, mean = self._adapter, self.taken(strategy, batch_count)
         if strategy.linear:
             means = average(gradients)
+            wait = (lambda: None) if strategy.trainable.traced else self._adapter.synchronize
             ops.when(mean > 0, lambda: update(self.over_count(means, mean)), wait)
         else:  # what such a strategy keeps for later updates is in the unit of their means
             ops.when(mean > 0, lambda: update(average(self.over_count(gradients, mean))), lambda: None)

@@ -98,7 +98,7 @@ class Session(Stateful):
         self.strategy.bind(self)
         settings = self.strategy.optimizer(optimizer)
         self.update = Update(adapter, self.trainable, settings, precision, self.strategy.partition(settings))
-        self.step = Step(adapter, self.trainable, self.strategy, self.update, self.counting)
+        self.step = Step(self.strategy, self.update, self.counting)
 
     def train_step(self, batches: Sequence[Batch]) -> Tensor:
         """One update by the mean of the batches' gradients, which is communicated once.

@@ -17,13 +17,12 @@ from hvdkit.core import trace_events
 from hvdkit.core.pieces import Partition, bytes_of
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import Scalar, Tensor, scalar
-from hvdkit.core.trainable import Function, Hooks, Stamp, Trainable
+from hvdkit.core.trainable import Function, Hooks, Stamp
 from hvdkit.core.update import Update
 from hvdkit.data.dataset import Batch
 
 if TYPE_CHECKING:
     from hvdkit.core.counting import Counting
-    from hvdkit.core.seam import Adapter
 
 Reduction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -35,10 +34,9 @@ class Step:
     `gradient_bytes` is the size of the gradients with which an update begins, on this rank.
     """
 
-    def __init__(
-        self, adapter: Adapter, trainable: Trainable, strategy: Strategy, update: Update, counting: Counting | None
-    ) -> None:
-        self._adapter, self._trainable = adapter, trainable
+    def __init__(self, strategy: Strategy, update: Update, counting: Counting | None) -> None:
+        trainable = self._trainable = strategy.trainable
+        self._adapter = strategy.session.adapter
         self._strategy, self._update, self._counting = strategy, update, counting
         self.sums: dict[str, Tensor] = {}
         self.gradient_bytes = 0
@@ -142,8 +140,7 @@ class Step:
     ) -> None:
         """Average gradients of the scaled loss over ranks; unscale, clip, and apply the optimizer's rule."""
         if self._counting is not None and self._counting.counts:
-            wait = (lambda: None) if self._trainable.traced else self._adapter.synchronize
-            self._counting.average_and_update(self._strategy, self._update, gradients, average, count, wait)
+            self._counting.average_and_update(self._strategy, self._update, gradients, average, count)
         else:
             self._update(average(gradients))
 
