@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import ROOT, run
+from tests.conftest import ROOT, run
 
 HVDKIT = f"{sys.executable} -m hvdkit"
 # A shell sees no path of this checkout from another folder.

@@ -1,8 +1,7 @@
 """Horovod without a framework's Python: MXNet's C library and Horovod's own, called by ctypes.
 
 For tests of how ranks start, fail and end, in which no framework has a part. The collectives are Horovod's, over Gloo.
-Loading takes 0.1 s of processor time, `import mxnet` more than a second. Runs in MXNet's runtime; a script finds it by
-`sys.path.append(TESTS)`.
+Loading takes 0.1 s of processor time, `import mxnet` more than a second. Runs in MXNet's runtime.
 """
 
 from __future__ import annotations

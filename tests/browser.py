@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hygiene
 import pytest
+
+from tests import hygiene
 
 _TIMEOUT_S = hygiene.patience(60.0)
 _OPTIONS = [

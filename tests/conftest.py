@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import hygiene
 import hypothesis
 import pytest
-import warm as warming
 
 from hvdkit.runtimes import pins, store
+from tests import hygiene
+from tests import warm as warming
 
 hygiene.clean_up_parent()  # before a test module is imported
 
@@ -139,7 +139,7 @@ def hvdkit(tmp_path: Path) -> Hvdkit:
 @pytest.fixture
 def inside(tmp_path: Path) -> Hvdkit:
     """As `hvdkit`, in this process (inside.py): for what is refused before anything starts."""
-    from inside import call
+    from tests.inside import call
 
     return partial(call, tmp_path)
 

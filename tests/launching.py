@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import hygiene
-
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import AgentCommand, Job, prepare
 from hvdkit.launch.supervise import supervise
 from hvdkit.runtimes.store import find
+from tests import hygiene
 
+ROOT = Path(__file__).resolve().parent.parent
 MARK = "HVDKIT_TEST_MARK"
 # How long to wait for what must happen: only a limit, far longer than any machine takes. Ranks that are to be ended
 # `hang` for much longer than a test may last.
@@ -66,14 +66,16 @@ def record(kind, message, step=None, at=None):
 def framework_job(framework: str, folder: Path, *arguments: object, np: int = 2, **environment: str) -> Job:
     """A job whose ranks run a script in the framework's runtime; each on one thread, as two of them share two cores."""
     runtime = find(framework)
-    variables = {"OMP_NUM_THREADS": "1", "HOROVOD_IDLE_CYCLE_TIME": "100"}  # Horovod's thread sleeps, as in training
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    variables["HOROVOD_IDLE_CYCLE_TIME"] = "100"  # Horovod's thread sleeps, as in training
     words = [str(each) for each in arguments]
     return Job(runtime.python, words, np, parse_hosts(None, np), runtime.environment | variables | environment, folder)
 
 
 def job(folder: Path, script: str, np: int = 2, mark: str = "", python: str = sys.executable) -> Job:
     """A job whose ranks run `script` after PRELUDE."""
-    return Job(Path(python), ["-c", PRELUDE + script], np, parse_hosts(None, np), {MARK: mark}, folder)
+    environment = {MARK: mark, "PYTHONPATH": str(ROOT)}
+    return Job(Path(python), ["-c", PRELUDE + script], np, parse_hosts(None, np), environment, folder)
 
 
 def run_plain(job: Job, on_tick: Callable[[], None] | None = None) -> None:

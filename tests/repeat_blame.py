@@ -1,6 +1,6 @@
 """Repeat real failures of real Horovod ranks, and count how often the right rank is named. Run by hand.
 
-usage: PYTHONPATH=. python tests/repeat_blame.py N LAUNCHER [FRAMEWORK] [COUNTS.jsonl]
+usage: python -m tests.repeat_blame N LAUNCHER [FRAMEWORK] [COUNTS.jsonl]
 
 Two ranks reduce; one of them, rank 0 and rank 1 in turn, fails in one of the ways of FAULTS, in turn too; the other
 loses it. N repeats under LAUNCHER (direct or horovodrun), AT_ONCE of them at a time, with FRAMEWORK: bare (Horovod
@@ -20,19 +20,17 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from launching import PRELUDE
-
 from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.runtimes.store import find
+from tests.launching import PRELUDE
 
 AT_ONCE = 4  # of two ranks each: more than two cores do at once, since a busy machine is part of the point
 REDUCE = {
-    "bare": f"""
-sys.path.append({str(Path(__file__).parent)!r})
-import bare_horovod as hvd
+    "bare": """
+from tests import bare_horovod as hvd
 def reduce():
     hvd.allreduce(1)
 """,

@@ -12,15 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import hygiene
-from conftest import ROOT
-from launching import framework_job, wait_until
-
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.runtimes.store import find
+from tests import hygiene
+from tests.conftest import ROOT
+from tests.launching import framework_job, wait_until
 
 START = Callable[[str], "Ranks"]
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import wait_until
 
 from hvdkit import adapters
 from hvdkit.adapters.local import Linear
@@ -24,6 +23,7 @@ from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import TrainResult
 from hvdkit.tasks import resnet
 from hvdkit.worker import setup, train
+from tests.launching import wait_until
 
 
 def local_recipe(**changes: Any) -> Recipe:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from conftest import ROOT
-from crowd import together
 
 from hvdkit.adapters.local import Linear, TrainableModel
 from hvdkit.core.group import Mesh, Topology
@@ -20,9 +17,8 @@ from hvdkit.recipe.schema import Loss, Optimizer
 from hvdkit.strategies.dense import Dense
 from hvdkit.strategies.sharded import Sharded
 from hvdkit.strategies.sharded_parameters import ShardedParameters
-
-sys.path.insert(0, str(ROOT / "tests" / "contract"))
-from grown import worst
+from tests.contract.grown import worst
+from tests.crowd import together
 
 STEPS, FEATURES, CLASSES = 20, 5, 3
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import simulating
-from conftest import Hvdkit
 
 from hvdkit.commands.advise import seconds_until
 from hvdkit.errors import RequestError
@@ -26,6 +24,8 @@ from hvdkit.simulator import predict as predicting
 from hvdkit.simulator.advise import Advice
 from hvdkit.simulator.money import Money, amount
 from hvdkit.simulator.settings import Settings
+from tests import simulating
+from tests.conftest import Hvdkit
 
 pytestmark = pytest.mark.check
 V100 = clusters.load(Path("v100-nvlink-ib"))

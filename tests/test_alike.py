@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Hvdkit
-from own_tasks import DOCUMENT
 
 from hvdkit.checkpoint import snapshots
+from tests.conftest import Hvdkit
+from tests.own_tasks import DOCUMENT
 
 # A task whose ranks differ in what `options` name. It draws from each generator that hvdkit seeds.
 SCRIPT = """

@@ -15,7 +15,6 @@ from unittest import mock
 
 import pytest
 import yaml
-from conftest import ROOT
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +24,7 @@ from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.check
 

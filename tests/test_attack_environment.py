@@ -8,10 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attacks import HVDKIT, attack, refused, sound
-from conftest import FRAMEWORKS, committed_parity
-from simulating import profile
-from test_bench import measured
 
 from hvdkit import usage
 from hvdkit.adapters.capabilities import ENVIRONMENT
@@ -22,6 +18,10 @@ from hvdkit.report import profile as profile_
 from hvdkit.results import profile as profiles
 from hvdkit.results.parity import read_parity
 from hvdkit.worker import tuning
+from tests.attacks import HVDKIT, attack, refused, sound
+from tests.conftest import FRAMEWORKS, committed_parity
+from tests.simulating import profile
+from tests.test_bench import measured
 
 pytestmark = pytest.mark.check
 

@@ -10,12 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hygiene
 import pytest
-from attacks import HVDKIT, attack, refused, sound
-from comparisons import change
-from conftest import ROOT
-from simulating import profile
 
 from hvdkit import paths
 from hvdkit.commands import advise, predict
@@ -26,6 +21,11 @@ from hvdkit.recipe import schema
 from hvdkit.report import charts, collect, page
 from hvdkit.results import profile as profiles
 from hvdkit.results.train import MetricLine
+from tests import hygiene
+from tests.attacks import HVDKIT, attack, refused, sound
+from tests.comparisons import change
+from tests.conftest import ROOT
+from tests.simulating import profile
 
 pytestmark = pytest.mark.check
 

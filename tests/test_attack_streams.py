@@ -9,14 +9,14 @@ import sys
 import time
 from pathlib import Path
 
-import hygiene
 import pytest
-from attacks import HVDKIT, attack, sound
-from simulating import profile
 
 from hvdkit.cli import terminal
 from hvdkit.errors import RequestError
 from hvdkit.results import profile as profiles
+from tests import hygiene
+from tests.attacks import HVDKIT, attack, sound
+from tests.simulating import profile
 
 pytestmark = pytest.mark.check
 

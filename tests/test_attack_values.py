@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from attacks import HVDKIT, attack, refused
-from simulating import profile
 
 from hvdkit.results import profile as profiles
+from tests.attacks import HVDKIT, attack, refused
+from tests.simulating import profile
 
 pytestmark = pytest.mark.check
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simulating
-from conftest import Hvdkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -22,6 +20,8 @@ from hvdkit.simulator import predict as predicting
 from hvdkit.simulator.calibration import calibrate
 from hvdkit.simulator.settings import read
 from hvdkit.simulator.workload import of_profile
+from tests import simulating
+from tests.conftest import Hvdkit
 
 pytestmark = pytest.mark.check
 

@@ -8,7 +8,6 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from conftest import Hvdkit
 
 import hvdkit
 from hvdkit import adapters
@@ -20,6 +19,7 @@ from hvdkit.results.machine import this_machine
 from hvdkit.simulator import cluster, piecewise_linear
 from hvdkit.simulator.costs import Network
 from hvdkit.worker import bench as bench_rank
+from tests.conftest import Hvdkit
 
 pytestmark = pytest.mark.check
 

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import FRAMEWORKS, ROOT
 
 from benchmarks import harness, memory, sharding, simulator
 from hvdkit.recipe import schema
+from tests.conftest import FRAMEWORKS, ROOT
 
 pytestmark = pytest.mark.check
 

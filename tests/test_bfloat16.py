@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, run
-from launching import framework_job
 
 from hvdkit.launch.launchers import direct
 from hvdkit.runtimes.store import find
+from tests.conftest import ROOT, run
+from tests.launching import framework_job
 
 RANK = ROOT / "tests" / "bfloat16_rank.py"
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import ROOT
+from tests.conftest import ROOT
 
 BOOTSTRAP = ROOT / "scripts" / "bootstrap.py"
 

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-import simulating
-from conftest import ROOT, Hvdkit
 
 from hvdkit.recipe import schema
 from hvdkit.results import profile as profiles
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator.advise import Advice
+from tests import simulating
+from tests.conftest import ROOT, Hvdkit
 
 RECIPE = ROOT / "recipes" / "resnet20-digits.yaml"
 QUICK = ("model.name=resnet8", "batch_size=4", "warmup_steps=2", "threads=1", "checkpoint={every_epochs: 1}")

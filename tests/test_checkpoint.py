@@ -9,8 +9,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from conftest import Hvdkit
-from resuming import lines, local_recipe, local_run
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
@@ -24,6 +22,8 @@ from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RequestError, RunError
 from hvdkit.recipe.schema import Checkpointing
 from hvdkit.results.train import kept_lines
+from tests.conftest import Hvdkit
+from tests.resuming import lines, local_recipe, local_run
 
 STATE = {"fc.weight": np.arange(6.0).reshape(2, 3), "optimizer.momentum.fc.weight": np.ones((2, 3))}
 

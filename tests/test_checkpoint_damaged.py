@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from resuming import local_recipe, local_run, rewrite_record
-from test_checkpoint import STATE, record, written
 
 from hvdkit.checkpoint import snapshots, writing
 from hvdkit.checkpoint.snapshots import Checkpoint
@@ -25,6 +23,8 @@ from hvdkit.core.state import slot_name
 from hvdkit.errors import RequestError
 from hvdkit.heartbeat import DISK, Heartbeat
 from hvdkit.recipe.schema import Checkpointing
+from tests.resuming import local_recipe, local_run, rewrite_record
+from tests.test_checkpoint import STATE, record, written
 
 FULL = {**STATE, slot_name("average", "fc.weight"): np.ones((2, 3)), "communication.a": np.ones(3)}
 

@@ -13,9 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from crowd import together
-from resuming import lines, local_recipe, local_run, rewrite_record
-from test_checkpoint import record
 
 from hvdkit import tasks
 from hvdkit.adapters import local
@@ -33,6 +30,9 @@ from hvdkit.data.batches import open_dataset
 from hvdkit.handlers.standard import attach
 from hvdkit.recipe.schema import Checkpointing, Recipe
 from hvdkit.results.train import kept_lines, read_result
+from tests.crowd import together
+from tests.resuming import lines, local_recipe, local_run, rewrite_record
+from tests.test_checkpoint import record
 
 # What is kept without being asked for, and where it is
 

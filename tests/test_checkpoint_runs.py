@@ -13,13 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hygiene
 import numpy as np
 import pytest
-from conftest import FRAMEWORKS, ROOT, Hvdkit
-from launching import wait_until
-from residents import START, Ranks, residents
-from resuming import lines, rewrite_record, under_way
 from safetensors.numpy import load, load_file, save_file
 
 from hvdkit.checkpoint import snapshots
@@ -29,6 +24,11 @@ from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.results.evaluate import EvaluationResult
 from hvdkit.results.train import TrainResult
+from tests import hygiene
+from tests.conftest import FRAMEWORKS, ROOT, Hvdkit
+from tests.launching import wait_until
+from tests.residents import START, Ranks, residents
+from tests.resuming import lines, rewrite_record, under_way
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400), pytest.mark.usefixtures("warm")]
 

@@ -10,12 +10,9 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from crowd import together
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load
-from sharing import batch, session_of, staged
-from test_checkpoint import STATE, record
 
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import Checkpoint
@@ -23,6 +20,9 @@ from hvdkit.checkpoint.streamed import SafetensorsFile
 from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core.group import Topology
 from hvdkit.recipe.schema import AdamW, Checkpointing
+from tests.crowd import together
+from tests.sharing import batch, session_of, staged
+from tests.test_checkpoint import STATE, record
 
 DTYPES = ["float64", "float32", "float16", "int64", "int32", "uint8", "bool"]
 ARRAYS = st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3).map(tuple))

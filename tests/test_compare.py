@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Hvdkit
 
 from hvdkit import usage
 from hvdkit.baselines import registry
@@ -26,6 +25,7 @@ from hvdkit.results.compare import Comparison, read_comparison
 from hvdkit.results.intervals import Interval
 from hvdkit.results.machine import this_machine
 from hvdkit.results.train import TrainResult
+from tests.conftest import Hvdkit
 
 pytestmark = pytest.mark.check
 

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import Hvdkit, run
 
 from hvdkit.cli import app
+from tests.conftest import Hvdkit, run
 
 pytestmark = pytest.mark.check
 

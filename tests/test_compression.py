@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crowd import averaged, together
 
 from hvdkit.core.group import Mesh, Topology, world_of
 from hvdkit.recipe.communication import METHODS, Compression, Int8, PowerSgd, TopK, Uncompressed
@@ -14,6 +13,7 @@ from hvdkit.strategies.codecs.base import RESIDUAL
 from hvdkit.strategies.codecs.powersgd import orthonormal
 from hvdkit.strategies.reducer import Reducer
 from hvdkit.strategies.transports import TRANSPORTS, Ring
+from tests.crowd import averaged, together
 
 pytestmark = pytest.mark.check
 

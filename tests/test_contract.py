@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FRAMEWORKS, ROOT, run
-from launching import framework_job
 
 from hvdkit import adapters
 from hvdkit.adapters.capabilities import CAPABILITIES, MEANINGS
@@ -24,10 +22,10 @@ from hvdkit.core.strategy import Strategy
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe.schema import Loss, Optimizer, Sgd
 from hvdkit.strategies.dense import Dense
-
-sys.path.insert(0, str(ROOT / "tests" / "contract"))
-import everything  # noqa: F401 - adds their cases
-from cases import BETWEEN, CASES, CLASSES, FEATURES, LEAKS, PROBED, SHAPE, error  # as ranks import them
+from tests.conftest import FRAMEWORKS, ROOT, run
+from tests.contract import everything  # noqa: F401 - adds their cases
+from tests.contract.cases import BETWEEN, CASES, CLASSES, FEATURES, LEAKS, PROBED, SHAPE, error  # as ranks import them
+from tests.launching import framework_job
 
 pytestmark = pytest.mark.long
 
@@ -102,10 +100,10 @@ def test_what_trains_is_declared(framework: str, report: Any) -> None:
 @pytest.mark.check
 def test_capabilities_are_of_the_known_ones() -> None:
     """In a process of its own: NumPy has bfloat16 wherever ml_dtypes was imported, as onnx does."""
-    code = "import json; from cases import PROBED, probe; from hvdkit import adapters; "
+    code = "import json; from tests.contract.cases import PROBED, probe; from hvdkit import adapters; "
     code += "from hvdkit.core.group import Topology; "
     code += "print(json.dumps({name: probe(name, adapters.load('local'), Topology()) for name in PROBED}))"
-    where = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'contract'}"}
+    where = os.environ | {"PYTHONPATH": str(ROOT)}
     done = run([sys.executable, "-c", code], timeout=60, env=where)
     assert done.returncode == 0, done.stderr
     faults, has = json.loads(done.stdout), adapters.load("local").CAPABILITIES

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT
 
 from hvdkit import adapters, tasks
 from hvdkit.adapters.local import Linear
@@ -36,6 +35,7 @@ from hvdkit.recipe.schema import Digits, Recipe, Sgd, Synthetic
 from hvdkit.tasks import resnet
 from hvdkit.tasks.image_classification import cross_entropy
 from hvdkit.tasks.task import parameter_count
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.check
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Hvdkit
 
 from hvdkit.checkpoint import snapshots
 from hvdkit.core.state import parameters_of
@@ -18,6 +17,7 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks.own import Own
+from tests.conftest import ROOT, Hvdkit
 
 PADDED = {
     "name": "padded",

@@ -9,10 +9,6 @@ from statistics import median
 from typing import Any
 
 import pytest
-import simulating
-from comparisons import change, several_rounds
-from conftest import Hvdkit
-from test_bench import measured
 
 from hvdkit.errors import RunError
 from hvdkit.report import csv_files
@@ -20,6 +16,10 @@ from hvdkit.report.rounds import ratios
 from hvdkit.results import profile as profiles
 from hvdkit.results.compare import read_comparison
 from hvdkit.results.train import read_metrics
+from tests import simulating
+from tests.comparisons import change, several_rounds
+from tests.conftest import Hvdkit
+from tests.test_bench import measured
 
 pytestmark = pytest.mark.check
 

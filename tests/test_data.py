@@ -7,7 +7,6 @@ import importlib.util
 import io
 import math
 import subprocess
-import sys
 import threading
 import time
 import tracemalloc
@@ -17,14 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "data"))
-from pictures import CLASSES, digests, draw_folder, write_cifar
-
 from hvdkit.core.group import Topology
 from hvdkit.data import batches as data
 from hvdkit.data import prefetch
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Cifar10, ImageFolder, Mnist5k
+from tests.data.pictures import CLASSES, digests, draw_folder, write_cifar
 
 pytestmark = pytest.mark.check
 

@@ -4,19 +4,16 @@ line, and how bad data ends a run."""
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import FRAMEWORKS, ROOT, Hvdkit, run
-
-sys.path.insert(0, str(Path(__file__).parent / "data"))
-from pictures import draw_folder, write_cifar
 
 from hvdkit.results.train import TrainResult
 from hvdkit.runtimes.pins import FRAMEWORKS as RUNTIME_OF
 from hvdkit.runtimes.pins import RUNTIMES
 from hvdkit.runtimes.store import find
+from tests.conftest import FRAMEWORKS, ROOT, Hvdkit, run
+from tests.data.pictures import draw_folder, write_cifar
 
 pytestmark = pytest.mark.long
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Hvdkit
 
 from hvdkit.commands import debug_logs
 from hvdkit.report.debug_logs import lines
 from hvdkit.results.debug import read_debug
+from tests.conftest import Hvdkit
 
 pytestmark = pytest.mark.check
 

@@ -9,9 +9,9 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from conftest import ROOT, Hvdkit
 
 from hvdkit.results.train import read_metrics
+from tests.conftest import ROOT, Hvdkit
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
 

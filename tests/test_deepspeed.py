@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, Hvdkit, run
 from safetensors.numpy import load_file
 
 from hvdkit.commands import parity
 from hvdkit.results.parity import Parity
 from hvdkit.results.train import TrainResult
 from hvdkit.runtimes import pins, store
+from tests.conftest import ROOT, Hvdkit, run
 
 RECIPE = ROOT / "recipes" / "gpt-tiny.yaml"
 SMALL = ("model.layers=2", "model.width=32", "model.heads=2", "data.validation=0.001", "threads=1")

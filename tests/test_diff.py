@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Hvdkit
-from resuming import local_recipe, local_run
 
 import hvdkit as package
 from hvdkit.checkpoint import snapshots
 from hvdkit.core.session import Session
 from hvdkit.recipe import schema
 from hvdkit.results.diff import Diff, read_diff
+from tests.conftest import Hvdkit
+from tests.resuming import local_recipe, local_run
 
 pytestmark = pytest.mark.check
 

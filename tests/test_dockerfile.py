@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from conftest import ROOT, run
 from dockerfile_parse import DockerfileParser
 from packaging.requirements import Requirement
 
 from hvdkit.cli.app import app
 from hvdkit.runtimes.pins import RUNTIMES
+from tests.conftest import ROOT, run
 
 pytestmark = pytest.mark.check
 

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from conftest import Hvdkit
-from resuming import local_run
-
-sys.path.insert(0, str(Path(__file__).parent / "data"))
-from pictures import draw_folder
 
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import Launcher
@@ -23,6 +17,9 @@ from hvdkit.results.dry_run import DryRun
 from hvdkit.results.memory import Parts
 from hvdkit.runtimes import machine
 from hvdkit.tasks import duration, resnet
+from tests.conftest import Hvdkit
+from tests.data.pictures import draw_folder
+from tests.resuming import local_run
 
 pytestmark = pytest.mark.check
 

@@ -14,13 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hygiene
 import numpy as np
-import paced
 import pytest
-from conftest import ROOT, Hvdkit
-from conftest import run as run_command
-from launching import wait_until
 
 from hvdkit.checkpoint.elastic import Commits, Kept, close_peer_sockets, recording_peer_sockets
 from hvdkit.errors import RunError
@@ -29,7 +24,11 @@ from hvdkit.launch.job import AgentCommand, ElasticBounds, Job
 from hvdkit.launch.launchers import elastic
 from hvdkit.results.train import TrainResult, read_result
 from hvdkit.runtimes.store import find
+from tests import hygiene, paced
 from tests.cluster import elastic_chaos
+from tests.conftest import ROOT, Hvdkit
+from tests.conftest import run as run_command
+from tests.launching import wait_until
 
 pytestmark = pytest.mark.long
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from conftest import Hvdkit
 
 from hvdkit.commands import generate
 from hvdkit.data import encoding, tokens
@@ -21,6 +20,7 @@ from hvdkit.data.tokens import Tokens
 from hvdkit.errors import RequestError
 from hvdkit.recipe.data import Text
 from hvdkit.results.generate import Generation
+from tests.conftest import Hvdkit
 
 pytestmark = pytest.mark.check
 TEXT = "".join(f"the {number} quick brown foxes\n\n  jump over <|endoftext|> the lazy dog\n" for number in range(400))

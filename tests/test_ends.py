@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, run
 
 from hvdkit.runtimes import store
+from tests.conftest import ROOT, run
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
 

@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FRAMEWORKS, ROOT, Hvdkit
-from residents import START, residents
-from resuming import lines, local_recipe, local_run
 from safetensors.numpy import load_file
 
 from hvdkit import adapters, tasks
@@ -26,6 +23,9 @@ from hvdkit.handlers.stopping import check_early_stopping, note_epoch, stopped_e
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import AverageWeights, EarlyStopping, Loss, Recipe, Sgd
 from hvdkit.worker.unreached import unreached
+from tests.conftest import FRAMEWORKS, ROOT, Hvdkit
+from tests.residents import START, residents
+from tests.resuming import lines, local_recipe, local_run
 
 RECIPE = ROOT / "recipes" / "resnet20-digits.yaml"
 TINY = ["model.name=resnet8", "batch_size=16", "threads=1", "accumulate=2"]  # two updates an epoch of two ranks

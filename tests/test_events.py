@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import hygiene
 import numpy as np
-import paced
 import pytest
-from conftest import Hvdkit
-from resuming import by_tag, kill_ranks, local_recipe, local_run, under_way
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hvdkit.errors import RequestError
 from hvdkit.handlers import tensorboard
+from tests import hygiene, paced
+from tests.conftest import Hvdkit
+from tests.resuming import by_tag, kill_ranks, local_recipe, local_run, under_way
 
 pytestmark = pytest.mark.long
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import FRAMEWORKS, ROOT
-from launching import framework_job
 from safetensors.numpy import load_file
 
 from hvdkit.checkpoint.weights import save_weights
 from hvdkit.errors import RunError
 from hvdkit.launch.launchers import LAUNCHERS
+from tests.conftest import FRAMEWORKS, ROOT
+from tests.launching import framework_job
 
 pytestmark = pytest.mark.long
 

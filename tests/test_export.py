@@ -17,9 +17,7 @@ from unittest import mock
 import numpy as np
 import onnxruntime
 import pytest
-from conftest import ROOT, Hvdkit, run
 from PIL import Image
-from resuming import rewrite_record
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
@@ -30,6 +28,8 @@ from hvdkit.launch.placement import Placement
 from hvdkit.results.evaluate import read_evaluation
 from hvdkit.runtimes.store import find
 from hvdkit.tasks import resnet, resnet_onnx
+from tests.conftest import ROOT, Hvdkit, run
+from tests.resuming import rewrite_record
 
 pytestmark = pytest.mark.long
 

@@ -17,10 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import hygiene
 import pytest
-from conftest import ROOT, Hvdkit
-from launching import MARK, gone_within, marked, nothing_left, wait_until
 
 from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.hosts import Host
@@ -28,6 +25,9 @@ from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.runtimes import store
 from hvdkit.runtimes.store import find
+from tests import hygiene
+from tests.conftest import ROOT, Hvdkit
+from tests.launching import MARK, gone_within, marked, nothing_left, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from own_tasks import DOCUMENT
-
-sys.path.insert(0, str(Path(__file__).parent / "data"))
-from pictures import draw_folder
-from resuming import rewrite_record
 
 from hvdkit import adapters
 from hvdkit.adapters.local import Linear
@@ -28,6 +22,9 @@ from hvdkit.recipe.schema import ImageFolder, Recipe
 from hvdkit.results.train import TrainResult
 from hvdkit.tasks.own import Own
 from hvdkit.worker import alike, setup, train
+from tests.data.pictures import draw_folder
+from tests.own_tasks import DOCUMENT
+from tests.resuming import rewrite_record
 
 pytestmark = pytest.mark.check
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launching import framework_job
 
 from hvdkit.launch.launchers import direct
+from tests.launching import framework_job
 
 # Rank 0 has every positive finite float16, rank 1 what makes the sum the float16 nearest to the first one's own bits,
 # taken as a number. As released, Gloo then left the first one where the sum belongs.

@@ -15,10 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import hygiene
 import pytest
-from conftest import ROOT
-from test_paths import content
 
 import hvdkit
 from hvdkit import folder_lock, paths, replaced
@@ -33,6 +30,9 @@ from hvdkit.launch.agent import process_tree, scratch
 from hvdkit.recipe import schema
 from hvdkit.results.train import MetricLine, TrainResult, damage, read_metrics
 from hvdkit.runtimes.store import find
+from tests import hygiene
+from tests.conftest import ROOT
+from tests.test_paths import content
 
 CLAIMS = """
 import sys, time

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import FRAMEWORKS, ROOT, Hvdkit
-from conftest import run as run_command
-from launching import framework_job
 from safetensors.numpy import load_file
 
 from hvdkit.commands import parity
@@ -26,10 +23,12 @@ from hvdkit.results.parity import Parity
 from hvdkit.results.profile import load
 from hvdkit.tasks import gpt
 from hvdkit.tasks.task import parameter_count
+from tests.conftest import FRAMEWORKS, ROOT, Hvdkit
+from tests.conftest import run as run_command
+from tests.launching import framework_job
 
 pytestmark = pytest.mark.long
 
-sys.path.insert(0, str(ROOT / "tests" / "parity"))
 
 RECIPE = ROOT / "recipes" / "gpt-tiny.yaml"
 SMALL = (

@@ -11,8 +11,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from conftest import Hvdkit
-from resuming import local_recipe, local_run
 
 from hvdkit.cli import app
 from hvdkit.core.step_plan import Progress
@@ -21,6 +19,8 @@ from hvdkit.handlers.metrics_file import is_before
 from hvdkit.launch.launchers import Launcher
 from hvdkit.recipe import registry, schema
 from hvdkit.results.train import doubts, read_metrics
+from tests.conftest import Hvdkit
+from tests.resuming import local_recipe, local_run
 
 pytestmark = pytest.mark.check
 

@@ -9,10 +9,10 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
-from launching import framework_job
 
 from hvdkit.launch.launchers import direct
+from tests.conftest import ROOT
+from tests.launching import framework_job
 
 pytestmark = pytest.mark.long
 

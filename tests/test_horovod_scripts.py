@@ -10,12 +10,12 @@ import re
 import subprocess
 from pathlib import Path
 
-import hygiene
 import pytest
-from conftest import ROOT
 
 from hvdkit.launch.launchers import horovodrun
 from hvdkit.runtimes.store import find
+from tests import hygiene
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.long
 

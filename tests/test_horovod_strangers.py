@@ -14,11 +14,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import hygiene
 import pytest
-from launching import wait_until
 
 from hvdkit.runtimes import store
+from tests import hygiene
+from tests.launching import wait_until
 
 pytestmark = pytest.mark.timeout(300)
 SERVICES = Path(__file__).with_name("horovod_services.py")

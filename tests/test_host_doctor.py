@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hygiene
 import pytest
-from conftest import ROOT, Hvdkit
 
 from hvdkit.commands import doctor, host_faults
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import Host, read_hostfile
 from hvdkit.results.doctor import HostReport, HostsReport, Interface, Route, RuntimeThere
 from hvdkit.results.json_files import read
+from tests import hygiene
 from tests.cluster import starving
+from tests.conftest import ROOT, Hvdkit
 
 pytestmark = pytest.mark.check
 

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hygiene
 import pytest
-from conftest import run
-from launching import MARK, gone_within, marked, wait_until
 
+from tests import hygiene
 from tests.cluster import hosts, starving
+from tests.conftest import run
+from tests.launching import MARK, gone_within, marked, wait_until
 
 MBIT_PER_S = 40.0
 HOSTS = Path(hosts.__file__)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT, Hvdkit
 from PIL import Image
-
-sys.path.insert(0, str(Path(__file__).parent / "data"))
-from pictures import draw_folder
 
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.resume import check_classes
@@ -24,6 +19,8 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import ImageFolder, Recipe
 from hvdkit.tasks import duration, folder, resnet
+from tests.conftest import ROOT, Hvdkit
+from tests.data.pictures import draw_folder
 
 pytestmark = pytest.mark.check
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FRAMEWORKS, ROOT
-from launching import framework_job
 from safetensors.numpy import load_file
 
 from hvdkit import adapters
@@ -25,9 +22,9 @@ from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe.communication import TopK
 from hvdkit.strategies.reducer import Reducer
 from hvdkit.strategies.transports import Ring
-
-sys.path.insert(0, str(ROOT / "tests" / "contract"))
-import kinds  # as the ranks import it
+from tests.conftest import FRAMEWORKS, ROOT
+from tests.contract import kinds  # as the ranks import it
+from tests.launching import framework_job
 
 STAGES = {"pytorch": 3, "tensorflow": 3, "keras": 3, "mxnet": 2}
 # framework -> what is wrong -> the key or the tensor that is named, and a word of the fault or the remedy

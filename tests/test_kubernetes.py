@@ -16,7 +16,6 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from inside import call
 from kubeflow_trainer_api.models import TrainerV1alpha1TrainingRuntime as TrainingRuntime
 from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob as TrainJob
 
@@ -24,6 +23,7 @@ from hvdkit.commands.submit import default_name, manifest, pod_faults
 from hvdkit.commands.submit_request import SubmitRequest
 from hvdkit.recipe import schema
 from tests.cluster.mpijob import MPIJob
+from tests.inside import call
 
 pytestmark = pytest.mark.check
 

@@ -11,12 +11,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import hygiene
 import pytest
-from inside import call
 
+from tests import hygiene
 from tests.cluster import starving
 from tests.cluster.pods import Cluster, end, missing
+from tests.inside import call
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -15,9 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import launching
 import pytest
-from launching import SOON_S, exits, gone_within, job, marked, nothing_left, run_plain, wait_until
 
 from hvdkit.errors import RequestError, RunError
 from hvdkit.launch.agent.reports import SHARED
@@ -25,6 +23,8 @@ from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import GRACE_S, AgentCommand, ElasticBounds, prepare
 from hvdkit.launch.supervise import supervise
+from tests import launching
+from tests.launching import SOON_S, exits, gone_within, job, marked, nothing_left, run_plain, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import launching
 import pytest
-from launching import SOON_S, exits, gone_within, nothing_left, wait_until
 
 from hvdkit.errors import HvdkitError, RequestError, RunError
 from hvdkit.launch.diagnosis.exits import RankFailure
@@ -22,12 +20,13 @@ from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS, horovodrun
 from hvdkit.runtimes.store import find
+from tests import launching
+from tests.launching import SOON_S, exits, gone_within, nothing_left, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
-ALLREDUCE = f"""
-sys.path.append({str(Path(__file__).parent)!r})
-import bare_horovod as hvd
+ALLREDUCE = """
+from tests import bare_horovod as hvd
 hvd.init()
 assert (hvd.rank(), hvd.size()) == (rank, int(os.environ["HOROVOD_SIZE"]))
 total = hvd.allreduce(hvd.rank() + 1)
@@ -140,7 +139,7 @@ LAUNCH = """
 import sys
 from pathlib import Path
 from hvdkit.launch.launchers import LAUNCHERS
-from launching import job
+from tests.launching import job
 try:
     LAUNCHERS[sys.argv[1]].run(job(Path(sys.argv[2]), sys.argv[3], 2, sys.argv[4], sys.argv[5]))
 except KeyboardInterrupt:
@@ -152,11 +151,10 @@ except KeyboardInterrupt:
 def test_an_ended_launcher_leaves_nothing(
     tmp_path: Path, mark: str, python: str, launcher: str, number: int, status: int
 ) -> None:
-    here = Path(__file__).parent
     script = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); hang()"
     process = subprocess.Popen(
         [sys.executable, "-c", LAUNCH, launcher, str(tmp_path), script, mark, python],
-        env={**os.environ, "PYTHONPATH": f"{here}:{here.parent}", launching.MARK: mark},
+        env={**os.environ, "PYTHONPATH": str(launching.ROOT), launching.MARK: mark},
     )
     logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
     assert wait_until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs), SOON_S)

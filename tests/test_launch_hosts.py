@@ -7,13 +7,13 @@ import signal
 import time
 from pathlib import Path
 
-import hygiene
 import pytest
 
 from hvdkit.errors import RequestError
 from hvdkit.launch import hosts
 from hvdkit.launch.hosts import Host, discovered, parse_hosts
 from hvdkit.launch.slots import Slot, fill
+from tests import hygiene
 
 pytestmark = pytest.mark.check
 

@@ -11,9 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import hygiene
 import pytest
-from launching import wait_until
 
 from hvdkit.launch.agent.interfaces import address_of
 from hvdkit.launch.agent.link_monitor import DOWN_S, LOST_S, LauncherWatch, LinkMonitor
@@ -21,7 +19,9 @@ from hvdkit.launch.diagnosis.blame import unreachable
 from hvdkit.launch.diagnosis.exits import FailureRecord, RankEnd
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
+from tests import hygiene
 from tests.cluster import starving
+from tests.launching import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 # Nothing but what the test is about ends the run: no watchdog, and no timeout of Gloo's where it is not set.

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.check
 

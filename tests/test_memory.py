@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Hvdkit, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +24,7 @@ from hvdkit.runtimes.store import find
 from hvdkit.simulator import memory, sharding
 from hvdkit.simulator.sharding import STAGES, States
 from hvdkit.tasks import choose, gpt, resnet
+from tests.conftest import ROOT, Hvdkit, run
 
 pytestmark = pytest.mark.check
 

@@ -12,10 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hygiene
 import pytest
-from conftest import ROOT
-from test_slurm import HVDKIT, RECIPE, rank_of, steps, wait_for
 
 from hvdkit.errors import RunError
 from hvdkit.launch import supervise
@@ -23,9 +20,12 @@ from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.runtimes.store import find
+from tests import hygiene
 from tests.cluster import starving
 from tests.cluster.slurm_daemons import Slurm
 from tests.cluster.sshd_daemons import Sshd
+from tests.conftest import ROOT
+from tests.test_slurm import HVDKIT, RECIPE, rank_of, steps, wait_for
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
 

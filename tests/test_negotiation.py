@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launching import framework_job
 
 from hvdkit.launch.launchers import direct
+from tests.launching import framework_job
 
 HOUR_MS = 3_600_000
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy_adapter import InTraining, Network, NumpyAdapter, cross_entropies
 
 from hvdkit.core.group import world_of
 from hvdkit.core.seam import Adapter
@@ -16,6 +15,7 @@ from hvdkit.core.trainable import Trainable
 from hvdkit.data.dataset import Batch
 from hvdkit.recipe.schema import AdamW, Lamb, Loss, Sgd
 from hvdkit.strategies.dense import Dense
+from tests.numpy_adapter import InTraining, Network, NumpyAdapter, cross_entropies
 
 FEATURES, HIDDEN, CLASSES = 6, 8, 3
 

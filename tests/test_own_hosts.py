@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simulating
 
 from benchmarks import anchored, harness, own_hosts, own_hosts_rows
 from benchmarks.anchored import Row
+from tests import simulating
 from tests.cluster import starving
 
 pytestmark = pytest.mark.long

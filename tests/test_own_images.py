@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, Hvdkit, run
 from PIL import Image
 
 from hvdkit.checkpoint import snapshots
@@ -19,6 +18,7 @@ from hvdkit.recipe import schema
 from hvdkit.recipe.schema import ImageFolder
 from hvdkit.results.evaluate import read_evaluation
 from hvdkit.results.predict_images import read_predictions
+from tests.conftest import ROOT, Hvdkit, run
 
 pytestmark = pytest.mark.long
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from own_tasks import DOCUMENT, nothing
 
 from hvdkit.core.strategy import Strategy
 from hvdkit.data.batches import ArraySplit
@@ -19,6 +18,7 @@ from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks.own import Own
 from hvdkit.tasks.task import Metrics
 from hvdkit.worker import own_task, sanity_check
+from tests.own_tasks import DOCUMENT, nothing
 
 pytestmark = pytest.mark.check
 

@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT, Hvdkit
-from own_tasks import DOCUMENT, nothing
-from resuming import rewrite_record
 
 from hvdkit import adapters
 from hvdkit.adapters.local import Linear
@@ -31,6 +28,9 @@ from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks.own import Own
 from hvdkit.tasks.task import Metrics
 from hvdkit.worker import inference, setup, train
+from tests.conftest import ROOT, Hvdkit
+from tests.own_tasks import DOCUMENT, nothing
+from tests.resuming import rewrite_record
 
 pytestmark = pytest.mark.long
 

@@ -9,12 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import hygiene
 import pytest
-from conftest import ROOT, run
 
 import hvdkit
 from hvdkit.runtimes.store import find
+from tests import hygiene
+from tests.conftest import ROOT, run
 
 STEP = """
 import sys

@@ -14,9 +14,10 @@ from email import message_from_string
 from pathlib import Path
 from urllib.parse import urlparse
 
-import hygiene
 import pytest
-from conftest import ROOT, Hvdkit, run
+
+from tests import hygiene
+from tests.conftest import ROOT, Hvdkit, run
 
 pytestmark = pytest.mark.long
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import FRAMEWORKS, ROOT, Hvdkit
-from launching import framework_job
 
 from hvdkit.commands import parity
 from hvdkit.errors import RequestError
@@ -19,10 +16,11 @@ from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.results.parity import Parity
+from tests.conftest import FRAMEWORKS, ROOT, Hvdkit
+from tests.launching import framework_job
 
 pytestmark = pytest.mark.long
 
-sys.path.insert(0, str(ROOT / "tests" / "parity"))
 
 # fault -> (what is missed, the tensor that deviates first, a word of the part of the step)
 TOLD = {

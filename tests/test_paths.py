@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import ROOT, Hvdkit
 
 import hvdkit
 from hvdkit import paths
 from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
+from tests.conftest import ROOT, Hvdkit
 
 pytestmark = pytest.mark.check
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
-from launching import framework_job
 
 from hvdkit.core.group import Group
 from hvdkit.core.pieces import sliced, whole
 from hvdkit.errors import RequestError
 from hvdkit.launch.launchers import LAUNCHERS
+from tests.conftest import ROOT
+from tests.launching import framework_job
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import FRAMEWORKS, ROOT
-from launching import framework_job
 
 from hvdkit.data.batches import ArraySplit, open_dataset
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe.schema import Digits
+from tests.conftest import FRAMEWORKS, ROOT
+from tests.launching import framework_job
 
 pytestmark = pytest.mark.long
 

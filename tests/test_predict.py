@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import simulating
 import yaml
-from conftest import ROOT, Hvdkit
 
 from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
@@ -21,6 +19,8 @@ from hvdkit.simulator import settings as settings_
 from hvdkit.simulator.advise import Advice
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.settings import Settings
+from tests import simulating
+from tests.conftest import ROOT, Hvdkit
 
 pytestmark = pytest.mark.check
 

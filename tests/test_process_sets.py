@@ -7,12 +7,12 @@ import os
 import sys
 from pathlib import Path
 
-import hygiene
 import pytest
-from conftest import ROOT, run
 
 from hvdkit.runtimes.store import find
+from tests import hygiene
 from tests.cluster import starving
+from tests.conftest import ROOT, run
 
 pytestmark = pytest.mark.long
 

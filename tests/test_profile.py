@@ -8,10 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import profiled
 import pytest
-from conftest import ROOT, Hvdkit
-from profiled import AHEAD, BACKWARD, FORWARD, MS, NEGOTIATION, SLOWER, STEP, TRANSFER, UPDATE
 
 from hvdkit.commands import profile as profile_
 from hvdkit.core import trace_events
@@ -24,6 +21,9 @@ from hvdkit.report.profile import picture, sentences, tables
 from hvdkit.report.tabular import size
 from hvdkit.results import profile
 from hvdkit.results.profile import Profile
+from tests import profiled
+from tests.conftest import ROOT, Hvdkit
+from tests.profiled import AHEAD, BACKWARD, FORWARD, MS, NEGOTIATION, SLOWER, STEP, TRANSFER, UPDATE
 
 pytestmark = pytest.mark.check
 

@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import hygiene
 import pytest
-from conftest import ROOT
 
 from hvdkit import adapters, tasks
 from hvdkit.adapters.local import Linear
@@ -20,6 +18,8 @@ from hvdkit.profiling import assemble
 from hvdkit.recipe import schema
 from hvdkit.worker import network_interface, profile, tuning
 from hvdkit.worker.setup import Script, Setup
+from tests import hygiene
+from tests.conftest import ROOT
 
 
 def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

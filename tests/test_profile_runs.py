@@ -7,15 +7,15 @@ import os
 import sys
 from pathlib import Path
 
-import hygiene
 import pytest
-from conftest import FRAMEWORKS, ROOT, Hvdkit
 
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.results.profile import Profile, load
 from hvdkit.runtimes import store
 from hvdkit.tasks import resnet
+from tests import hygiene
 from tests.cluster import starving
+from tests.conftest import FRAMEWORKS, ROOT, Hvdkit
 
 pytestmark = pytest.mark.long
 

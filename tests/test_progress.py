@@ -17,9 +17,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-import hygiene
 import pytest
-from paced_clock import Clock, left_s, line
 from rich.console import Console
 
 from hvdkit import progress as showing
@@ -28,6 +26,8 @@ from hvdkit.report.progress import RunProgress, StageProgress
 from hvdkit.runtimes import pins
 from hvdkit.runtimes import progress as building
 from hvdkit.runtimes.progress import COMPILE, CREATE, INSTALL, PROVE, BuildProgress
+from tests import hygiene
+from tests.paced_clock import Clock, left_s, line
 
 Read = pytest.CaptureFixture[str]
 RUNS = [(1, "a, 1 rank", 1), (1, "a, 2 ranks", 2), (1, "b, 1 rank", 1), (1, "b, 2 ranks", 2)]

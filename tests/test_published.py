@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Hvdkit
 
 import hvdkit
 from hvdkit.profiling import published
@@ -15,6 +14,7 @@ from hvdkit.simulator import predict as predicting
 from hvdkit.simulator.calibration import calibrate
 from hvdkit.simulator.settings import Settings
 from hvdkit.tasks import resnet
+from tests.conftest import Hvdkit
 
 pytestmark = pytest.mark.check
 

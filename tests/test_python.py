@@ -14,12 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import hygiene
 import nbformat
 import numpy as np
 import pytest
-import simulating
-from conftest import ROOT, committed_parity, run
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
@@ -38,6 +35,8 @@ from hvdkit.results.train import read_result
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator.sweep import Sweep
 from scripts import stub
+from tests import hygiene, simulating
+from tests.conftest import ROOT, committed_parity, run
 
 pytestmark = pytest.mark.long
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from conftest import ROOT, run
-
 from hvdkit.runtimes.store import find
+from tests.conftest import ROOT, run
 
 
 def test_parts_of_the_adapter_do_what_they_say() -> None:

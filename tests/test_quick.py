@@ -12,10 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import hygiene
 import pytest
-import simulating
-from comparisons import change, several_rounds
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -28,6 +25,8 @@ from hvdkit.results import profile as profiles
 from hvdkit.runtimes import doctor, environment
 from hvdkit.simulator import calibration, predict
 from hvdkit.simulator.settings import Settings
+from tests import hygiene, simulating
+from tests.comparisons import change, several_rounds
 
 pytestmark = pytest.mark.check
 

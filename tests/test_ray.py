@@ -15,12 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import hygiene
-import paced
 import pytest
-from conftest import ROOT, Hvdkit
 
 from hvdkit.launch.launchers import ray as launcher
+from tests import hygiene, paced
+from tests.conftest import ROOT, Hvdkit
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
 

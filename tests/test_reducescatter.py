@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launching import framework_job
 
 from hvdkit.launch.launchers import direct
+from tests.launching import framework_job
 
 # Values are small integers, so that sums are exact in every type, whatever their order.
 RANK = """

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import simulating
-from comparisons import REAL
-from conftest import Hvdkit
-from resuming import local_recipe
 from safetensors.numpy import save_file
-
-sys.path.insert(0, str(Path(__file__).parent / "data"))
-from pictures import draw_folder, write_cifar
 
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.writing import Checkpoints
@@ -32,6 +24,11 @@ from hvdkit.recipe.schema import Cifar10, Digits, ImageFolder
 from hvdkit.results import profile as profiles
 from hvdkit.runtimes import machine
 from hvdkit.tasks import resnet
+from tests import simulating
+from tests.comparisons import REAL
+from tests.conftest import Hvdkit
+from tests.data.pictures import draw_folder, write_cifar
+from tests.resuming import local_recipe
 
 pytestmark = pytest.mark.check
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Browser, chromium
-from comparisons import NAMES, REAL, change, several_rounds
-from conftest import Hvdkit
-from launching import wait_until
 
 from hvdkit.report import collect, page
 from hvdkit.report.rounds import grouped
 from hvdkit.results.compare import Comparison
+from tests.browser import Browser, chromium
+from tests.comparisons import NAMES, REAL, change, several_rounds
+from tests.conftest import Hvdkit
+from tests.launching import wait_until
 
 pytestmark = pytest.mark.long
 

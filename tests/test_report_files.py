@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comparisons import change, several_rounds
-from conftest import Hvdkit, run
 
 from hvdkit import paths
 from hvdkit.recipe import schema
 from hvdkit.report import collect, page, reproduce, tables
 from hvdkit.report.rounds import RunGroup, grouped, interval, ratio
+from tests.comparisons import change, several_rounds
+from tests.conftest import Hvdkit, run
 
 pytestmark = pytest.mark.check
 

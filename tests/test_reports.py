@@ -7,9 +7,9 @@ import json
 import subprocess
 
 import pytest
-from conftest import ROOT
 
 from hvdkit.runtimes import store
+from tests.conftest import ROOT
 
 REPORTS = ROOT / "tests" / "reports"
 PROBABILITIES = "model: its outputs are probabilities"

@@ -13,10 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import hygiene
 import pytest
-from conftest import FRAMEWORKS, ROOT, Hvdkit, run
-from launching import gone_within, marked, wait_until
 
 from hvdkit.baselines.registry import RIVALS, check_recipe, label
 from hvdkit.errors import RequestError
@@ -24,6 +21,9 @@ from hvdkit.recipe import schema
 from hvdkit.results.compare import Comparison
 from hvdkit.results.parity import Parity
 from hvdkit.results.train import TrainResult
+from tests import hygiene
+from tests.conftest import FRAMEWORKS, ROOT, Hvdkit, run
+from tests.launching import gone_within, marked, wait_until
 
 pytestmark = pytest.mark.long
 

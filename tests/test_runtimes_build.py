@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import hygiene
 import numpy as np
 import pytest
 
@@ -26,6 +25,7 @@ from hvdkit.runtimes import environment, patches, pins, store, target, wheel
 from hvdkit.runtimes.process import Cancellation, Log, Output
 from hvdkit.runtimes.target import Target
 from hvdkit.worker import proof
+from tests import hygiene
 
 pytestmark = pytest.mark.long
 

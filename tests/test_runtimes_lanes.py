@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import hygiene
 import pytest
 
 from hvdkit.commands import runtime_build as build
@@ -15,6 +14,7 @@ from hvdkit.errors import RunError
 from hvdkit.runtimes import environment, machine, pins, store, target, wheel
 from hvdkit.runtimes.store import Runtime
 from hvdkit.runtimes.target import Target
+from tests import hygiene
 
 pytestmark = pytest.mark.check
 

@@ -9,15 +9,15 @@ from urllib.parse import unquote, urlparse
 
 import jsonschema
 import pytest
-import simulating
 import yaml
-from conftest import ROOT, Hvdkit
 
 from hvdkit.errors import RequestError
 from hvdkit.recipe import schema, yaml_files
 from hvdkit.results import profile as profiles
 from hvdkit.simulator import cluster
 from scripts import keys, schemas
+from tests import simulating
+from tests.conftest import ROOT, Hvdkit
 
 pytestmark = pytest.mark.check
 

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, run
-from resuming import local_recipe, local_run
 
 from hvdkit.results.train import read_result
+from tests.conftest import ROOT, run
+from tests.resuming import local_recipe, local_run
 
 pytestmark = pytest.mark.check
 

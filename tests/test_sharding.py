@@ -13,9 +13,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import ROOT
-from crowd import together
-from sharing import CLASSES, FEATURES, InVectors, batch, on_ranks, session_of, staged
 
 from hvdkit import tasks
 from hvdkit.adapters import local
@@ -29,9 +26,9 @@ from hvdkit.strategies.dense import Dense
 from hvdkit.strategies.sharded import Sharded
 from hvdkit.worker import startup
 from hvdkit.worker.setup import Script, Setup
-
-sys.path.insert(0, str(ROOT / "tests" / "contract"))
-from grown import OPTIMIZERS, worst
+from tests.contract.grown import OPTIMIZERS, worst
+from tests.crowd import together
+from tests.sharing import CLASSES, FEATURES, InVectors, batch, on_ranks, session_of, staged
 
 pytestmark = pytest.mark.check
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simulating
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from hvdkit.simulator.costs import Network
 from hvdkit.simulator.engine import Edge, StepSchedule, TimedTask
 from hvdkit.simulator.policies import POLICIES
 from hvdkit.simulator.workload import Gradient, Workload
+from tests import simulating
 
 pytestmark = pytest.mark.check
 

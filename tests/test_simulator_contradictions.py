@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import simulating
 
 from hvdkit.errors import RequestError
 from hvdkit.simulator import cluster as clusters
@@ -18,6 +17,7 @@ from hvdkit.simulator.costs import Network
 from hvdkit.simulator.predict import Point, point
 from hvdkit.simulator.settings import Settings, applied, read
 from hvdkit.simulator.workload import Gradient, Workload
+from tests import simulating
 
 pytestmark = pytest.mark.check
 

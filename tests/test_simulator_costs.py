@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-import simulating
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from hvdkit.simulator.costs import Network, hop_pieces
 from hvdkit.simulator.piecewise_linear import PiecewiseLinear
 from hvdkit.simulator.predict import slowest
 from hvdkit.simulator.settings import LinkSetting, Settings, applied
+from tests import simulating
 
 pytestmark = pytest.mark.check
 

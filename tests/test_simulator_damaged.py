@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_simulator_properties import EXAMPLES
 
 from hvdkit.commands import predict as command
 from hvdkit.errors import RequestError
@@ -28,6 +27,7 @@ from hvdkit.simulator import predict as predicting
 from hvdkit.simulator import sweep as sweeping
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.settings import applied, read
+from tests.test_simulator_properties import EXAMPLES
 
 pytestmark = pytest.mark.check
 

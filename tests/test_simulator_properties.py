@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simulating
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +28,7 @@ from hvdkit.simulator.policies import POLICIES
 from hvdkit.simulator.predict import Point, point, slowest
 from hvdkit.simulator.settings import LinkSetting, Settings, applied
 from hvdkit.simulator.workload import Gradient, Workload
+from tests import simulating
 
 pytestmark = pytest.mark.check
 

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import simulating
-from conftest import Hvdkit
 
 from hvdkit.errors import RequestError
 from hvdkit.report.predict import advice_lines
@@ -19,6 +17,8 @@ from hvdkit.simulator import predict as predicting
 from hvdkit.simulator import sweep as sweeping
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.settings import Settings, read
+from tests import simulating
+from tests.conftest import Hvdkit
 
 pytestmark = pytest.mark.check
 

@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import simulating
-from test_simulator_refusals import TWO_LEVELS, machines, on_a_device
 
 from hvdkit.errors import RequestError
 from hvdkit.report.predict import prediction_lines
@@ -22,6 +20,8 @@ from hvdkit.simulator.money import Money
 from hvdkit.simulator.settings import Settings, read
 from hvdkit.simulator.sharding import STAGES
 from hvdkit.simulator.step import Case
+from tests import simulating
+from tests.test_simulator_refusals import TWO_LEVELS, machines, on_a_device
 
 pytestmark = pytest.mark.check
 

@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import hygiene
 import pytest
-from conftest import ROOT
 
 from hvdkit.launch.launchers.slurm import _counts
+from tests import hygiene
 from tests.cluster import starving
 from tests.cluster.slurm_daemons import Slurm
+from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
 

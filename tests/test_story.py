@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import ROOT
 
 from benchmarks import harness, network, starved
 from hvdkit import paths
@@ -17,6 +16,7 @@ from hvdkit.recipe import schema
 from hvdkit.recipe.communication import Sync
 from hvdkit.worker import measurement
 from tests.cluster import starving
+from tests.conftest import ROOT
 
 COMPUTE_MS, COST = 300.0, 14_000.0  # of an invented machine: a dense step takes 300 + 14000/r ms
 

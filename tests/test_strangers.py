@@ -18,21 +18,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hygiene
-import paced
 import pytest
-from conftest import ROOT
-from launching import wait_until
 
 from hvdkit.handshake import ANSWER_S, connect
 from hvdkit.results.train import read_result
+from tests import hygiene, paced
+from tests.conftest import ROOT
+from tests.launching import wait_until
 
 pytestmark = pytest.mark.timeout(300)
 MANY = 2000
 # A program that lets in who knows its secret, with few open files of its own left.
 SERVER = """
 import os, resource, sys
-sys.path.insert(0, {root!r})
 from hvdkit.handshake import Listener
 files, left = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
@@ -67,9 +65,8 @@ def many_files() -> Iterator[None]:
 
 @contextlib.contextmanager
 def served(files: int = 1024, left: int = 0) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
-    code = SERVER.format(root=str(ROOT))
-    command = [sys.executable, "-c", code, str(files), str(left)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command, path = [sys.executable, "-c", SERVER, str(files), str(left)], {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=os.environ | path, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             port, secret = process.stdout.readline().split()

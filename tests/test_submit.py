@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inside import call
 
 import hvdkit
 from hvdkit.commands import submit
 from hvdkit.commands.submit_request import SubmitRequest
 from hvdkit.launch.submission import templating
 from hvdkit.recipe import schema
+from tests.inside import call
 
 pytestmark = pytest.mark.check
 

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import hygiene
 import pytest
-from conftest import ROOT
-from launching import wait_until
+
+from tests import hygiene
+from tests.conftest import ROOT
+from tests.launching import wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -40,9 +41,9 @@ def suite(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     (tmp_path / "test_them.py").write_text(TESTS)
 
     def start(chosen: str, *options: str) -> subprocess.Popen[str]:
-        pytest_ = [sys.executable, "-m", "pytest", "-p", "conftest", "--rootdir", str(tmp_path), "--timeout=60"]
+        pytest_ = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "--rootdir", str(tmp_path), "--timeout=60"]
         own = {
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+            "PYTHONPATH": str(ROOT),
             "HVDKIT_TEST_STARTED": str(tmp_path / "started"),
             "HVDKIT_TEST_ENDS_S": "1",
         }

@@ -10,10 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
-import hygiene
 import pytest
-import simulating
-from conftest import Hvdkit
 
 from hvdkit import files, paths
 from hvdkit.cli import app
@@ -24,6 +21,8 @@ from hvdkit.recipe import registry, schema
 from hvdkit.results import profile as profiles
 from hvdkit.runtimes import store
 from hvdkit.simulator import cluster as clusters
+from tests import hygiene, simulating
+from tests.conftest import Hvdkit
 
 LONG = "x" * 300
 

@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-import simulating
-from conftest import Hvdkit
 
 import hvdkit
 from hvdkit.errors import RequestError
@@ -19,6 +17,8 @@ from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import predict as predicting
 from hvdkit.simulator import settings as settings_
 from hvdkit.simulator import sweep as sweeping
+from tests import simulating
+from tests.conftest import Hvdkit
 
 pytestmark = pytest.mark.check
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crowd import together
 
 from hvdkit import tasks
 from hvdkit.adapters.local import Linear
@@ -31,6 +30,7 @@ from hvdkit.strategies.dense import Dense
 from hvdkit.strategies.reducer import Reducer
 from hvdkit.strategies.transports import TRANSPORTS
 from hvdkit.worker.setup import check_alike
+from tests.crowd import together
 
 pytestmark = pytest.mark.check
 

@@ -7,9 +7,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-import simulating
-from conftest import FRAMEWORKS, ROOT, Hvdkit
-from launching import framework_job
 
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.simulator.advise import advise
@@ -17,6 +14,9 @@ from hvdkit.simulator.money import Money
 from hvdkit.simulator.predict import predict
 from hvdkit.simulator.settings import Settings
 from hvdkit.tasks import few_samples
+from tests import simulating
+from tests.conftest import FRAMEWORKS, ROOT, Hvdkit
+from tests.launching import framework_job
 
 LARGEST_ERROR = 1e-12
 

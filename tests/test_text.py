@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Hvdkit
 
 from hvdkit.checkpoint import snapshots, weights
 from hvdkit.checkpoint.resume import check_text
@@ -20,6 +19,7 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
 from hvdkit.recipe.data import SyntheticText, Text
 from hvdkit.tasks import gpt
+from tests.conftest import Hvdkit
 
 pytestmark = pytest.mark.check
 

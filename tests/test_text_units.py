@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import simulating
-from comparisons import REAL, change
-from conftest import Hvdkit
 
 from hvdkit.profiling import published
 from hvdkit.report import csv_files
@@ -21,6 +18,9 @@ from hvdkit.results.compare import read_comparison
 from hvdkit.results.train import result_lines
 from hvdkit.tasks import gpt
 from hvdkit.tasks.task import parameter_count
+from tests import simulating
+from tests.comparisons import REAL, change
+from tests.conftest import Hvdkit
 
 pytestmark = pytest.mark.check
 

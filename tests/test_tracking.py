@@ -16,14 +16,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-import hygiene
 import mlflow
-import paced
 import psutil
 import pytest
-from conftest import ROOT, Hvdkit
-from launching import wait_until
-from resuming import by_tag, under_way
 from wandb.proto.wandb_internal_pb2 import Record
 
 from hvdkit.commands import compare
@@ -34,6 +29,10 @@ from hvdkit.recipe import schema
 from hvdkit.results.train import read_metrics, read_result
 from hvdkit.tracking import trackers
 from hvdkit.tracking.trackers import Trackers
+from tests import hygiene, paced
+from tests.conftest import ROOT, Hvdkit
+from tests.launching import wait_until
+from tests.resuming import by_tag, under_way
 
 pytestmark = pytest.mark.long
 

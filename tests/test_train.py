@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from conftest import FRAMEWORKS, ROOT, Hvdkit, run
-from residents import Ranks
 
 from hvdkit.checkpoint import snapshots
 from hvdkit.core.state import digest, parameters_of
@@ -23,6 +21,8 @@ from hvdkit.results.evaluate import read_evaluation
 from hvdkit.results.train import MetricLine, TrainResult, kept_lines
 from hvdkit.runtimes.store import find
 from hvdkit.tasks import resnet
+from tests.conftest import FRAMEWORKS, ROOT, Hvdkit, run
+from tests.residents import Ranks
 
 pytestmark = pytest.mark.long
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, run
 
 from hvdkit.commands import tune
 from hvdkit.commands.plan import make_plan
@@ -18,6 +17,7 @@ from hvdkit.recipe import schema
 from hvdkit.results.train import read_result
 from hvdkit.runtimes import machine
 from hvdkit.worker import tuning
+from tests.conftest import ROOT, run
 
 pytestmark = pytest.mark.check
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
 
 from benchmarks import own_hosts_rows, validate, validation_sets
 from benchmarks.anchored import Row
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator.piecewise_linear import of_pieces
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.check
 

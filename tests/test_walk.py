@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Hvdkit
 from PIL import Image
 
 from hvdkit.checkpoint import snapshots
@@ -24,6 +23,7 @@ from hvdkit.data.dataset import Preprocessing
 from hvdkit.errors import RequestError
 from hvdkit.recipe.data import Text
 from hvdkit.recipe.schema import ImageFolder
+from tests.conftest import Hvdkit
 
 pytestmark = pytest.mark.check
 COMPOSED, SPLIT = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Hvdkit
 
 from hvdkit.checkpoint import snapshots, weights
 from hvdkit.checkpoint.weights import Weights
@@ -24,6 +23,7 @@ from hvdkit.recipe import schema
 from hvdkit.recipe.schema import GptModel
 from hvdkit.tasks import gpt, resnet, resnet_files
 from hvdkit.tasks.task import state_shapes
+from tests.conftest import Hvdkit
 
 pytestmark = pytest.mark.check
 

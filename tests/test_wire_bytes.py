@@ -7,9 +7,9 @@ import os
 import sys
 
 import pytest
-from conftest import ROOT, run
 
 from hvdkit.recipe.communication import METHODS
+from tests.conftest import ROOT, run
 
 
 @pytest.mark.timeout(90)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
-from inside import call
 
 from hvdkit.errors import RequestError
 from hvdkit.recipe import schema, yaml_files
 from hvdkit.recipe.schema import Recipe
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.settings import Settings
+from tests.inside import call
 
 pytestmark = pytest.mark.check
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from conftest import ROOT
 
 from tests.cluster.mpijob import MPIJob
+from tests.conftest import ROOT
 
 _MPIRUN = "mpirun.openmpi"  # as Debian names it, where MPICH may be the other
 _PROGRAMS = ("sshd", "ssh-keygen", _MPIRUN)

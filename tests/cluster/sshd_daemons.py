@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import hygiene
+from tests import hygiene
 
 _PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, error, features, fresh, group_of
 
 from hvdkit.core.session import Session
 from hvdkit.recipe.schema import AverageWeights, Loss, Sgd
 from hvdkit.strategies.dense import Dense
+from tests.contract.cases import CLASSES, FEATURES, Adapter, Make, Topology, case, error, features, fresh, group_of
 
 LAYERS = ("fc", "side", "idle")
 RATE, DECAY = 0.1, 0.5

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, features, fresh, group_of, same
 
 from hvdkit.core.session import Session
 from hvdkit.data.dataset import Batch
 from hvdkit.recipe.schema import Loss, Sgd
 from hvdkit.strategies.dense import Dense
+from tests.contract.cases import CLASSES, FEATURES, Adapter, Make, Topology, case, features, fresh, group_of, same
 
 DRAWS = 3  # the share of outputs that dropout leaves out is 1 / 3
 

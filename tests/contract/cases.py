@@ -75,7 +75,7 @@ LEAKS = (
 
 def case(function: Case) -> Case:
     CASES[function.__name__] = function
-    if function.__module__ in ("collectives", "sharded", "squeezed") or function.__name__ in LEAKS:
+    if function.__module__.rpartition(".")[2] in ("collectives", "sharded", "squeezed") or function.__name__ in LEAKS:
         BETWEEN.append(function.__name__)
     return function
 

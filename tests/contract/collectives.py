@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from cases import Make, case, group_of, mesh_of, same
 
 from hvdkit.core import metrics
 from hvdkit.core.group import Topology
 from hvdkit.core.seam import Adapter
+from tests.contract.cases import Make, case, group_of, mesh_of, same
 
 
 @case

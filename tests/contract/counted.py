@@ -6,10 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, error, fresh, group_of, mesh_of
-from grown import changed, worst
-from sharded import TINY_BUCKET, sharded, stages
-from tiny import tiny_network, tiny_state, two_inputs
 
 from hvdkit.core.metrics import evaluate
 from hvdkit.core.precision import PRECISIONS
@@ -26,6 +22,10 @@ from hvdkit.strategies.reducer import Reducer
 from hvdkit.strategies.transports import TRANSPORTS
 from hvdkit.tasks.image_classification import METRICS, cross_entropy
 from hvdkit.tasks.task import Metrics
+from tests.contract.cases import CLASSES, FEATURES, Adapter, Make, Topology, case, error, fresh, group_of, mesh_of
+from tests.contract.grown import changed, worst
+from tests.contract.sharded import TINY_BUCKET, sharded, stages
+from tests.contract.tiny import tiny_network, tiny_state, two_inputs
 
 ALL = 24  # samples in an update; 1, 2, 3 and 4 ranks divide them
 CLIPPED = (Sgd(learning_rate=0.1, clip_norm=0.5), AdamW(learning_rate=0.1, clip_norm=0.5))

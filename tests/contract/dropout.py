@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from cases import CLASSES, FEATURES, Adapter, Make, Topology, case, error, features, fresh, group_of
 
 from hvdkit.core.session import Session
 from hvdkit.recipe.schema import Loss, Sgd
 from hvdkit.strategies.dense import Dense
 from hvdkit.worker.setup import seed_of
+from tests.contract.cases import CLASSES, FEATURES, Adapter, Make, Topology, case, error, features, fresh, group_of
 
 KEPT = 0.75
 

@@ -3,12 +3,4 @@
 # ruff: noqa: F401 - importing them adds theirs
 from __future__ import annotations
 
-import branches
-import brought
-import collectives
-import counted
-import dropout
-import grown
-import own_losses
-import sharded
-import squeezed
+from tests.contract import branches, brought, collectives, counted, dropout, grown, own_losses, sharded, squeezed

@@ -7,8 +7,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from cases import CLASSES, FEATURES, Make, batch, case, error, features, group_of, mesh_of, same
-from papers import RULES, clipped
 
 from hvdkit import tasks
 from hvdkit.core.group import Topology
@@ -21,6 +19,8 @@ from hvdkit.errors import RunError
 from hvdkit.handlers.rank_checks import check_ranks
 from hvdkit.handlers.standard import attach
 from hvdkit.recipe.schema import AdamW, EarlyStopping, Lamb, Lars, Optimizer, Recipe, Sgd
+from tests.contract.cases import CLASSES, FEATURES, Make, batch, case, error, features, group_of, mesh_of, same
+from tests.contract.papers import RULES, clipped
 
 RATES = (0.1, 0.1, 0.03, 0.03, 0.2)
 OPTIMIZERS: dict[str, Optimizer] = {

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kinds import Task, refused
 
 from hvdkit import adapters
 from hvdkit.core import metrics
@@ -25,6 +24,7 @@ from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe.schema import Loss, Recipe, Sgd
 from hvdkit.worker import train
 from hvdkit.worker.setup import Script
+from tests.contract.kinds import Task, refused
 
 
 def recipe(framework: str, sharding: str) -> Recipe:

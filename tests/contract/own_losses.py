@@ -6,9 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from cases import FEATURES, Adapter, Make, Topology, case, error, fresh, group_of
-from grown import changed
-from tiny import two_inputs
 
 from hvdkit.core.metrics import evaluate, summed
 from hvdkit.core.session import Session
@@ -16,6 +13,9 @@ from hvdkit.data.dataset import ArraySplit, Batch
 from hvdkit.recipe.schema import Sgd
 from hvdkit.strategies.dense import Dense
 from hvdkit.tasks.task import Metrics
+from tests.contract.cases import FEATURES, Adapter, Make, Topology, case, error, fresh, group_of
+from tests.contract.grown import changed
+from tests.contract.tiny import two_inputs
 
 ERRORS = Metrics(("squared", "absolute"), lambda y, t: (float(((y - t) ** 2).sum()), float(np.abs(y - t).sum())))
 

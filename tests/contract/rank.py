@@ -18,11 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cases
-import everything  # noqa: F401 - adds their cases
 import numpy as np
-from cases import BETWEEN, CASES, CLASSES, LEAKS, PROBED, Place, batch, fresh, probe
-from tiny import tiny_network, tiny_state
 
 from hvdkit import adapters
 from hvdkit.core.group import Mesh, sets
@@ -32,6 +28,12 @@ from hvdkit.core.strategy import Strategy
 from hvdkit.recipe.schema import Loss, Optimizer, Sgd
 from hvdkit.strategies.dense import Dense
 from hvdkit.tasks import resnet
+from tests.contract import (
+    cases,
+    everything,  # noqa: F401 - adds their cases
+)
+from tests.contract.cases import BETWEEN, CASES, CLASSES, LEAKS, PROBED, Place, batch, fresh, probe
+from tests.contract.tiny import tiny_network, tiny_state
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from cases import Make, case, features, fresh, group_of, mesh_of, same
-from grown import OPTIMIZERS, RATES, changed, worst
 
 from hvdkit.core.group import Topology
 from hvdkit.core.seam import Adapter
@@ -15,6 +13,8 @@ from hvdkit.core.state import parameters_of
 from hvdkit.recipe.schema import AdamW, Lamb, Sgd
 from hvdkit.strategies.sharded import Sharded
 from hvdkit.strategies.sharded_parameters import ShardedParameters
+from tests.contract.cases import Make, case, features, fresh, group_of, mesh_of, same
+from tests.contract.grown import OPTIMIZERS, RATES, changed, worst
 
 TINY_BUCKET = 400  # bytes: two buckets of the tiny model, and a tensor that is larger
 

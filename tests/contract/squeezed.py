@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import Make, case, error, group_of, mesh_of, same
-from grown import changed, features, worst
 
 from hvdkit.core.group import Topology
 from hvdkit.core.seam import Adapter
@@ -19,9 +15,9 @@ from hvdkit.recipe.schema import Sgd
 from hvdkit.strategies.compressed import Compressed
 from hvdkit.strategies.reducer import Reducer
 from hvdkit.strategies.transports import TRANSPORTS, Ring
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from crowd import averaged, together
+from tests.contract.cases import Make, case, error, group_of, mesh_of, same
+from tests.contract.grown import changed, features, worst
+from tests.crowd import averaged, together
 
 SHAPES = {"conv1.weight": (16, 3, 3, 3), "fc.weight": (10, 16), "fc.bias": (10,)}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from cases import CLASSES, FEATURES
+
+from tests.contract.cases import CLASSES, FEATURES
 
 HIDDEN = 8
 

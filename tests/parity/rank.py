@@ -27,10 +27,8 @@ from hvdkit.recipe.schema import Loss
 from hvdkit.tasks import resnet
 from hvdkit.tasks.image_classification import cross_entropy
 from hvdkit.worker import parity, setup
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gpt_faults import FAULTS as OF_GPT
-from gpt_faults import Fault, built_otherwise
+from tests.parity.gpt_faults import FAULTS as OF_GPT
+from tests.parity.gpt_faults import Fault, built_otherwise
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 2

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trial import HVDKIT, ROOT, Running, attack, declare, expect, ran, running
+from tests.trials.trial import HVDKIT, ROOT, Running, attack, declare, expect, ran, running
 
 MXNET = ("--framework", "mxnet", "-np", "2")
 SMALL = ("resnet20-digits", "model.name=resnet8", "epochs=1", "threads=1", "tune=none")

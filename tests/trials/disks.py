@@ -6,7 +6,7 @@ import errno
 import subprocess
 from pathlib import Path
 
-from trial import SMALL, attack, expect, running
+from tests.trials.trial import SMALL, attack, expect, running
 
 
 def faulty(folder: Path, under: Path, **how: object) -> dict[str, str]:

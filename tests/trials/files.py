@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from trial import SMALL, UPDATES, Running, attack, expect, ran, running
+from tests.trials.trial import SMALL, UPDATES, Running, attack, expect, ran, running
 
 STEPS = (*SMALL, "checkpoint={every_steps: 5, keep: 3}")
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from places import TRAIN, OnHosts, Place, place, ran_on, running_on, same_bits
-from trial import Running, attack, expect, ran
+from tests.trials.places import TRAIN, OnHosts, Place, place, ran_on, running_on, same_bits
+from tests.trials.trial import Running, attack, expect, ran
 
 LOCAL = (*TRAIN, "--launcher", "direct")
 HOSTILE = 'it\'s "a" $(touch pwned) `touch pwned`; touch pwned & #'

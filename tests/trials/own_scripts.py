@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from trial import ROOT, Running, attack, expect, running
+from tests.trials.trial import ROOT, Running, attack, expect, running
 
 DEBUGGING = ROOT / "tests" / "debugging"
 SCRIPT = """import os, signal, sys, threading, time

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,13 +15,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from resumed import bits
-from trial import ROOT, Running, expect, ran
-
-sys.path += [str(ROOT), str(ROOT / "tests")]
 from tests.cluster.hosts import Network
 from tests.cluster.slurm_daemons import Slurm
 from tests.cluster.sshd_daemons import Sshd
+from tests.trials.resumed import bits
+from tests.trials.trial import ROOT, Running, expect, ran
 
 # 44 updates of two ranks, one on each host.
 TRAIN = (

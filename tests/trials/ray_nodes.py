@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from places import nobody_watches, same_bits, secrets_found
-from trial import ROOT, Running, attack, expect, running
+from tests.trials.places import nobody_watches, same_bits, secrets_found
+from tests.trials.trial import ROOT, Running, attack, expect, running
 
 TRAIN = (
     "train", "resnet20-digits", "-np", "4", "--framework", "mxnet", "model.name=resnet8", "epochs=3",

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from trial import attack, expect, ran, running
+from tests.trials.trial import attack, expect, ran, running
 
 # (framework, keys): what keeps state of its own between updates.
 KEPT = {

@@ -1,6 +1,6 @@
 """Try attacks on running jobs, write down what was seen, and print the table of all: tests/trials/README.md.
 
-usage: python tests/trials/run.py [--list] [GROUP | GROUP.NAME]...
+usage: python -m tests.trials.run [--list] [GROUP | GROUP.NAME]...
 
 Without names all are tried; each takes 10 to 120 seconds. Each runs in a process of its own, in a new folder of the
 system's temporary files. seen.json keeps what was seen at first and what was seen last.
@@ -20,9 +20,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.trials.trial import DECLARED, ROOT, Unexpected
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-from trial import DECLARED, ROOT, Unexpected  # noqa: E402 - modules of groups lie beside this file
 
 SEEN = HERE / "seen.json"
 PAGE = HERE / "README.md"
@@ -33,7 +33,7 @@ Each row is an attack on a job that runs, or on what one has left: a function of
 What was expected was written down before the first try. To try one again, or all of a group:
 
 ```
-.venv/bin/python tests/trials/run.py disks.read_only_in_the_middle
+.venv/bin/python -m tests.trials.run disks.read_only_in_the_middle
 ```
 
 `--list` prints what each does. "First" and "now" say whether it was as expected; the words are what was seen last, or,
@@ -46,7 +46,7 @@ def main() -> None:
     names = [word for word in sys.argv[1:] if not word.startswith("--")]
     for module in sorted(HERE.glob("*.py")):
         if module.stem not in ("run", "trial"):
-            importlib.import_module(module.stem)
+            importlib.import_module(f"tests.trials.{module.stem}")
     chosen = [name for name in DECLARED if not names or name in names or name.split(".")[0] in names]
     if "--one" in sys.argv:
         return _try_here(chosen[0])
@@ -75,7 +75,7 @@ def _try_here(name: str) -> None:
 
 
 def _try(name: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--one", name]
+    command = [sys.executable, "-m", "tests.trials.run", "--one", name]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as trial:

@@ -11,8 +11,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from places import KINDS, TRAIN, Place, nobody_watches, place, resumes, running_on, same_bits, secrets_found
-from trial import attack, expect
+from tests.trials.places import (
+    KINDS,
+    TRAIN,
+    Place,
+    nobody_watches,
+    place,
+    resumes,
+    running_on,
+    same_bits,
+    secrets_found,
+)
+from tests.trials.trial import attack, expect
 
 # What starts the other host's ranks, by a pattern of its command line.
 STARTERS = {

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trial import SMALL, Running, attack, declare, expect, ran, running
+from tests.trials.trial import SMALL, Running, attack, declare, expect, ran, running
 
 KEPT = (*SMALL, "checkpoint={every_steps: 5}")
 Act = Callable[[Running], object]

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from places import TRAIN, OnHosts, Place, place, resumes, running_on, same_bits
-from trial import HVDKIT, ROOT, attack, expect
+from tests.trials.places import TRAIN, OnHosts, Place, place, resumes, running_on, same_bits
+from tests.trials.trial import HVDKIT, ROOT, attack, expect
 
 # Ranks that a scheduler interrupts need some time: 44 updates take 4 s.
 LONG = (*TRAIN[:-1], "checkpoint={every_steps: 5}")

@@ -39,7 +39,8 @@ def attack(expected: str) -> Callable[[Attack], Attack]:
     """
 
     def declared(function: Attack) -> Attack:
-        declare(f"{function.__module__}.{function.__name__}", function.__doc__ or "", expected, function)
+        group = function.__module__.rpartition(".")[2]
+        declare(f"{group}.{function.__name__}", function.__doc__ or "", expected, function)
         return function
 
     return declared

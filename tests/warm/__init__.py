@@ -18,12 +18,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import hygiene
-
 from hvdkit import paths
 from hvdkit.runtimes import pins, store
-from warm.client import variables
-from warm.server import ROOM
+from tests import hygiene
+from tests.warm.client import variables
+from tests.warm.server import ROOM
 
 HERE = Path(__file__).resolve().parent
 ROOM_BYTES = 1 << 15  # more than the environment of any rank

@@ -111,7 +111,8 @@ def become(asked: dict[str, Any], streams: array.array[int]) -> NoReturn:
         os.environ.update(asked["environment"])
         show_environment()
         sys.argv = asked["arguments"]
-        sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+        given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        sys.path[:1] = [str(Path(sys.argv[0]).resolve().parent), *given]  # as a new interpreter has it
         sys.stdout.reconfigure(write_through=True)  # as PYTHONUNBUFFERED has it
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as leaving:
