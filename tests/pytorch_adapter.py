@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from hvdkit.adapters.pytorch.blocks import BlockMemory, blocks_of, tied_names, watch
 from hvdkit.adapters.pytorch.gradients import JoinedGradients
-from hvdkit.adapters.pytorch.tables import Table
+from hvdkit.adapters.pytorch.tables import TiedEmbedding
 from hvdkit.errors import RequestError
 
 
@@ -182,7 +182,7 @@ def a_tied_tables_gradient_is_one_tensor() -> None:
     rows, width = 3000, 40
     tokens, targets = torch.randint(0, rows, (2, 3, 5))
     tokens[0, :3] = 7  # more than once
-    table = Table(rows, width)
+    table = TiedEmbedding(rows, width)
 
     def backward() -> None:
         table.weight.grad = None

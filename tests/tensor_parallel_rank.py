@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from hvdkit import adapters
 from hvdkit.checkpoint import snapshots
-from hvdkit.checkpoint.snapshots import Checkpoint, Record
+from hvdkit.checkpoint.snapshots import Checkpoint, CheckpointRecord
 from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core.group import Group, Mesh, sets
 from hvdkit.core.pieces import Partition, sliced
@@ -40,7 +40,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "lars": Lars(learning_rate=0.1, weight_decay=0.1, trust_coefficient=0.1),
     "lamb": Lamb(learning_rate=0.1, weight_decay=0.1, clip_norm=0.5),
 }
-RECORD = Record(
+RECORD = CheckpointRecord(
     progress=Progress(step=STEPS), np=2, framework="pytorch", framework_version="1", hvdkit_version="1", recipe={}
 )
 adapter: Any = adapters.load("pytorch")

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from hvdkit.adapters import local
 from hvdkit.checkpoint import snapshots, writing
 from hvdkit.checkpoint.resume import _other_rate, pick
-from hvdkit.checkpoint.snapshots import Checkpoint, Record
+from hvdkit.checkpoint.snapshots import Checkpoint, CheckpointRecord
 from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core.session import Session
 from hvdkit.core.step_plan import Progress
@@ -28,12 +28,14 @@ from tests.resuming import lines, local_recipe, local_run
 STATE = {"fc.weight": np.arange(6.0).reshape(2, 3), "optimizer.momentum.fc.weight": np.ones((2, 3))}
 
 
-def record(step: int, accuracy: float | None = None) -> Record:
+def record(step: int, accuracy: float | None = None) -> CheckpointRecord:
     progress = Progress(
         step=step, epoch=step, evaluated=accuracy is not None,
         validation={} if accuracy is None else {"accuracy": accuracy},
     )  # fmt: skip
-    return Record(progress=progress, np=2, framework="a", framework_version="1", hvdkit_version="1", recipe={})
+    return CheckpointRecord(
+        progress=progress, np=2, framework="a", framework_version="1", hvdkit_version="1", recipe={}
+    )
 
 
 def written(folder: Path, *accuracies: float | None, keep: int = 2) -> Checkpoints:

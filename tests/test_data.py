@@ -116,6 +116,16 @@ def test_what_goes_wrong_in_a_thread_is_raised_in_the_loop_in_order() -> None:
         assert _until(lambda known=before: set(threading.enumerate()) <= known)
 
 
+def test_reading_ahead_is_bounded() -> None:
+    started: list[int] = []
+    made = prefetch.in_order(lambda number: started.append(number) or number, 1000, 2, 10)
+    next(made)
+    assert _until(lambda: len(started) >= 2)
+    time.sleep(0.3)  # in which an unbounded one would continue
+    assert len(started) <= 20
+    made.close()
+
+
 def test_auto_shares_the_cores_among_a_hosts_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
     assert [prefetch.threads("auto", size) for size in (1, 2, 3, 16)] == [8, 4, 2, 1]

@@ -292,6 +292,16 @@ def test_metrics_that_are_removed_come_back_with_all_lines(fault: str, tmp_path:
     assert [each.step for each in read_metrics(path)] == [1, 2, 3, 4]
 
 
+def test_a_file_that_rank_0_makes_anew_before_its_first_line_was_not_removed(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tail, file = MetricsTail(path, lambda line: None), MetricsFile(path)
+    tail.poll()
+    file.forget_after(Progress(), recounted=False)
+    file.write(line(1))
+    tail.poll()
+    assert not tail.lost()
+
+
 def test_metrics_that_are_cut_short_are_followed_from_there_and_it_is_said(tmp_path: Path) -> None:
     file, tail, seen = followed(tmp_path / "metrics.jsonl")
     os.truncate(tmp_path / "metrics.jsonl", 0)

@@ -189,7 +189,7 @@ def test_every_class_name_can_be_written(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_other_classes_is_refused(tmp_path: Path) -> None:
     data = [open_dataset(wanted(flat_folder(tmp_path / n, {n: 2, "z": 2})), 2, 1) for n in ("cat", "dog")]
-    record = snapshots.Record(
+    record = snapshots.CheckpointRecord(
         progress=Progress(), np=1, framework="", framework_version="", hvdkit_version="", recipe={},
         preprocessing=data[0].preprocessing,
     )  # fmt: skip
@@ -252,7 +252,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run's folder with a checkpoint that fits nothing, for requests that are refused."""
     run = tmp_path_factory.mktemp("run")
     recipe = schema.load(ROOT / "recipes" / "resnet20-digits.yaml")
-    record = snapshots.Record(
+    record = snapshots.CheckpointRecord(
         progress=Progress(step=3), np=1, framework="pytorch", framework_version="", hvdkit_version="",
         recipe=recipe.model_dump(mode="json"),
     )  # fmt: skip

@@ -148,6 +148,24 @@ def test_all_kinds_are_exported(framework: str, trained: Any, tmp_path: Path) ->
     assert all(value.tobytes() == plain[name].tobytes() for name, value in there.items())
 
 
+def _refusing(row: dict[str, str]) -> set[str]:
+    return {framework for framework, cell in row.items() if "refused" in cell}
+
+
+@pytest.mark.check
+def test_the_table_of_kinds_says_what_is_refused_and_what_is_warned_of() -> None:
+    page = (ROOT / "docs" / "own-model.md").read_text()
+    rows = [line.split("|")[1:-1] for line in page.partition("## Kinds of tensors")[2].splitlines() if line[:2] == "| "]
+    table = {row[0].strip(): dict(zip(("pytorch", "tensorflow", "mxnet"), row[1:], strict=True)) for row in rows}
+    late = {framework for framework, told in REFUSED.items() if {"lazy parameter", "made when called"} & told.keys()}
+    assert {"keras", *_refusing(table["lazy parameters"])} == late
+    odd = {framework for framework, told in REFUSED.items() if "complex parameter" in told}
+    assert _refusing(table["complex parameters"]) == odd
+    cast = table["floating tensors in another dtype than that of `precision`"]
+    assert {framework for framework, cell in cast.items() if "with a warning" in cell} == CAST.keys()
+    assert "refused" in cast["tensorflow"] and "float64 parameter" in REFUSED["tensorflow"]
+
+
 @pytest.mark.check
 def test_the_state_holds_every_dtype_and_gives_it_back() -> None:
     for dtype, values in kinds.constants((*kinds.WHOLE, *kinds.COMPLEX, "float16", "float32", "float64")).items():

@@ -31,7 +31,7 @@ def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     dataset = open_dataset(recipe.data, 10, 1)
     height, width, channels = dataset.shape
     session = Session(local, Linear(height * width * channels, 10), recipe.optimizer, recipe.loss)
-    part = profile.Part(tmp_path, 8)
+    part = profile.ProfilePart(tmp_path, 8)
     task = tasks.choose(recipe)
     architecture = task.architecture(dataset.shape)
     begun = Setup(local, Script(Linear), recipe, Mesh(Topology()), dataset, task, architecture)

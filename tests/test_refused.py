@@ -119,7 +119,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file(state, place / "w.safetensors")
     zeros = {f"optimizer.momentum.{name}": np.zeros_like(value) for name, value in state.items()}
     recipe = local_recipe().model_dump(mode="json")
-    record = snapshots.Record(
+    record = snapshots.CheckpointRecord(
         progress=Progress(step=1), np=1, framework="mxnet", framework_version="1", hvdkit_version="1", recipe=recipe
     )
     writer = Checkpoints(place / "checkpoints", local_recipe().checkpoint, "accuracy")

@@ -177,7 +177,7 @@ def test_a_checkpoint_of_another_text_is_refused(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).write_text(f"{name} line\n" * 40)
         sets.append(text.open_text(Text(name="text", path=str(tmp_path / name)), 16, 256, 1)[0])
-    record = snapshots.Record(
+    record = snapshots.CheckpointRecord(
         progress=Progress(), np=1, framework="", framework_version="", hvdkit_version="", recipe={},
         text_sha256=sets[0].text_sha256,
     )  # fmt: skip

@@ -99,7 +99,7 @@ def test_a_class_is_its_name_in_every_unicode_form(tmp_path: Path) -> None:
     assert dataset.preprocessing is not None and dataset.preprocessing.class_names == (COMPOSED, "zoo")
     assert dataset.val.batch(np.arange(3)).targets.tolist() == [0, 0, 1]
     old = Preprocessing((SPLIT, "zoo"), 16, (0.0,), (1.0,))
-    record = snapshots.Record(
+    record = snapshots.CheckpointRecord(
         progress=Progress(), np=1, framework="", framework_version="", hvdkit_version="", recipe={}, preprocessing=old
     )
     check_classes(record, dataset)

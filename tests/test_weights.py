@@ -205,7 +205,7 @@ def test_folders(tmp_path: Path) -> None:
     assert "expected one file of weights, found one.safetensors, two.safetensors; name one" in refused(tmp_path)
     run = tmp_path / "run"
     checkpoints = Checkpoints(run / "checkpoints", schema.Checkpointing(), "accuracy")
-    record = snapshots.Record(
+    record = snapshots.CheckpointRecord(
         progress=Progress(step=3), np=1, framework="", framework_version="", hvdkit_version="", recipe={}
     )
     checkpoints.write(snapshots.Checkpoint(record, drawn()))

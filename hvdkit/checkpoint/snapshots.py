@@ -71,7 +71,7 @@ def _to_file(progress: Progress) -> dict[str, Any]:
     return fields
 
 
-class Record(BaseModel):
+class CheckpointRecord(BaseModel):
     """`checkpoint.json`: the progress of training, the versions that wrote it, and digests of the other files.
 
     `np` is the number of ranks, `recipe` the resolved recipe; `files` maps a file's name to its SHA-256.
@@ -105,7 +105,7 @@ class Record(BaseModel):
 class Checkpoint:
     """A checkpoint in memory: its record, and the state as `Session.load_state` takes it."""
 
-    record: Record
+    record: CheckpointRecord
     state: State
 
     def model(self, average: bool = True) -> tuple[State, bool]:
@@ -171,7 +171,7 @@ def is_whole(folder: Path) -> bool:
     return True
 
 
-def read_record(folder: Path) -> Record:
+def read_record(folder: Path) -> CheckpointRecord:
     """Read and check `checkpoint.json` alone. Raises RequestError, naming the file, as `read` does."""
     path = folder / RECORD
     try:
@@ -189,7 +189,7 @@ def read_record(folder: Path) -> Record:
         content = content[: seal.start()] + _END.encode()
     try:
         json.loads(content.decode(), object_pairs_hook=_distinct, parse_float=_finite, parse_constant=_finite)
-        record = Record.model_validate_json(content, strict=True)
+        record = CheckpointRecord.model_validate_json(content, strict=True)
     except ValidationError as error:
         raise RequestError(f"{path}: not a checkpoint of hvdkit: {first_fault(error)}") from None
     except (ValueError, RecursionError) as error:
@@ -217,7 +217,7 @@ def _finite(number: str) -> float:
     return value
 
 
-def _senseless(record: Record, sealed: bool) -> str | None:
+def _senseless(record: CheckpointRecord, sealed: bool) -> str | None:
     """What cannot be in a record, in words; None where all can be.
 
     A record whose bytes are those that were written (`sealed`) may be of a run that was resumed with another plan, so
@@ -321,7 +321,7 @@ def progress_of(place: Path) -> Progress | None:
         return None
 
 
-def name_of(record: Record) -> str:
+def name_of(record: CheckpointRecord) -> str:
     """The name of the checkpoint's folder."""
     return f"step-{record.progress.step:08}"
 

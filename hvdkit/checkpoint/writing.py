@@ -17,7 +17,17 @@ import numpy as np
 from safetensors.numpy import save
 
 from hvdkit.checkpoint import snapshots
-from hvdkit.checkpoint.snapshots import BEST, LAST, RECORD, Checkpoint, Record, is_whole, link, name_of, progress_of
+from hvdkit.checkpoint.snapshots import (
+    BEST,
+    LAST,
+    RECORD,
+    Checkpoint,
+    CheckpointRecord,
+    is_whole,
+    link,
+    name_of,
+    progress_of,
+)
 from hvdkit.errors import RunError
 from hvdkit.files import advice, open_regular, write_atomic
 from hvdkit.heartbeat import Heartbeat, say
@@ -59,7 +69,7 @@ class Checkpoints:
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         self._start(checkpoint.record, lambda: self._write(checkpoint.record, files, digests))
 
-    def write_each(self, record: Record, layout: Layout, tensors: Iterator[tuple[str, np.ndarray]]) -> None:
+    def write_each(self, record: CheckpointRecord, layout: Layout, tensors: Iterator[tuple[str, np.ndarray]]) -> None:
         """As `write`, of a state's tensors that come one after the other, so that they are not in memory together.
 
         Takes all of them even if they cannot be written, as other ranks wait for that.
@@ -116,12 +126,12 @@ class Checkpoints:
         links = {name: self._folder / name for name in (LAST, BEST)}
         return {name: self._folder / link.readlink() for name, link in links.items() if link.is_symlink()}
 
-    def _start(self, record: Record, writes: Callable[[], None]) -> None:
+    def _start(self, record: CheckpointRecord, writes: Callable[[], None]) -> None:
         self._began, self._what = time.monotonic(), _what(record)
         self._writing = threading.Thread(target=self._keep_error, args=(record, writes), name="checkpoint")
         self._writing.start()
 
-    def _keep_error(self, record: Record, writes: Callable[[], None]) -> None:
+    def _keep_error(self, record: CheckpointRecord, writes: Callable[[], None]) -> None:
         try:
             writes()
         except OSError as error:
@@ -136,7 +146,7 @@ class Checkpoints:
                 say(f"{_what(record)} is written: {self._folder / name_of(record)}")
             self.missing = None
 
-    def _note_missing(self, record: Record, error: OSError) -> None:
+    def _note_missing(self, record: CheckpointRecord, error: OSError) -> None:
         why = error.strerror or str(error) or type(error).__name__
         left, again, before = "there is none", "start again", self.missing
         with suppress(OSError):
@@ -147,7 +157,7 @@ class Checkpoints:
         if self.missing != before:  # the last one is tried several times
             say(f"{fault}: training continues, and one is tried again when the next is due, and at the end")
 
-    def _write(self, record: Record, files: Mapping[str, bytes], digests: dict[str, str]) -> None:
+    def _write(self, record: CheckpointRecord, files: Mapping[str, bytes], digests: dict[str, str]) -> None:
         making = self._begin(record)
         try:
             for name, content in files.items():
@@ -158,7 +168,7 @@ class Checkpoints:
             raise
         self._end(record, making, digests)
 
-    def _begin(self, record: Record) -> Path:
+    def _begin(self, record: CheckpointRecord) -> Path:
         """A new folder, which `_end` renames."""
         if any(self._whole.values()) and not self._folder.exists():
             say(f"{self._folder}: the folder has been removed, with the checkpoints in it; it is made anew")
@@ -169,7 +179,7 @@ class Checkpoints:
         making.mkdir()
         return making
 
-    def _end(self, record: Record, making: Path, digests: dict[str, str]) -> None:
+    def _end(self, record: CheckpointRecord, making: Path, digests: dict[str, str]) -> None:
         """Make a checkpoint of a folder whose tensors are on the disk."""
         place = self._folder / name_of(record)
         try:
@@ -227,7 +237,7 @@ class Checkpoints:
         return -score if score is not None and self._metric.startswith("-") else score
 
 
-def _what(record: Record) -> str:
+def _what(record: CheckpointRecord) -> str:
     return f"the checkpoint of step {record.progress.step}"
 
 

@@ -41,7 +41,7 @@ from hvdkit.results.parity import FrameworkParity, Parity
 from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.tasks.task import parameter_count
 from hvdkit.worker.parity import SINGLE_BATCHES
-from hvdkit.worker.parity_trace import INCOMPARABLE, Part
+from hvdkit.worker.parity_trace import INCOMPARABLE, ParityPart
 
 # The reference: PyTorch under Horovod as its documentation shows it, without hvdkit's own optimizations.
 REFERENCE, LEADER = "pytorch", ("pytorch", "plain")
@@ -210,7 +210,7 @@ def proved(plan: ParityPlan, folder: Path, on_start: Callable[[str], None] = lam
             name, precision = registry.label(run.framework, run.rival), run.recipe.precision
             title = name if precision == "fp64" else f"{name} in float32"
             on_start(title)
-            part = Part(trace, plan.steps, run is plan.plans[0], precision)
+            part = ParityPart(trace, plan.steps, run is plan.plans[0], precision)
             leads = ["--leads"] if part.leads else []
             arguments = ["--parity", str(trace), "--steps", str(plan.steps), "--precision", precision, *leads]
             launch(run, folder / "config.yaml", arguments, folder / "logs" / title.replace(" ", "-"))

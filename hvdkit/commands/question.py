@@ -25,7 +25,7 @@ class Asked:
     """A checkpoint, its record and its recipe. What the model was trained from need not be there any more."""
 
     checkpoint: Path
-    record: snapshots.Record
+    record: snapshots.CheckpointRecord
     recipe: Recipe
 
     @classmethod

@@ -16,7 +16,7 @@ from hvdkit.profiling.breakdown import COMMUNICATION, NEGOTIATION, OVERLAPPED, R
 from hvdkit.profiling.clocks import Clock
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results import json_files
-from hvdkit.results.profile import Bound, Cost, Memory, Profile, ProfiledRank, Slowest, Split, Tuning
+from hvdkit.results.profile import Bound, Cost, Memory, Profile, ProfiledRank, Slowest, StepSplit, Tuning
 from hvdkit.results.recording import TRACED, Kind, RankRecord, RunRecord
 from hvdkit.worker.profile import RECORD, TIMELINE
 from hvdkit.worker.tuning import CACHE, CYCLE, FUSION
@@ -164,7 +164,7 @@ def slowest(steps: Sequence[Sequence[TracedStep]], ranks: Sequence[RankRecord]) 
     )
 
 
-def bound(split: Split) -> Bound:
+def bound(split: StepSplit) -> Bound:
     """The largest part of a step."""
     spreads = split.parts()
     return max(spreads, key=lambda name: spreads[name].mean)

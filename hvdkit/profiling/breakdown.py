@@ -10,7 +10,7 @@ import numpy as np
 
 from hvdkit.core import trace_events
 from hvdkit.profiling.timeline import Operation
-from hvdkit.results.profile import Split, Spread
+from hvdkit.results.profile import Spread, StepSplit
 from hvdkit.results.recording import StepRecord
 
 Interval = tuple[int, int]
@@ -153,7 +153,7 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(mean=float(times.mean()), median=median, low=min(low, median), high=max(high, median))
 
 
-def split(rows: Sequence[Sequence[Counter[str]]], compresses: bool, overlapped: float) -> Split:
+def split(rows: Sequence[Sequence[Counter[str]]], compresses: bool, overlapped: float) -> StepSplit:
     """The mean over ranks, and its spread over steps; `rows` has the `durations` by step, then by rank.
 
     `overlapped` is the mean of overlapped communication in the steps with a timeline, used if these have none.
@@ -163,7 +163,7 @@ def split(rows: Sequence[Sequence[Counter[str]]], compresses: bool, overlapped: 
         return spread([float(np.mean([sum(one[kind] for kind in kinds) for one in row])) for row in rows])
 
     hidden = of(OVERLAPPED)
-    return Split(
+    return StepSplit(
         step_ms=of(STEP),
         input_ms=of(INPUT),
         compute_ms=of(FORWARD, BACKWARD, COMPRESSION, UPDATE),

@@ -11,7 +11,7 @@ from typing import Any
 
 import hvdkit
 from hvdkit.errors import Faults, nearest
-from hvdkit.results.profile import Layer, Link, Memory, Profile, ProfiledRank, Split, Spread, Tensor, Tuning
+from hvdkit.results.profile import Layer, Link, Memory, Profile, ProfiledRank, Spread, StepSplit, Tensor, Tuning
 from hvdkit.tasks import gpt, resnet
 
 _FORWARD = 1 / 3  # of compute
@@ -131,11 +131,11 @@ def _made(model: str, speed: float, batch_size: int, device: str) -> Profile:
     )
 
 
-def _split(step_ms: float, forward_ms: float, backward_ms: float) -> Split:
+def _split(step_ms: float, forward_ms: float, backward_ms: float) -> StepSplit:
     def spread(ms: float) -> Spread:
         return Spread(mean=ms, median=ms, low=ms, high=ms)
 
     nothing = spread(0.0)
-    rest: dict[str, Any] = dict.fromkeys(Split.model_fields, nothing)
+    rest: dict[str, Any] = dict.fromkeys(StepSplit.model_fields, nothing)
     own = {"forward_ms": spread(forward_ms), "backward_ms": spread(backward_ms), "compression_ms": None}
-    return Split(**rest | own | {"compute_ms": spread(step_ms), "update_ms": None, "step_ms": spread(step_ms)})
+    return StepSplit(**rest | own | {"compute_ms": spread(step_ms), "update_ms": None, "step_ms": spread(step_ms)})

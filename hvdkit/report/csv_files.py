@@ -17,7 +17,7 @@ from hvdkit.results.json_files import flat
 
 if TYPE_CHECKING:  # each command loads its own
     from hvdkit.results.compare import Comparison, Ratio
-    from hvdkit.results.profile import Profile, Split
+    from hvdkit.results.profile import Profile, StepSplit
     from hvdkit.results.train import MetricLine
     from hvdkit.simulator.advise import Advice
     from hvdkit.simulator.predict import Prediction
@@ -112,7 +112,7 @@ def comparison(result: Comparison) -> list[Row]:
 def profile(result: Profile) -> list[Row]:
     """A row for each part of a step: first the means over the ranks, without a rank, then those of each rank."""
 
-    def parts(split: Split, **of: Any) -> list[Row]:
+    def parts(split: StepSplit, **of: Any) -> list[Row]:
         return [
             {**of, "part": key.removesuffix("_ms"), **{f"{name}_ms": value for name, value in spread.items()}}
             for key, spread in split.model_dump().items()

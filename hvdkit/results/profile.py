@@ -69,7 +69,7 @@ class Layer(StrictRecord):
     backward_fit: BatchFit | None = Field(None, description="backward by batch size; null: one size was measured")
 
 
-class Split(StrictRecord):
+class StepSplit(StrictRecord):
     """Where the time of a step goes; the means of all but overlapped communication add up."""
 
     step_ms: Spread = Field(
@@ -110,7 +110,7 @@ class ProfiledRank(StrictRecord):
     host: str = Field(description="its host")
     clock_offset_ms: float = Field(description="its clock against rank 0's")
     clock_error_ms: Time = Field(description="how far that may be off")
-    split: Split = Field(description="where the time of its steps goes")
+    split: StepSplit = Field(description="where the time of its steps goes")
 
 
 class Communication(StrictRecord):
@@ -217,7 +217,7 @@ class Profile(StrictRecord, Result):
         description="gradients, in the order in which backward finishes them"
     )
     layers: Annotated[list[Layer], Field(min_length=1)] = Field(description="layers, in the order of forward")
-    step: Split = Field(description="where the time of a step goes, mean over the ranks")
+    step: StepSplit = Field(description="where the time of a step goes, mean over the ranks")
     ranks: Annotated[list[ProfiledRank], Field(min_length=1)] = Field(description="the same for each rank")
     slowest: Slowest | None = Field(
         description="the rank that the others wait for; null: one rank, or nothing was reduced"

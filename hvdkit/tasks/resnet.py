@@ -39,7 +39,7 @@ class Conv:
 
 
 @dataclass(frozen=True)
-class Block:
+class ResidualBlock:
     """Convolutions, each with batch norm, with ReLU between them; plus the shortcut, then ReLU.
 
     Without a projection the shortcut is the identity.
@@ -62,7 +62,7 @@ class ResNet(Architecture):
     name: str
     stem: Conv
     max_pool: bool
-    blocks: tuple[Block, ...]
+    blocks: tuple[ResidualBlock, ...]
     features: int
     classes: int
     zero_init_residual: bool = False
@@ -230,7 +230,7 @@ def _reduced(length: int, stride: int) -> int:
     return -(-length // stride)
 
 
-def _block(name: str, inputs: int, middle: int, stride: int, bottleneck: bool) -> Block:
+def _block(name: str, inputs: int, middle: int, stride: int, bottleneck: bool) -> ResidualBlock:
     outputs = middle * 4 if bottleneck else middle
     if bottleneck:
         shapes = [(inputs, middle, 1, 1), (middle, middle, 3, stride), (middle, outputs, 1, 1)]
@@ -239,4 +239,4 @@ def _block(name: str, inputs: int, middle: int, stride: int, bottleneck: bool) -
     convs = tuple(Conv(f"conv{i}", f"bn{i}", *shape) for i, shape in enumerate(shapes, start=1))
     projected = stride != 1 or inputs != outputs
     projection = Conv("downsample.0", "downsample.1", inputs, outputs, 1, stride) if projected else None
-    return Block(name, convs, projection)
+    return ResidualBlock(name, convs, projection)

@@ -79,12 +79,14 @@ def run_mode(adapter: Adapter, script: Script, argv: list[str], heartbeat: Heart
     if given.parity:
         from hvdkit.worker import parity
 
-        part = parity.Part(given.parity, given.steps, given.leads, given.precision)
+        part = parity.ParityPart(given.parity, given.steps, given.leads, given.precision)
         parity.take_part(adapter, script, recipe, part, heartbeat)
     elif given.profile:
         from hvdkit.worker import profile
 
-        profile.profile(adapter, script, recipe, profile.Part(given.profile, given.steps, given.own_profile), heartbeat)
+        profile.profile(
+            adapter, script, recipe, profile.ProfilePart(given.profile, given.steps, given.own_profile), heartbeat
+        )
     elif given.evaluate or given.predict_images or given.generate:
         from hvdkit.worker import inference
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 import hvdkit
-from hvdkit.checkpoint.snapshots import Checkpoint, Record
+from hvdkit.checkpoint.snapshots import Checkpoint, CheckpointRecord
 from hvdkit.core import metrics
 from hvdkit.core.session import Session
 from hvdkit.core.state import is_averaged
@@ -97,13 +97,13 @@ class Keeper:
         return Checkpoint(record, self.session.state(keep) | rest)
 
 
-def _record(setup: Setup, progress: Progress) -> Record:
+def _record(setup: Setup, progress: Progress) -> CheckpointRecord:
     adapter, script = setup.adapter, None
     if setup.task.own:
         from hvdkit.tasks.own import script_sha256
 
         script = script_sha256(setup.recipe)
-    return Record(
+    return CheckpointRecord(
         progress=copy.copy(progress),
         np=setup.mesh.world.size,
         framework=adapter.NAME,

@@ -31,8 +31,8 @@ from hvdkit.recipe.communication import Uncompressed
 from hvdkit.recipe.schema import Recipe
 from hvdkit.worker.parity_trace import (
     Arrays,
-    Figures,
-    Part,
+    LeaderNumbers,
+    ParityPart,
     error,
     errors,
     first_deviation,
@@ -59,7 +59,7 @@ class Participant:
     compression is not a difference between frameworks. Raises RequestError as `Setup.session` and `StepPlan` do.
     """
 
-    def __init__(self, setup: Setup, part: Part, heartbeat: Heartbeat) -> None:
+    def __init__(self, setup: Setup, part: ParityPart, heartbeat: Heartbeat) -> None:
         dense = {"compression": Uncompressed(), "sync": None, "allreduce": "ring"}
         recipe = setup.recipe.model_copy(update=dense | {"steps": part.steps, "check_ranks": 0})
         self._setup, self._adapter, self._mesh, self._part = setup, setup.adapter, setup.mesh, part
@@ -85,7 +85,7 @@ class Participant:
 
     def lead(self) -> None:
         """Write the trace. Raises RunError if the reference's own loss is NaN or infinite."""
-        figures = Figures(self._batches())
+        figures = LeaderNumbers(self._batches())
         for number, batch in self._probe_batches():
             self._save(f"probe-{number}", named(self._exact.gradients(batch)))
         self._exact.load_state(self._initial)
@@ -110,7 +110,7 @@ class Participant:
 
     def follow(self) -> dict[str, Any]:
         """Compare with the trace and return the findings; only rank 0's are used."""
-        expected = Figures(**json.loads((self._part.folder / "leader.json").read_text()))
+        expected = LeaderNumbers(**json.loads((self._part.folder / "leader.json").read_text()))
         batches, probe = self._batches(), self._load("probe-0")
 
         self._exact.load_state(self._initial)
@@ -269,7 +269,7 @@ class Participant:
         return self._exact.predict(next(self._groups())[1][0].inputs)
 
 
-def take_part(adapter: Adapter, script: Script, recipe: Recipe, part: Part, heartbeat: Heartbeat) -> None:
+def take_part(adapter: Adapter, script: Script, recipe: Recipe, part: ParityPart, heartbeat: Heartbeat) -> None:
     """Run one rank of `hvdkit parity`, in the part's precision. Raises the same errors as `Participant`."""
     setup = start(adapter, script, recipe.model_copy(update={"precision": part.precision}))
     setup.check_trainable()

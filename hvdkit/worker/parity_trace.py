@@ -20,7 +20,7 @@ TOLERANCE = 1e-9  # in float64; correct frameworks are a thousand times closer, 
 
 
 @dataclass(frozen=True)
-class Part:
+class ParityPart:
     """The request to a rank: the folder of the trace, the number of steps, and whether this rank leads.
 
     `precision` is the recipe's key: a rank that follows in `fp32` is compared with the trace in float64 all the same.
@@ -37,7 +37,7 @@ class Part:
 
 
 @dataclass
-class Figures:
+class LeaderNumbers:
     """The leader's numbers: SHA-256 of each rank's batches, losses by step (means over all ranks), and evaluation.
 
     `logits_f32` and `gradients_f32` (by batch and parameter) are the errors of the leader's own float32 results.

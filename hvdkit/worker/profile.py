@@ -42,7 +42,7 @@ _OF_EPOCHS = ("checkpoint", "elastic", "early_stopping", "average_weights")  # w
 
 
 @dataclass(frozen=True)
-class Part:
+class ProfilePart:
     """The request to a rank: the output folder, the number of steps, and whether the framework's profiler runs too."""
 
     folder: Path
@@ -77,7 +77,7 @@ def turns(steps: int, warmup: int, every: int = 1) -> list[Turn]:
     return [*order, Turn("detailed", count, max(3, steps // 3)), Turn(TRACED, count + 1, traced)]
 
 
-def profile(adapter: Adapter, script: Script, recipe: Recipe, part: Part, heartbeat: Heartbeat) -> None:
+def profile(adapter: Adapter, script: Script, recipe: Recipe, part: ProfilePart, heartbeat: Heartbeat) -> None:
     """Run one rank of `hvdkit profile`. Raises the same errors as `train.train`."""
     setup = start(adapter, script, recipe)
     heartbeat.beat("building the model")
@@ -94,7 +94,7 @@ def profile(adapter: Adapter, script: Script, recipe: Recipe, part: Part, heartb
 class Participant:
     """Profiles `session` on one rank; collective. Raises the errors of `Loop`, Horovod and the framework."""
 
-    def __init__(self, setup: Setup, session: Session, part: Part, report: Callable[[str, int], None]) -> None:
+    def __init__(self, setup: Setup, session: Session, part: ProfilePart, report: Callable[[str, int], None]) -> None:
         self._setup, self._session, self._part, self._report = setup, session, part, report
         self._adapter, self._recipe, self._topology = setup.adapter, setup.recipe, setup.mesh.topology
         self._world = setup.mesh.world

@@ -68,7 +68,7 @@ class BatchNorm(layers.BatchNormalization):
 class Block(layers.Layer):
     """The residual block of a table row: ReLU after each sum and between convolutions."""
 
-    def __init__(self, row: resnet.Block, policy: str, recompute: bool = False):
+    def __init__(self, row: resnet.ResidualBlock, policy: str, recompute: bool = False):
         super().__init__(name=row.name, dtype=policy)
         self.rows = [*row.convs, *([row.projection] if row.projection else [])]
         self.convolutions = [Convolution(r, policy) for r in self.rows]

@@ -36,7 +36,7 @@ def relu(F, x):
 class Block(nn.HybridBlock):
     """The residual block of a table row: ReLU after each sum and between convolutions."""
 
-    def __init__(self, row: resnet.Block) -> None:
+    def __init__(self, row: resnet.ResidualBlock) -> None:
         super().__init__()
         for conv in row.convs:
             setattr(self, conv.name, convolution(conv))

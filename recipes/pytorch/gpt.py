@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hvdkit.adapters import pytorch
-from hvdkit.adapters.pytorch.tables import Table
+from hvdkit.adapters.pytorch.tables import TiedEmbedding
 from hvdkit.tasks import gpt
 from hvdkit.worker.entry import main
 
@@ -91,7 +91,7 @@ class GPT(nn.Module):
         super().__init__()
         self.transformer = nn.ModuleDict(
             {
-                "wte": Table(table.vocabulary, table.width),
+                "wte": TiedEmbedding(table.vocabulary, table.width),
                 "wpe": nn.Embedding(table.context, table.width),
                 "h": nn.ModuleList(Block(table) for _ in range(table.layers)),
                 "ln_f": nn.LayerNorm(table.width, table.norm_epsilon),

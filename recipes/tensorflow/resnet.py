@@ -43,7 +43,7 @@ def batch_norm(name: str, channels: int, dtype: str) -> BatchNorm:
 class Block(tf.Module):
     """The residual block of a table row: ReLU after each sum and between convolutions."""
 
-    def __init__(self, row: resnet.Block, dtype: str, recompute: bool) -> None:
+    def __init__(self, row: resnet.ResidualBlock, dtype: str, recompute: bool) -> None:
         rows = [*row.convs, *([row.projection] if row.projection else [])]
         self.convolutions = [Convolution(f"{row.name}.{r.name}", r, dtype) for r in rows]
         self.norms = [batch_norm(f"{row.name}.{r.norm}", r.outputs, dtype) for r in rows]

@@ -155,7 +155,7 @@ def main(framework: str, recipe_file: Path, trace: Path, leads: bool) -> None:
         begun = setup.Setup(
             adapter, setup.Script(module.build), recipe, mesh, dataset, task, task.architecture(dataset.shape)
         )
-        parity.Participant(begun, parity.Part(trace, STEPS, leads), Heartbeat()).take_part()
+        parity.Participant(begun, parity.ParityPart(trace, STEPS, leads), Heartbeat()).take_part()
 
     if leads:
         take_part(leads=True)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 
-class Table(nn.Embedding):
+class TiedEmbedding(nn.Embedding):
     """As `nn.Embedding`, but returns the rows (…, width), and the table (rows, width) for its second use."""
 
     def forward(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -151,12 +151,12 @@ class TrainableModel(Trainable, Hooks, Divisible):
         }
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
-        return np.array(self._evaluated(mapped(self._put, inputs)).cpu())
+        return np.array(self._evaluated(mapped(self._put, inputs)).cpu().numpy())
 
     def losses(self, batch: Batch) -> np.ndarray:
         inputs, targets = self.inputs(batch)
         losses = cross_entropy(self._evaluated(inputs), targets, reduction="none")
-        return np.array(losses.reshape(targets.shape).cpu())
+        return np.array(losses.reshape(targets.shape).cpu().numpy())
 
     def _evaluated(self, inputs: torch.Tensor) -> torch.Tensor:
         """The outputs in evaluation mode."""
