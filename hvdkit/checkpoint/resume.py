@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from hvdkit.checkpoint import snapshots
-from hvdkit.checkpoint.snapshots import Checkpoint, Record
+from hvdkit.checkpoint.snapshots import Checkpoint, CheckpointRecord
 from hvdkit.core.group import Mesh
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
@@ -141,7 +141,7 @@ def recounts(theirs: Mapping[str, Any], np: int, recipe: Recipe, size: int) -> b
     return sizes[0] != sizes[1] or before.accumulate != recipe.accumulate
 
 
-def check_classes(record: Record, dataset: Dataset) -> None:
+def check_classes(record: CheckpointRecord, dataset: Dataset) -> None:
     """Raise RequestError if the data set has other classes than the checkpoint, whose labels are their numbers."""
     if record.preprocessing is None or dataset.preprocessing is None:
         return
@@ -152,7 +152,7 @@ def check_classes(record: Record, dataset: Dataset) -> None:
         raise RequestError(f"data: expected the checkpoint's classes ({shown[0]}), got {shown[1]}")
 
 
-def check_text(record: Record, dataset: Dataset) -> None:
+def check_text(record: CheckpointRecord, dataset: Dataset) -> None:
     """Raise RequestError if the text is not the one that the checkpoint was trained on, wherever it lies."""
     theirs, mine = record.text_sha256, dataset.text_sha256
     if theirs and mine and theirs != mine:
@@ -162,7 +162,7 @@ def check_text(record: Record, dataset: Dataset) -> None:
         )
 
 
-def _changed_data(record: Record, recipe: Recipe, dataset: Dataset, mesh: Mesh) -> list[str]:
+def _changed_data(record: CheckpointRecord, recipe: Recipe, dataset: Dataset, mesh: Mesh) -> list[str]:
     """A line if the samples are not those of the checkpoint. Raises RequestError unless the recipe accepts that."""
     if isinstance(recipe.data, OwnData) and recipe.data.shares and record.np != mesh.world.size:
         raise RequestError(
@@ -190,14 +190,14 @@ def _changed_data(record: Record, recipe: Recipe, dataset: Dataset, mesh: Mesh) 
     )
 
 
-def _changed_script(record: Record, recipe: Recipe) -> list[str]:
+def _changed_script(record: CheckpointRecord, recipe: Recipe) -> list[str]:
     theirs, mine = record.script_sha256, script_sha256(recipe)
     if not theirs or not mine or theirs == mine:
         return []
     return [f"model.script: the file has changed since the checkpoint: SHA-256 {theirs[:12]}… is now {mine[:12]}…"]
 
 
-def _check_same(record: Record, recipe: Recipe, place: Path) -> Recipe:
+def _check_same(record: CheckpointRecord, recipe: Recipe, place: Path) -> Recipe:
     """The checkpoint's recipe. Raises RequestError if it is another one, or cannot be read."""
     try:
         before = Recipe.model_validate(record.recipe)  # a key added in a later version has its default
@@ -227,7 +227,7 @@ def deciding(recipe: Recipe) -> dict[str, Any]:
     return {key: value for key, value in settings if key.partition(".")[0] not in _FREE and key not in elsewhere}
 
 
-def last_record(folder: Path) -> Record | None:
+def last_record(folder: Path) -> CheckpointRecord | None:
     """The record of the newest checkpoint in `folder` whose record can be read; None if there is none."""
     for place in reversed(snapshots.places(folder)):
         with suppress(RequestError):

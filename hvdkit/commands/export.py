@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import hvdkit
 from hvdkit import paths
 from hvdkit.checkpoint import snapshots
-from hvdkit.checkpoint.snapshots import Record
+from hvdkit.checkpoint.snapshots import CheckpointRecord
 from hvdkit.checkpoint.weights import save_weights
 from hvdkit.commands import fields
 from hvdkit.commands.plan import Plan, launch, make_plan
@@ -49,7 +49,7 @@ class ExportPlan:
     """
 
     out: Path
-    record: Record
+    record: CheckpointRecord
     state: snapshots.State
     table: resnet.ResNet | None
     averaged: bool = False
@@ -192,7 +192,7 @@ def _for_transformers(plan: ExportPlan, recipe: schema.Recipe, model: schema.Gpt
     return replace(plan, beside=beside)
 
 
-def describe(record: Record, table: resnet.ResNet | None, averaged: bool = False) -> dict[str, Any]:
+def describe(record: CheckpointRecord, table: resnet.ResNet | None, averaged: bool = False) -> dict[str, Any]:
     """The metadata of an exported file, the same in each format; what is not known is left out.
 
     `recipe_sha256` is that of the checkpoint's recipe as JSON with sorted keys; `mean` and `std` are those of a pixel's
