@@ -63,7 +63,9 @@ def test_classes_are_the_sorted_folders_and_each_image_is_seen(folder: Path) -> 
 
 
 def test_bytes_depend_neither_on_workers_nor_on_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pictures.Mnist5k", lambda **rest: wanted(folder, augment="none"))  # not in this environment
+    monkeypatch.setattr(
+        "tests.data.pictures.Mnist5k", lambda **rest: wanted(folder, augment="none")
+    )  # not in this environment
     first = digests(folder, workers=0)
     assert first == digests(folder, workers=1) == digests(folder, workers=3) == digests(folder, workers=2, ranks=2)
 

@@ -51,8 +51,8 @@ class Tensors(ABC):
     def dtype(self, tensor: Tensor) -> str:
         """The tensor's dtype by NumPy's name."""
         kind = tensor.dtype  # a framework's own, or a class of NumPy's
-        name = getattr(kind, "name", None) or getattr(kind, "__name__", None) or str(kind).rpartition(".")[2]
-        return str(name)
+        name = np.dtype(kind).name if isinstance(kind, type) else getattr(kind, "name", None)
+        return name or str(kind).rpartition(".")[2]
 
     def cast(self, tensor: Tensor, dtype: str) -> Tensor:
         """The tensor in another dtype, by NumPy's name."""

@@ -57,7 +57,7 @@ def differing(
     """The names of the buffers that differ between ranks, and each rank's digests and shapes by name; collective."""
     mine = {name: (digest([(name, array)]), array.shape) for name, array in arrays.items()}
     everyone = session.adapter.allgather_object(mine, group, name="buffers")
-    names = dict.fromkeys(name for each in everyone for name in each)
+    names = sorted({name for each in everyone for name in each})
     return [name for name in names if any(each.get(name) != everyone[0].get(name) for each in everyone)], everyone
 
 
