@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 
 .PHONY: help bootstrap runtimes driver compare bench bench-gpt bench-start bench-tools bench-resnet50 validate bench-hosts bench-batch-sizes \
-	bench-simulator check-simulator bench-network bench-memory bench-sharding horovod-matrix gpu-check programs check test cluster-check lint image-check clean
+	bench-simulator check-simulator bench-network bench-memory bench-sharding horovod-matrix gpu-check programs check test test-all cluster-check lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
@@ -94,7 +94,10 @@ PYTEST = $(BIN)/python -m compileall -q hvdkit && $(BIN)/python -m pytest -n aut
 check: lint ## Check style and types, and run the tests that start no ranks: under 3 minutes, needs no runtime
 	@$(PYTEST) -m 'check and not ranks' --dist worksteal
 
-test: runtimes programs ## Run every test, over real processes
+test: runtimes programs ## Run the tests, over real processes
+	@$(PYTEST) -m 'not thorough' --dist loadfile --no-loadscope-reorder
+
+test-all: runtimes programs ## As make test, also what it tries in one framework less: 40 minutes on two cores
 	@$(PYTEST) --dist loadfile --no-loadscope-reorder
 
 cluster-check: runtimes ## Install Slurm, two MPIs, sshd (root, Debian) and Ray, and test all launchers; with Docker, over containers

@@ -29,6 +29,7 @@ hypothesis.settings.load_profile("hvdkit")
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
+KERAS_THOROUGH = ("pytorch", "tensorflow", pytest.param("keras", marks=pytest.mark.thorough), "mxnet")
 
 Hvdkit = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -25,7 +25,7 @@ from hvdkit.recipe import schema
 from hvdkit.results.evaluate import EvaluationResult
 from hvdkit.results.train import TrainResult
 from tests import hygiene
-from tests.conftest import FRAMEWORKS, ROOT, Hvdkit
+from tests.conftest import FRAMEWORKS, KERAS_THOROUGH, ROOT, Hvdkit
 from tests.launching import wait_until
 from tests.residents import START, Ranks, residents
 from tests.resuming import lines, rewrite_record, under_way
@@ -53,7 +53,7 @@ SENT = {
 }
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", KERAS_THOROUGH)
 def test_kill_9_and_resume(framework: str, ranks: START, recipe: Path, tmp_path: Path) -> None:
     """11 batches an epoch and rank in 6 updates; killed behind the third, whose line is written and no checkpoint."""
     common = ["model.name=resnet8", "epochs=1", "log_every=3", "batch_size=64", "accumulate=2", "threads=1"]
@@ -77,7 +77,7 @@ def test_kill_9_and_resume(framework: str, ranks: START, recipe: Path, tmp_path:
     assert lines(tmp_path / "whole") == lines(tmp_path / "killed")
 
 
-@pytest.mark.parametrize("framework", ["pytorch", "keras"])
+@pytest.mark.parametrize("framework", ["pytorch", pytest.param("keras", marks=pytest.mark.thorough)])
 def test_a_run_that_was_asked_to_stop_ends_with_the_same_bits(
     framework: str, ranks: START, recipe: Path, tmp_path: Path
 ) -> None:

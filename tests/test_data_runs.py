@@ -43,7 +43,7 @@ def test_the_same_bytes_beside_every_framework(folder: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("framework", ["pytorch", "keras", "mxnet"])
+@pytest.mark.parametrize("framework", ["pytorch", pytest.param("keras", marks=pytest.mark.thorough), "mxnet"])
 def test_the_imagenet_recipe_runs_dry(framework: str, folder: Path, hvdkit: Hvdkit, tmp_path: Path) -> None:
     command = ("train", IMAGENET, "--framework", framework, "-np", 2, "--out", "run", f"data.path={folder}", *SMALL)
     done = hvdkit(*command, "check_ranks=1")

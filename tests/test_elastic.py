@@ -258,6 +258,7 @@ def test_a_rank_lost_before_it_met_the_others_is_not_waited_for(start: Any, tmp_
     assert read_result(run.out / "result.json").np == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("warm")
 def test_a_schedule_of_losses_and_joins_is_survived(tmp_path: Path) -> None:
     """A short one of tests/cluster/elastic_chaos.py: also losses in a recovery, and of all ranks."""

@@ -23,7 +23,7 @@ from hvdkit.handlers.stopping import check_early_stopping, note_epoch, stopped_e
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import AverageWeights, EarlyStopping, Loss, Recipe, Sgd
 from hvdkit.worker.unreached import unreached
-from tests.conftest import FRAMEWORKS, ROOT, Hvdkit
+from tests.conftest import KERAS_THOROUGH, ROOT, Hvdkit
 from tests.residents import START, residents
 from tests.resuming import lines, local_recipe, local_run
 
@@ -162,7 +162,7 @@ def test_an_exponential_average_is_that_of_each_updates_weights(
     assert all(np.array_equal(kept[name], resumed[name]) for name in kept)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", KERAS_THOROUGH)
 def test_ranks_stop_together_with_the_equal_average_of_the_ends_of_epochs_and_statistics_of_its_own(
     framework: str, ranks: START, tmp_path: Path
 ) -> None:

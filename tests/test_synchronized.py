@@ -36,7 +36,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("np", (2, 3))
+@pytest.mark.parametrize("np", (2, pytest.param(3, marks=pytest.mark.thorough)))
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_resnet20_computes_in_n_ranks_what_it_computes_in_one(framework: str, np: int, report: Any) -> None:
     """Loss, each gradient, weight and running statistic, over 20 steps, of which each starts from the same weights."""
