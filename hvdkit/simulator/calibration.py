@@ -68,6 +68,7 @@ class Calibration:
             threshold_bytes=(64.0 if mib is None else mib) * 2**20,
             cycle_s=1e-3 * (1.0 if cycle_ms is None else cycle_ms),
             bucket_bytes=chosen.bucket_mib * 2**20,
+            piece_bytes=chosen.piece_mib * 2**20,
             every=sync.every if sync else 1,
             servers=chosen.servers,
             sharding=chosen.sharding or "none",

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from hvdkit.core.order import PIECE_BYTES
 from hvdkit.results.memory import Stage
 from hvdkit.simulator import compression_costs, policies
 from hvdkit.simulator.batch_curves import ComputeTimes
@@ -32,6 +33,8 @@ class Case:
     Over `streams`, as many collectives are under way at once. They share the links: each has one for its bytes at the
     highest rate, and only the rest of its time, such as latencies, passes beside that of others.
 
+    Under `priority`, gradients are sent in pieces of about `piece_bytes`.
+
     With `sharding` gradients are reduce-scattered, each rank updates its share, and weights are gathered: after the
     update, or, in stage `parameters`, block after block in forward and again in backward, each while the one before it
     computes.
@@ -49,6 +52,7 @@ class Case:
     threshold_bytes: float = 64 * 2.0**20
     cycle_s: float = 1e-3
     bucket_bytes: float = 25 * 2.0**20
+    piece_bytes: float = PIECE_BYTES
     every: int = 1
     servers: int = 1
     sharding: Stage = "none"
@@ -112,11 +116,16 @@ class Case:
         return 1 if self.rules.in_turn else self.streams
 
     @property
+    def by_layer(self) -> bool:
+        """Whether gradients go first layer first; shares of sharding do not."""
+        return self.rules.by_layer and self.data_ranks > 1 and self.stage == "none"
+
+    @property
     def rules(self) -> policies.Policy:
         """The policy; with Local SGD nothing overlaps, and joined gradients need no buffer."""
         policy = policies.named(self.policy)
         if self.every > 1:
-            return replace(policy, overlaps=False, fuses=True, buckets=policies.grouped)
+            return replace(policy, overlaps=False, fuses=True, buckets=policies.grouped, by_layer=False)
         in_groups = self.policy == "grouped" and self.compression == _DENSE and self.stage in ("none", "optimizer")
         if not in_groups:
             return policy

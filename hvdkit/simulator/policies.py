@@ -147,6 +147,7 @@ class Policy:
     device meanwhile. `overlaps`: gradients are sent during backward. `fuses`: buckets are copied into a buffer, and
     with `copies_back` out of it. `algorithm` is the allreduce's, None for the library's choice. `in_turn`: one bucket
     is sent after the other even where several streams could send at once, since the buckets were chosen for that.
+    `by_layer`: gradients are sent in pieces, first layer first, and the next forward begins under way (`priority.py`).
     """
 
     reads_ahead: bool
@@ -157,6 +158,7 @@ class Policy:
     copies_back: bool = True
     algorithm: Algorithm | None = None
     in_turn: bool = False
+    by_layer: bool = False
 
 
 POLICIES: dict[str, Policy] = {
@@ -166,6 +168,7 @@ POLICIES: dict[str, Policy] = {
     "mxnet": Policy(True, False, True, single),
     "tensorflow": Policy(True, False, True, single),
     "mg-wfbp": Policy(True, True, True, merged, in_turn=True),
+    "priority": Policy(True, True, True, single, in_turn=True, by_layer=True),
     "horovod": Policy(True, True, True, cycles, fuses=True),
     "ddp": Policy(True, True, True, filled, fuses=True),
     "grouped": Policy(True, True, False, grouped, fuses=True),  # hvdkit on CPUs

@@ -83,6 +83,8 @@ def _sharding(case: Case) -> str | None:
         reason = f"compression none or fp16, got {case.compression.method}"
     elif case.every > 1:
         reason = f"no sync, got every {case.every}"
+    elif case.policy == "priority":
+        reason = "another policy than priority, whose layers are updated one by one"
     elif case.algorithm not in (None, "ring"):
         reason = f"allreduce ring, got {case.algorithm}"
     elif case.sharding != "optimizer" and case.workload.earlier_s:  # it would send each batch's gradients

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
+from hvdkit.core.order import PIECE_BYTES
 from hvdkit.errors import RequestError
 from hvdkit.recipe import yaml_files
 from hvdkit.recipe.data import Strict
@@ -66,6 +67,7 @@ class Settings(Strict):
     fusion_threshold_mib: float | None = Field(None, ge=0, le=1e15)
     cycle_time_ms: float | None = Field(None, ge=0, le=1e15)
     bucket_mib: Positive = 25.0
+    piece_mib: Positive = PIECE_BYTES / 2**20
     speed: Positive = 1.0
     jitter: float | None = Field(None, ge=0, le=10)
     link: dict[str, LinkSetting] = Field({})

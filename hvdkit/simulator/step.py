@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.simulator import engine, policies
+from hvdkit.simulator import engine, policies, priority
 from hvdkit.simulator.case import Case as Case
 from hvdkit.simulator.engine import Edge, TimedTask
 from hvdkit.simulator.piecewise_linear import BucketTimes, Floats
@@ -25,11 +25,11 @@ _AHEAD = 2  # batches that are read, or copied to the device, ahead of the one i
 def periods(cases: Sequence[Case]) -> Floats:
     """The step times of any cases of one profile, in seconds, shape (cases,).
 
-    Cases of one policy run at once; those with several streams alone, since each goes to its streams in another order.
+    Cases of one policy run at once; those with several streams, or priorities, alone: each has an order of its own.
     """
     alike: dict[object, list[int]] = defaultdict(list)
     for index, case in enumerate(cases):
-        alone = index if case.at_once > 1 else None
+        alone = index if case.at_once > 1 or case.by_layer else None
         alike[case.rules, case.compression.method, case.data_ranks == 1, case.stage, alone].append(index)
     seconds = np.zeros(len(cases))
     for indices in alike.values():
@@ -50,10 +50,14 @@ def detailed(case: Case) -> list[TimedTask]:
 
 
 def _graph(cases: Sequence[Case], detail: bool) -> list[TimedTask]:
-    builder = _Builder(cases, detail)
+    builder = _Builder(cases, detail or cases[0].by_layer)
     read, batch_is_there = builder.input()
     gathered, weights_are_there, block_is_there = builder.gathering()
     compute, ready = builder.compute((*batch_is_there, *weights_are_there), block_is_there)
+    if cases[0].by_layer:
+        compute = priority.forward_first(compute)
+        tasks = [*read, *priority.by_layer(cases[0], compute, ready[:, 0], builder.encoded, builder.link)]
+        return [replace(task, seconds=float(task.seconds[0])) for task in tasks] if detail else tasks
     sent, gradients_are_there = builder.communication(ready)
     update_s = builder.array(lambda case: case.slow * case.update_s / case.speed)
     tasks = [*read, *gathered, *compute, *sent, TimedTask("update", "update", "device", update_s, gradients_are_there)]
