@@ -24,7 +24,7 @@ RANK = ROOT / "tests" / "bfloat16_rank.py"
 def test_every_collective_takes_bfloat16(tmp_path: Path, runtime: str, module: str, count: str) -> None:
     """Over Gloo, and over MPI where Horovod was built with it."""
     found = find(runtime)
-    job = framework_job(runtime, tmp_path / "gloo", RANK, runtime, module)
+    job = framework_job(runtime, tmp_path / "gloo", RANK, runtime, module, HOROVOD_SHARED_MEMORY="0")
     direct.run(job)
     said = job.log(0).read_text() + job.log(1).read_text()
     assert re.findall(r"^right (\d+)$", said, re.MULTILINE) == [count, count]

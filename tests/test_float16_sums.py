@@ -33,10 +33,10 @@ adapter.shutdown()
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("framework", ["pytorch", "mxnet"])
-def test_sums_of_float16_are_right_for_every_number(tmp_path: Path, framework: str) -> None:
+@pytest.mark.parametrize(("framework", "shared_memory"), [("pytorch", "0"), ("mxnet", "1")])
+def test_sums_of_float16_are_right_for_every_number(tmp_path: Path, framework: str, shared_memory: str) -> None:
     (tmp_path / "halves.py").write_text(RANK)
-    job = framework_job(framework, tmp_path, tmp_path / "halves.py", framework)
+    job = framework_job(framework, tmp_path, tmp_path / "halves.py", framework, HOROVOD_SHARED_MEMORY=shared_memory)
     direct.run(job)
     for rank in range(2):
         told = [line for line in job.log(rank).read_text().splitlines() if line.startswith("wrong")]

@@ -51,7 +51,7 @@ print("right", done)
 @pytest.mark.timeout(120)
 def test_each_rank_gets_its_share_of_the_sum(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK)
-    job = framework_job("pytorch", tmp_path, tmp_path / "rank.py", np=3)
+    job = framework_job("pytorch", tmp_path, tmp_path / "rank.py", np=3, HOROVOD_SHARED_MEMORY="0")
     direct.run(job)
     for rank in range(3):
         assert job.log(rank).read_text().splitlines()[-1] == "right 30"
