@@ -191,15 +191,38 @@ def test_the_cluster_file_has_the_measured_rate_of_copies() -> None:
     assert bench.network(copied).device.memory_bytes_per_s == 1.9e10
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "halving-doubling"])
+@pytest.mark.parametrize("algorithm", ["ring", "halving-doubling", "memory"])
 def test_the_simulator_makes_of_it_what_was_measured(algorithm: str) -> None:
     """By the link alone too, without the measured line, which other numbers of ranks need."""
-    made = bench.network(measured("allreduce", 4, 900.0, 0.12, algorithm))
+    found = measured("allreduce", 4, 900.0, 0.12, algorithm)
+    if algorithm == "memory":
+        found = found.model_copy(update={"hosts": ["a"] * 4})
+    made = bench.network(found)
+    assert made.levels[0].kind == ("memory" if algorithm == "memory" else "link")
     alone = made.model_copy(update={"measured": []})
     for network in (made, alone):
         cost = Network(network, 4).cost("allreduce")
         for size in (4, 10_000_000):
             assert 1e6 * cost.line(size) == pytest.approx(900 + 0.12 * size, rel=1e-3)
+
+
+def test_memory_within_hosts_and_links_between_them_come_together() -> None:
+    """Of two benches, in either order: of one host's ranks, and of a rank on each host."""
+    memory = measured("allreduce", 2, 20.0, 0.001, "memory").model_copy(update={"hosts": ["a", "a"]})
+    links = measured("allreduce", 2, 200.0, 0.08)
+    for first, second in ((memory, links), (links, memory)):
+        row = bench.measured(second)
+        both = bench.with_level(bench.network(first), row)
+        assert [(level.name, level.ranks) for level in both.levels] == [("memory", 2), ("link", None)]
+        both = both.model_copy(update={"measured": [*both.measured, row]})
+        for size in (4.0, 1e7):
+            within = 1e6 * Network(both, 2).cost("allreduce").line(size)
+            assert within == pytest.approx(20 + 0.001 * size, rel=1e-3)
+            between = 1e6 * Network(both, 4).cost("allreduce").line(size)
+            assert between == pytest.approx(20 + 0.001 * size + 200 + 0.08 * size, rel=1e-3)
+    several = bench.network(measured("allreduce", 4, 900.0, 0.12, "memory"))
+    assert [level.kind for level in several.levels] == ["memory", "link"]
+    assert 1e6 * Network(several, 4).cost("allreduce").line(1e7) == pytest.approx(900 + 1.2e6, rel=1e-3)
 
 
 @pytest.mark.ranks

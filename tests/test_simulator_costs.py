@@ -73,6 +73,47 @@ def test_levels_share_a_ring_and_hierarchy_crosses_once_a_host() -> None:
     assert float(within.cost("allreduce", "ring").line(size)) == pytest.approx(inside)
 
 
+def test_memory_exchanges_at_once_and_each_byte_leaves_a_host_once() -> None:
+    memory = TWO.levels[0].model_copy(update={"name": "memory", "kind": "memory"})
+    shared = TWO.model_copy(update={"levels": [memory, TWO.levels[1]]})
+    size, far = 8e6, 1e9
+    exchange = NEAR + size * 3 / 4 / 1e10  # each of 4 ranks gives 3 quarters, or takes them
+    within = Network(shared, LOCAL)
+    assert float(within.cost("allreduce").line(size)) == pytest.approx(2 * exchange)
+    assert within.cost("allreduce").algorithm == "memory"
+    assert float(within.cost("reducescatter").line(size)) == pytest.approx(exchange)
+    assert float(within.cost("alltoall").line(size)) == pytest.approx(exchange)
+    assert float(within.cost("allgather").line(size)) == pytest.approx(NEAR + 3 * size / 1e10)
+    assert float(within.cost("broadcast").line(size)) == pytest.approx(NEAR + size / 1e10)
+    # a rank's quarter goes round a ring of 4 hosts, with three others by the same link
+    network = Network(shared, HOSTS * LOCAL)
+    between = 2 * 3 * (FAR + size / 4 / far)
+    assert float(network.cost("allreduce").line(size)) == pytest.approx(2 * exchange + between)
+    gathered = NEAR + 3 * HOSTS * size / 1e10 + 3 * (FAR + LOCAL * size / far)
+    assert float(network.cost("allgather").line(size)) == pytest.approx(gathered)
+    handed_on = NEAR + size / 1e10 + 3 * FAR + size / far
+    assert float(network.cost("broadcast").line(size)) == pytest.approx(handed_on)
+    # two hosts with 4 and 3 ranks, or hosts of one rank, know sockets alone
+    for ranks, hosts in ((7, None), (3, 3)):
+        uneven = Network(shared, ranks, hosts)
+        ring = 2 * (ranks - 1) * (FAR + size / ranks / far)
+        assert float(uneven.cost("allreduce").line(size)) == pytest.approx(ring)
+        assert not uneven.in_memory
+
+
+@pytest.mark.parametrize(
+    ("levels", "said"),
+    [
+        ([{"name": "near", "ranks": 4}, {"name": "memory", "kind": "memory"}], "as the first level only"),
+        ([{"name": "memory", "kind": "memory", "ranks": 2}, {"name": "far"}], "as ranks_per_host, 4, got 2"),
+    ],
+)
+def test_memory_is_within_a_host(levels: list[dict[str, object]], said: str) -> None:
+    pieces = [{"from_bytes": 0, "latency_us": 2.0, "mbit_per_s": 80_000.0}]
+    with pytest.raises(RequestError, match=said):
+        clusters.read(TWO.model_dump() | {"levels": [level | {"pieces": pieces} for level in levels]}, "file")
+
+
 def test_links_that_others_use_are_slower_and_more_of_them_faster() -> None:
     size = 8e9
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -47,7 +48,9 @@ class HorovodAdapter(Adapter):
         world = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
         topology = self.bind_device(Topology(*world), device, threads)
         self.on_gpu = topology.device == "gpu"
-        return topology
+        # Only a Horovod that hvdkit has built can say it (runtimes/patches).
+        shared = getattr(getattr(hvd.rank, "__self__", None), "shared_memory_ranks", int)
+        return replace(topology, shared_memory_ranks=shared())
 
     def shutdown(self) -> None:
         self.horovod.shutdown()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 from rich.table import Table
@@ -35,7 +35,7 @@ from hvdkit.results.machine import this_machine
 from hvdkit.runtimes.store import Runtime, find
 from hvdkit.simulator import cluster, piecewise_linear
 from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level, Measured, Software
-from hvdkit.simulator.costs import hop_pieces
+from hvdkit.simulator.costs import level
 from hvdkit.worker import tuning
 from hvdkit.worker.bench import RANKS, ROWS
 
@@ -91,7 +91,7 @@ class BenchPlan:
         row = measured(bench)
         key = (row.operation, row.ranks, row.ranks_per_host, row.algorithm)
         others = [m for m in self.known.measured if (m.operation, m.ranks, m.ranks_per_host, m.algorithm) != key]
-        return self.known.model_copy(update={"measured": [*others, row]})
+        return with_level(self.known, row).model_copy(update={"measured": [*others, row]})
 
 
 def plan(request: BenchRequest) -> BenchPlan:
@@ -211,7 +211,8 @@ def _measure(plan: BenchPlan, folder: Path) -> Bench:
         np=placement.np,
         hosts=ranks["hosts"],
         device=ranks["device"],
-        algorithm="ring",
+        algorithm="memory" if ranks["shared_memory_ranks"] and _in_memory(plan, ranks) else "ring",
+        shared_memory_ranks=ranks["shared_memory_ranks"],
         link_mbit_per_s=plan.request.link_mbit_per_s,
         memory_bytes_per_s=ranks["memory_bytes_per_s"],
         settings={key: value for key, value in sorted(ranks["settings"].items()) if key not in _OF_A_RANK},
@@ -246,8 +247,29 @@ def measured(bench: Bench) -> Measured:
     )
 
 
+def _in_memory(plan: BenchPlan, ranks: dict[str, Any]) -> bool:
+    """Whether ranks that share memory within hosts exchange tensors through it."""
+    return ranks["device"] == "cpu" and (plan.request.collective != "alltoall" or len(set(ranks["hosts"])) == 1)
+
+
+def with_level(known: Cluster, row: Measured) -> Cluster:
+    """The cluster with the level that a measured allreduce is of, where it lacks it: the memory that ranks of one host
+    share beside links between hosts, or links beside the memory."""
+    if len(known.levels) > 1 or row.operation != "allreduce":
+        return known
+    (only,) = known.levels
+    if only.kind == "link" and row.algorithm == "memory" and row.ranks == row.ranks_per_host:
+        levels = [level(row).model_copy(update={"ranks": row.ranks}), only]
+        fits = known.ranks_per_host == 1 and only.name != "memory"
+        return known.model_copy(update={"levels": levels, "ranks_per_host": row.ranks}) if fits else known
+    if only.kind == "memory" and row.algorithm == "ring" and row.ranks_per_host == 1:
+        levels = [only.model_copy(update={"ranks": known.ranks_per_host}), level(row)]
+        return known.model_copy(update={"levels": levels}) if only.name != "link" else known
+    return known
+
+
 def network(bench: Bench) -> Cluster:
-    """The links between the ranks, by this collective alone."""
+    """The links between the ranks, or the memory that they share, by this collective alone."""
     row = measured(bench)
     device = Device(name=bench.machine.processor[:100] or bench.device)
     if bench.memory_bytes_per_s:
@@ -260,11 +282,11 @@ def network(bench: Bench) -> Cluster:
         f"hvdkit {bench.hvdkit_version}; a hop is the whole time over the hops, Horovod's negotiation included",
         ranks_per_host=row.ranks_per_host,
         device=device,
-        levels=[Level(name="link", pieces=_hops(row))],
+        levels=_levels(row, device),
         software=Software(
             negotiation_us=0,
             negotiation_us_per_doubling=0,
-            algorithms=[row.algorithm],
+            algorithms=["ring" if row.algorithm == "memory" else row.algorithm],
             synchronous=bench.device == "cpu",
         ),
         measured=[row],
@@ -272,10 +294,14 @@ def network(bench: Bench) -> Cluster:
     )
 
 
-def _hops(row: Measured) -> list[CurvePiece]:
-    """The time of one message, from that of the whole collective."""
-    if row.algorithm == "ring":
-        return hop_pieces(row)
-    # 2 log2(p) messages, of n/2, n/4, … bytes.
-    hops, sent = 2 * math.ceil(math.log2(row.ranks)), 2 * (row.ranks - 1) / row.ranks
-    return [piece.scaled(sent / hops, 1 / hops, sent) for piece in row.pieces]
+def _levels(row: Measured, device: Device) -> list[Level]:
+    """The links or the memory that a measured collective is of."""
+    if row.algorithm == "halving-doubling":  # 2 log2(p) messages, of n/2, n/4, … bytes
+        hops, sent = 2 * math.ceil(math.log2(row.ranks)), 2 * (row.ranks - 1) / row.ranks
+        return [Level(name="link", pieces=[piece.scaled(sent / hops, 1 / hops, sent) for piece in row.pieces])]
+    if row.algorithm == "ring" or row.ranks == row.ranks_per_host:
+        return [level(row)]
+    # Over several hosts the links take most of the time. In memory a byte is read and written twice.
+    rate = CurvePiece(from_bytes=0, latency_us=0, mbit_per_s=8e-6 * device.memory_bytes_per_s / 4)
+    memory = Level(name="memory", kind="memory", ranks=row.ranks_per_host, pieces=[rate])
+    return [memory, level(row.model_copy(update={"ranks": row.ranks // row.ranks_per_host, "algorithm": "ring"}))]

@@ -21,12 +21,14 @@ ProcessSet = Any  # of a framework's Horovod; without one, the ranks themselves
 class Topology(Shard):
     """Ranks number all processes, local ranks those of one host, cross ranks the hosts with the same local rank.
 
-    `device` is `cpu` or `gpu`. Without a `Mesh`, each rank reads a shard of its own.
+    `device` is `cpu` or `gpu`. `shared_memory_ranks` are those of this host that exchange tensors on CPUs through
+    memory, 0 where it is sockets. Without a `Mesh`, each rank reads a shard of its own.
     """
 
     cross_rank: int = 0
     cross_size: int = 1
     device: str = "cpu"
+    shared_memory_ranks: int = 0
 
     @property
     def is_root(self) -> bool:

@@ -102,6 +102,7 @@ def profile(findings: Findings, recipe: Recipe) -> Profile:
         model=recipe.model.name,
         np=count,
         hosts=record.hosts,
+        shared_memory_ranks=record.shared_memory_ranks,
         launcher=record.launcher,
         device=record.device,
         processor=record.processor,

@@ -56,7 +56,8 @@ class Bench(Record, Result):
     """`bench.json`. `hosts` are listed by rank, `settings` are rank 0's HOROVOD_… variables.
 
     `memory_bytes_per_s` is what a rank on a CPU reads and writes in copies while all ranks copy; None if unknown.
-    `algorithm` is the allreduce's (Gloo uses a ring); it is `ring` for other collectives and libraries too.
+    `algorithm` is `memory` where `shared_memory_ranks` of a host (None: unknown) exchange bytes through it, else the
+    allreduce's (Gloo uses a ring); it is `ring` for other collectives and libraries too.
     """
 
     collective: Collective
@@ -67,7 +68,8 @@ class Bench(Record, Result):
     np: int
     hosts: list[str]
     device: str
-    algorithm: Literal["ring", "halving-doubling"]
+    algorithm: Literal["ring", "halving-doubling", "memory"]
+    shared_memory_ranks: int | None = None
     link_mbit_per_s: float | None
     memory_bytes_per_s: float | None = None
     settings: dict[str, str]

@@ -204,6 +204,9 @@ class Profile(StrictRecord, Result):
     model: str = Field(description="the model")
     np: Count = Field(description="ranks")
     hosts: Count = Field(description="hosts")
+    shared_memory_ranks: int = Field(
+        0, ge=0, description="ranks of rank 0's host that exchange tensors through memory; 0: through sockets"
+    )
     launcher: str = Field(description="how the ranks were started")
     device: str = Field(description="`cpu`, or a kind of accelerator")
     processor: str = Field(description="name of the processor or GPU")

@@ -71,6 +71,7 @@ class RunRecord(Record):
     launcher: str
     processor: str
     hosts: int
+    shared_memory_ranks: int = 0
     tuning: dict[str, float]
     tells_layers: bool
     parameter_bytes: int

@@ -120,6 +120,9 @@ class TrainResult(Figures, Result):
     was more than a tenth, `idle_cores` the cores that they left to each rank there. `pinned` are the cores by rank, an
     empty list for a rank without cores of its own, None without pinning.
 
+    `shared_memory_ranks` are the ranks of rank 0's host that exchange tensors on CPUs through memory; 0 where they talk
+    through sockets, None with a rival that does without Horovod.
+
     `corrupt_images` counts the files, over all ranks, that could not be read and were replaced by others. With
     `native_pipeline` the batches came from the user's own code, so frameworks may have trained on different ones.
     `tuning` has each setting that was chosen automatically: `value` (None for the library's default) and `why`.
@@ -156,6 +159,7 @@ class TrainResult(Figures, Result):
     compression: str
     sync: dict[str, Any] | None = None
     allreduce: str = "ring"
+    shared_memory_ranks: int | None = None
     bytes_per_step: float | None = None
     sharding: str = "none"
     state_bytes: dict[str, int] | None = None

@@ -13,7 +13,7 @@ from hvdkit.results.profile import Profile
 from hvdkit.simulator import piecewise_linear, step
 from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level, Measured, Software
 from hvdkit.simulator.compression_costs import METHODS, CompressionSetting
-from hvdkit.simulator.costs import Network, hop_pieces
+from hvdkit.simulator.costs import Network, level
 from hvdkit.simulator.settings import Settings, SyncSetting
 from hvdkit.simulator.step import Case
 from hvdkit.simulator.workload import Workload, of_profile, sharding_of, sync_of
@@ -107,9 +107,11 @@ def own_network(profile: Profile) -> Cluster | None:
     sizes, seconds = [latency.bytes for latency in timed], [1e-3 * latency.ms.median for latency in timed]
     # A few repeats of each, the small ones first, when much is done for the first time: falls are noise.
     pieces = piecewise_linear.fit(sizes, np.exp(piecewise_linear.not_falling(np.log(seconds))).tolist())
+    in_memory = profile.device == "cpu" and profile.shared_memory_ranks == profile.np
     measured = Measured(
         operation="allreduce",
         ranks=profile.np,
+        algorithm="memory" if in_memory else "ring",
         ranks_per_host=max(1, profile.np // profile.hosts),
         pieces=pieces,
         residual_percent=min(1000.0, piecewise_linear.residual_percent(pieces, sizes, seconds)),
@@ -122,7 +124,7 @@ def own_network(profile: Profile) -> Cluster | None:
         source=f"allreduces of {profile.np} ranks on {profile.hosts} host(s), timed by `hvdkit profile` between steps",
         ranks_per_host=measured.ranks_per_host,
         device=Device(name=profile.processor[:100] or profile.device),
-        levels=[Level(name="link", pieces=hop_pieces(measured))],
+        levels=[level(measured)],
         software=Software(synchronous=profile.device == "cpu"),
         measured=[measured],
     )

@@ -29,6 +29,7 @@ SCHEMA = "cluster.schema.json"  # beside the clusters, written by scripts/schema
 EXPECTED = "a cluster file (YAML) as `hvdkit bench` writes it"
 MOST_FALL = 0.8  # of the time from one piece to the next: measured curves fall a little, protocols switch
 Algorithm = Literal["ring", "halving-doubling", "tree", "hierarchical", "central"]
+Way = Algorithm | Literal["memory"]  # memory is taken wherever ranks share it, so nobody chooses it
 
 
 def not_tiny(value: float) -> float:
@@ -82,12 +83,18 @@ Pieces = Annotated[list[CurvePiece], Field(min_length=1, max_length=64), AfterVa
 class Level(Strict):
     """Links between the groups of the level below (between single ranks, at the first level).
 
+    Through `memory` the ranks of a host exchange bytes all at once: a message is what each of them gives the others in
+    an exchange. Between hosts each rank then sends its part of a tensor.
+
     Only the last level's `ranks` may be None. Flows in one direction share a group's `ports` evenly. `contention` is of
     networks that are shared with others. `varies_percent` is of networks whose rate is another in each run, as in
     clouds: log-normal, so that 90 % of runs have at most 1 + varies_percent / 100 times the time, or its inverse.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$", description="name of the kind of link")
+    kind: Literal["link", "memory"] = Field(
+        "link", description="`memory` that the ranks of a host share; only the first level can be"
+    )
     ranks: int | None = Field(None, ge=2, le=10**9, description="most ranks that it connects; null: no limit")
     pieces: Pieces = Field(description="time of one flow of messages by its bytes")
     ports: int = Field(1, ge=1, le=1024, description="such links that each group below has")
@@ -111,7 +118,7 @@ class Measured(Strict):
     operation: Operation = Field(description="the collective")
     ranks: int = Field(ge=2, le=10**9, description="how many took part")
     ranks_per_host: int = Field(1, ge=1, le=10**6, description="how many of them on each host")
-    algorithm: Algorithm = Field("ring", description="by which it was made")
+    algorithm: Way = Field("ring", description="by which it was made; `memory`: that the ranks of a host share")
     pieces: Pieces = Field(description="its time by the bytes per rank")
     residual_percent: Percent = Field(description="relative error of the fit, root mean square")
     smallest_bytes: int = Field(ge=0, le=2**60, description="smallest size that was measured")
@@ -203,6 +210,13 @@ class Cluster(Strict):
             raise ValueError(f"levels: expected `ranks` that grow, each a multiple of the one before, got {sizes}")
         if len({level.name for level in self.levels}) != len(self.levels):
             raise ValueError("levels: expected each name once")
+        first, *others = self.levels
+        if any(level.kind == "memory" for level in others):
+            raise ValueError("levels: expected memory as the first level only; it is within a host")
+        if first.kind == "memory" and others and first.ranks != self.ranks_per_host:
+            raise ValueError(
+                f"levels: expected memory to have `ranks` as ranks_per_host, {self.ranks_per_host}, got {first.ranks}"
+            )
         return self
 
     @property

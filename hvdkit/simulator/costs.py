@@ -10,6 +10,9 @@ takes, by algorithm:
   slowest link;
 - hierarchical (Jia et al. 2018), as hvdkit implements it: a ring within each host, a ring over the first ranks of the
   hosts, a broadcast within each host;
+- memory, which takes the ring's place where the k ranks of a host share it: 2 t((k-1)/k n), as a rank gives the others
+  (k-1)/k n in one exchange to reduce and takes as much in another; between h hosts, k rings of h ranks have n/k each,
+  so that 2(h-1)/h n leave a host;
 - central (a parameter server): every rank sends n to one rank and receives n, (p-1)n in and out of its links; several
   servers share the tensors, each of which is on one of them (`balanced_servers`).
 
@@ -32,9 +35,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Literal
 
 from hvdkit.simulator import piecewise_linear
-from hvdkit.simulator.cluster import Algorithm, Cluster, CurvePiece, Level, Measured, Operation
+from hvdkit.simulator.cluster import Cluster, CurvePiece, Level, Measured, Operation, Way
 from hvdkit.simulator.piecewise_linear import ZERO, PiecewiseLinear, ray
 
 PER_DOUBLING = 5.0  # percent of error for each doubling of ranks away from the measured ones
@@ -51,12 +55,18 @@ class CollectiveCost:
 
 
 def hop_pieces(measured: Measured) -> list[CurvePiece]:
-    """The time of one message to a neighbour, from the measured time T of a collective that runs as a ring.
+    """The time of one message to a neighbour, from the measured time T of a collective by a ring or through memory.
 
     The inverse of the formulas above: t(m) = T(pm) / 2(p-1) for an allreduce. The time to add up is part of it.
     """
-    times, share = _ring_steps(measured.operation, measured.ranks)
+    times, share = _steps(measured.operation, measured.ranks, measured.algorithm)
     return [piece.scaled(share, 1 / times, times * share) for piece in measured.pieces]
+
+
+def level(measured: Measured) -> Level:
+    """The links between the ranks, or the memory that they share, by this collective alone."""
+    kind: Literal["memory", "link"] = "memory" if measured.algorithm == "memory" else "link"
+    return Level(name=kind, kind=kind, pieces=hop_pieces(measured))
 
 
 def balanced_servers(sizes: Iterable[float], servers: int) -> float:
@@ -100,7 +110,10 @@ class Network:
         used, below, slots = [], 1, self.cluster.ranks_per_host
         for level in self.cluster.levels:
             reach = self.ranks
-            if level.ranks is not None and level.ranks <= slots:
+            if level.kind == "memory" and len(self.cluster.levels) > 1:
+                # Where hosts have unequal numbers of ranks, Horovod's talk through sockets alone.
+                reach = self.local if self.local * self.hosts_used == self.ranks else 1
+            elif level.ranks is not None and level.ranks <= slots:
                 reach = min(level.ranks, self.local)
             elif level.ranks is not None:
                 reach = min(level.ranks if not self.hosts else level.ranks // slots * self.local, self.ranks)
@@ -112,6 +125,11 @@ class Network:
         return used
 
     @property
+    def in_memory(self) -> bool:
+        """Whether the ranks of a host exchange tensors through memory."""
+        return bool(self.levels) and self.levels[0][0].kind == "memory"
+
+    @property
     def negotiation_s(self) -> float:
         """How long Horovod's ranks take to agree in a cycle."""
         software = self.cluster.software
@@ -120,7 +138,7 @@ class Network:
         return 1e-6 * (software.negotiation_us + more)
 
     @lru_cache(maxsize=4096)  # noqa: B019 - of all networks together
-    def cost(self, operation: Operation, algorithm: Algorithm | None = None, servers: float = 1) -> CollectiveCost:
+    def cost(self, operation: Operation, algorithm: Way | None = None, servers: float = 1) -> CollectiveCost:
         """The cost of an operation, with the fastest of the library's algorithms unless one is given."""
         if self.ranks == 1:
             return CollectiveCost(ZERO, "none", 0.0)
@@ -131,19 +149,19 @@ class Network:
         line = piecewise_linear.rising(self._agreeing(line, operation, algorithm))
         return CollectiveCost(line, name, *self._expected_error(operation, algorithm))
 
-    def _formula(
-        self, operation: Operation, algorithm: Algorithm | None, servers: float
-    ) -> tuple[PiecewiseLinear, str]:
+    def _formula(self, operation: Operation, algorithm: Way | None, servers: float) -> tuple[PiecewiseLinear, str]:
         """The time over the links, and the name of the algorithm."""
-        if operation == "broadcast":
-            return self._hop_of_ring().pipelined(sum(self._tree_depths)), "ring"
+        ring = "memory" if self.in_memory else "ring"
+        if operation == "broadcast" and not self.in_memory:
+            return self._hop_of_ring().pipelined(sum(self._tree_depths)), ring
         if operation == "alltoall":
-            return self._alltoall(), "ring"
+            return self._alltoall(), ring
         if operation != "allreduce":
-            return self._ring(operation), "ring"
-        names = [algorithm] if algorithm else list(self.cluster.software.algorithms)
+            return self._ring(operation), ring
+        names: list[Way] = [algorithm] if algorithm else [*self.cluster.software.algorithms]
         line = piecewise_linear.least([self._allreduce(name, servers) for name in names])
-        return line, names[0] if len(names) == 1 else "fastest of " + ", ".join(names)
+        shown = [ring if name == "ring" else name for name in names]
+        return line, shown[0] if len(shown) == 1 else "fastest of " + ", ".join(shown)
 
     def hierarchical(self) -> tuple[PiecewiseLinear, PiecewiseLinear, PiecewiseLinear]:
         """The parts of a hierarchical allreduce: within hosts, between their first ranks, and back within hosts."""
@@ -151,9 +169,9 @@ class Network:
             return self._hop_of_ring().repeated(*_ring_steps("allreduce", self.ranks)), ZERO, ZERO
         local, near = self._size(0), self._hop(0, 1.0)
         hosts = -(-self.ranks // local)
-        inside = near.repeated(2 * (local - 1), 1 / local)
+        inside = near.repeated(*_steps("allreduce", local, "memory" if self.in_memory else "ring"))
         between = self._path(range(1, len(self.levels)), flows=1.0).repeated(2 * (hosts - 1), 1 / hosts)
-        depth = math.ceil(math.log2(local))
+        depth = 1 if self.in_memory else math.ceil(math.log2(local))
         return (
             inside + self._summing((local - 1) / local),
             between + self._summing((hosts - 1) / hosts),
@@ -161,7 +179,7 @@ class Network:
         )
 
     def _allreduce(self, algorithm: str, servers: float) -> PiecewiseLinear:
-        if algorithm == "ring":
+        if algorithm in ("ring", "memory"):
             return self._ring("allreduce")
         if algorithm == "halving-doubling":
             return self._halving_doubling()
@@ -190,9 +208,27 @@ class Network:
         return self._size(0) if len(self.levels) > 1 else 1
 
     def _ring(self, operation: Operation) -> PiecewiseLinear:
-        line = self._hop_of_ring().repeated(*_ring_steps(operation, self.ranks))
+        steps = _ring_steps(operation, self.ranks)
+        line = self._through_memory(operation) if self.in_memory else self._hop_of_ring().repeated(*steps)
         sums = operation in ("allreduce", "reducescatter")
         return line + self._summing((self.ranks - 1) / self.ranks) if sums else line
+
+    def _through_memory(self, operation: Operation) -> PiecewiseLinear:
+        """Within each host through memory, and between hosts by rings of the ranks that have the same part."""
+        local, near = self._size(0), self._hop(0, 1.0)
+        times, share = _steps(operation, local, "memory")
+        if len(self.levels) == 1:
+            return near.repeated(times, share)
+        hosts = self.ranks // local
+        if operation == "broadcast":  # one rank of a host hands all on to the next host's
+            return near + self._path(range(1, len(self.levels)), flows=1.0).pipelined(hosts - 1)
+        messages, part = _ring_steps(operation, hosts)
+        if operation == "allgather":
+            share *= hosts
+        else:
+            part /= local
+        between = self._path(range(1, len(self.levels)), flows=local)
+        return near.repeated(times, share) + between.repeated(messages, part)
 
     def _alltoall(self) -> PiecewiseLinear:
         if len(self.levels) == 1:
@@ -200,7 +236,8 @@ class Network:
         # All ranks of a host send over its links at once; only what stays within the host does not use them.
         local = self._size(0)
         outside = (self.ranks - local) / (self.ranks - 1)
-        path = self._path(range(len(self.levels)), flows=local * outside)
+        # Ranks that share memory take sockets for it all the same.
+        path = self._path(range(int(self.in_memory), len(self.levels)), flows=local * outside)
         return path.repeated(*_ring_steps("alltoall", self.ranks))
 
     def _halving_doubling(self) -> PiecewiseLinear:
@@ -255,7 +292,7 @@ class Network:
         rate = self.cluster.software.reduction_bytes_per_s
         return ray(share / rate) if rate else ZERO
 
-    def _measurements(self, operation: Operation, algorithm: Algorithm | None) -> Sequence[Measured]:
+    def _measurements(self, operation: Operation, algorithm: Way | None) -> Sequence[Measured]:
         return [m for m in self.cluster.measured if m.operation == operation and algorithm in (None, m.algorithm)]
 
     def _nearest(self, measured: Sequence[Measured]) -> tuple[float, Measured] | None:
@@ -264,7 +301,9 @@ class Network:
         return min(zip(distances, measured, strict=True), key=lambda pair: pair[0], default=None)
 
     def _in_hops(self, index: int) -> list[Measured]:
-        """The ring allreduces that were measured over one level alone, so that they say what a hop of it takes."""
+        """The allreduces that were measured over one level alone, so that they say what a hop of it takes."""
+        if self.cluster.levels[index].kind == "memory":
+            return [m for m in self._measurements("allreduce", "memory") if m.ranks == m.ranks_per_host]
         last, only = index == len(self.cluster.levels) - 1, len(self.cluster.levels) == 1
         return [
             m
@@ -279,6 +318,8 @@ class Network:
         if not known:
             return None
         ranks = self.local if level_index == 0 and len(self.cluster.levels) > 1 else self.ranks
+        if index > 0 and self.in_memory:
+            ranks //= self._size(0)
         below = next((m for m in reversed(known) if m.ranks <= ranks), known[0])
         above = next((m for m in known if m.ranks >= ranks), known[-1])
         if below.ranks == above.ranks:
@@ -287,7 +328,7 @@ class Network:
         share = math.log(ranks / below.ranks) / math.log(above.ranks / below.ranks)
         return _hop_of(below).times(1 - share) + _hop_of(above).times(share)
 
-    def _agreeing(self, line: PiecewiseLinear, operation: Operation, algorithm: Algorithm | None) -> PiecewiseLinear:
+    def _agreeing(self, line: PiecewiseLinear, operation: Operation, algorithm: Way | None) -> PiecewiseLinear:
         """A formula's `line`, scaled to the nearest measurement that does not say what a hop takes."""
         hops = [m for index in range(len(self.cluster.levels)) for m in self._in_hops(index)]
         nearest = self._nearest([m for m in self._measurements(operation, algorithm) if m not in hops])
@@ -300,7 +341,7 @@ class Network:
         rate = known.slope[-1] / max(formula.slope[-1], 1e-24)
         return line.slowed(rate / latency).times(latency) if rate > 0 < latency else line
 
-    def _expected_error(self, operation: Operation, algorithm: Algorithm | None) -> tuple[float, tuple[str, ...]]:
+    def _expected_error(self, operation: Operation, algorithm: Way | None) -> tuple[float, tuple[str, ...]]:
         """The expected error in percent, and the warnings that explain it."""
         nearest = self._nearest(self._measurements(operation, algorithm) or self._measurements("allreduce", None))
         if nearest is None:
@@ -316,8 +357,15 @@ def _measured_line(measured: Measured) -> PiecewiseLinear:
 
 def _hop_of(measured: Measured) -> PiecewiseLinear:
     """One hop of a measured ring: as `hop_pieces`, also beyond the largest size."""
-    times, share = _ring_steps(measured.operation, measured.ranks)
+    times, share = _steps(measured.operation, measured.ranks, measured.algorithm)
     return _measured_line(measured).repeated(1 / times, 1 / share)
+
+
+def _steps(operation: Operation, ranks: int, way: str) -> tuple[float, float]:
+    """`_ring_steps`; or the exchanges through memory, each with what a rank sends in a whole round of the ring."""
+    times, share = _ring_steps(operation, ranks)
+    round_of = ranks - 1 if way == "memory" and operation != "broadcast" else 1
+    return times / round_of, share * round_of
 
 
 def _ring_steps(operation: Operation, ranks: int) -> tuple[float, float]:

@@ -187,7 +187,8 @@ class _Builder:
         device = [case.network.cluster.device for case in self.cases]
         rate, launch_s = np.array([(one.memory_bytes_per_s, 1e-6 * one.launch_us) for one in device]).T
         held = _totals(np.broadcast_to(self.sizes[:, None], ready.shape), firsts)
-        copied = buckets.closes & (index > firsts) & self.rules.fuses
+        in_memory = np.array([case.network.in_memory for case in self.cases])  # straight from tensors into it, and back
+        copied = buckets.closes & (index > firsts) & self.rules.fuses & ~in_memory
         copies = np.where(copied, share * (2 * held / rate + launch_s), 0.0)
         # A rank takes its share of a bucket as it comes.
         back = copies if self.cases[0].stage == "none" and self.rules.copies_back else np.zeros_like(copies)

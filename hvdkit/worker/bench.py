@@ -211,6 +211,7 @@ def _run(framework: str, request: BenchSpec, out: Path, heartbeat: Heartbeat) ->
                 key: value for key, value in os.environ.items() if key.startswith("HOROVOD_") and "SECRET" not in key
             },
             "memory_bytes_per_s": rate,
+            "shared_memory_ranks": topology.shared_memory_ranks,
         }
         write_atomic(out / RANKS, json.dumps(report))
     heartbeat.beat("leaving Horovod")

@@ -208,6 +208,7 @@ class Participant:
             launcher=os.environ.get("HVDKIT_LAUNCHER") or "none",
             processor=self._observer.device()[0],
             hosts=self._topology.cross_size,
+            shared_memory_ranks=self._topology.shared_memory_ranks,
             tuning=tuning.in_force(self._recipe),
             tells_layers="layer-times" in self._adapter.CAPABILITIES,
             parameter_bytes=sum(value.nbytes for value in self._parameters.values()),

@@ -270,6 +270,7 @@ def _result(
         np=measured.processes,
         launcher=os.environ.get(LAUNCHED) or ("horovodrun" if "HOROVOD_RANK" in os.environ else "none"),
         device=topology.device,
+        shared_memory_ranks=topology.shared_memory_ranks if "horovod" in versions else None,
         threads=threads_per_rank(None if recipe.threads == "auto" else recipe.threads, topology.local_size),
         compression=str(recipe.compression),
         sync=recipe.sync and recipe.sync.model_dump(),
