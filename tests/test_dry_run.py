@@ -52,6 +52,7 @@ def test_a_training_run_as_text(inside: Hvdkit, tmp_path: Path) -> None:
     for part in (
         "run pytorch, 2 ranks",
         "0 on localhost (slot 0), 1 on localhost (slot 1)",
+        "in a host shared memory; HOROVOD_SHARED_MEMORY=0 turns it off",
         "launcher direct",
         "pytorch/bin/python ",
         "recipes/pytorch/resnet.py",
@@ -64,6 +65,25 @@ def test_a_training_run_as_text(inside: Hvdkit, tmp_path: Path) -> None:
         "writes to runs/mine",
     ):
         assert part in about, (part, about)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "shared", "told"),
+    [
+        ("a:2,b:2", "1", "shared memory by the 2 ranks of each, and sockets between hosts"),
+        ("a:2,b:2", "0", "sockets, as HOROVOD_SHARED_MEMORY is 0"),
+        ("a:3,b:1", "1", "sockets, as hosts have unequal numbers of ranks, 1 to 3"),
+        ("a:1,b:1,c:1,d:1", "1", "each has one rank"),
+        ("localhost:2,127.0.0.1:2", "1", "shared memory; "),
+    ],
+)
+def test_it_says_how_ranks_of_a_host_talk(
+    hosts: str, shared: str, told: str, inside: Hvdkit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_SHARED_MEMORY", shared)
+    words = ["train", DIGITS, "-np", 4, "-H", hosts, "--launcher", "horovodrun"]
+    (run,) = shown(inside, *words, notes=None).runs
+    assert run.within_hosts and run.within_hosts.startswith(told)
 
 
 def test_the_same_as_json(inside: Hvdkit, tmp_path: Path) -> None:

@@ -41,6 +41,13 @@ def test_by_rule() -> None:
     assert chosen({"HOROVOD_CYCLE_TIME": "3"})["CYCLE_TIME"] == "3"
 
 
+def test_a_word_for_shared_memory_is_refused() -> None:
+    """Horovod takes each for a 0."""
+    assert not any(tuning.faults({} if text is None else {tuning.SHARED: text}) for text in (None, "0", "1"))
+    (line,) = tuning.faults({tuning.SHARED: "true"})
+    assert line.startswith("HOROVOD_SHARED_MEMORY: expected 0 (sockets) or 1 (memory), got 'true'")
+
+
 def test_a_large_networks_gradients_fit_into_one_reduction() -> None:
     large = chosen({}, "model.name=resnet152")
     assert large["FUSION_THRESHOLD"] == 8 * 58_164_298  # parameters with 10 classes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from hvdkit.results.train import TrainResult, read_result
 from hvdkit.runtimes import machine
 from hvdkit.simulator import memory
 from hvdkit.tasks import duration, few_samples, resnet
-from hvdkit.worker.tuning import CHOSEN, listed
+from hvdkit.worker.tuning import CHOSEN, SHARED, listed
 
 # Keys of a recipe that do not change how long a step takes; the number of threads is in the result.
 _ANY_SPEED = {
@@ -86,6 +87,7 @@ def _run(plan: Plan, times: int, former: list[tuple[Path, TrainResult]]) -> Plan
             PlannedRank(rank=rank.rank, host=rank.hostname, slot=rank.local_rank)
             for rank in fill(placement.hosts, plan.np)
         ],
+        within_hosts=_within_hosts(plan),
         interpreter=str(plan.runtime.python),
         versions=plan.runtime.versions,
         script=program(plan)[0],
@@ -103,6 +105,23 @@ def _run(plan: Plan, times: int, former: list[tuple[Path, TrainResult]]) -> Plan
         seconds=seconds,
         seconds_from=seconds_from,
     )
+
+
+def _within_hosts(plan: Plan) -> str | None:
+    """How ranks of one host will exchange tensors on CPUs, and why; None for one rank, on GPUs and with a rival."""
+    if plan.rival is not None or plan.np == 1 or _on_gpus(plan):
+        return None
+    here = {host.name for host in plan.placement.hosts if host.here}
+    ranks = Counter("" if rank.hostname in here else rank.hostname for rank in fill(plan.placement.hosts, plan.np))
+    fewest, most = min(ranks.values()), max(ranks.values())
+    if {**os.environ, **plan.runtime.environment}.get(SHARED, "1") == "0":
+        return f"sockets, as {SHARED} is 0"
+    if most == 1:
+        return "each has one rank"
+    if fewest < most:
+        return f"sockets, as hosts have unequal numbers of ranks, {fewest} to {most}"
+    between = "" if len(ranks) == 1 else f" by the {most} ranks of each, and sockets between hosts"
+    return f"shared memory{between}; {SHARED}=0 turns it off"
 
 
 def _memory(plan: Plan) -> Parts | None:

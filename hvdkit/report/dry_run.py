@@ -42,6 +42,8 @@ def _one(run: PlannedRun) -> list[tuple[str, str]]:
         ("program", shlex.join([run.interpreter, run.script])),
         ("versions", versions or "not known"),
     ]
+    if run.within_hosts:
+        about.insert(2, ("in a host", run.within_hosts))
     if run.threads:
         about.append(("threads", f"{run.threads} per rank"))
     for name, choice in run.tuning.items():

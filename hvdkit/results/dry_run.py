@@ -23,7 +23,8 @@ class PlannedRun(Figures):
 
     `environment` has the variables that hvdkit adds. `tuning` has `value` and `why` by setting. `train` and `val` count
     samples, `global_batch` those of all ranks in a batch; `steps` counts updates, of which `first_step` are made
-    already. `seconds` is the time of one run, estimated from what `seconds_from` says. What is not known is None.
+    already. `within_hosts` says how ranks of one host will exchange tensors on CPUs, and why. `seconds` is the time of
+    one run, estimated from what `seconds_from` says. What is not known is None.
     """
 
     title: str
@@ -32,6 +33,7 @@ class PlannedRun(Figures):
     times: int = 1
     launcher: str
     ranks: list[PlannedRank]
+    within_hosts: str | None = None
     interpreter: str
     versions: dict[str, str]
     script: str

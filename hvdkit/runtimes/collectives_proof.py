@@ -118,7 +118,9 @@ def main(module: str) -> int:
     except WrongResult as error:
         print(f"{error}: this Horovod must not be used", file=sys.stderr, flush=True)
         return 1
-    print(f"{module} {framework.__version__}: {count} results right on rank {hvd.rank()}", flush=True)
+    shared = getattr(getattr(hvd.rank, "__self__", None), "shared_memory_ranks", int)()
+    way = "memory that ranks share" if shared else "sockets"
+    print(f"{module} {framework.__version__}: {count} results right on rank {hvd.rank()}, through {way}", flush=True)
     hvd.shutdown()
     return 0
 

@@ -157,7 +157,7 @@ def _outdated(runtime: Runtime) -> list[Missing]:
 
 def _machine() -> dict[str, str]:
     """What is on this machine for builds and runs."""
-    here = cuda.find()
+    here, fault = cuda.find(), machine.shared_memory_fault()
     return {
         "Python": f"{platform.python_version()} ({machine.python_for('pytorch') or 'none that fits the pins'})",
         "C++ compiler": machine.compiler() or "none",
@@ -167,6 +167,7 @@ def _machine() -> dict[str, str]:
         "CUDA": f"{here.nvcc.version} ({here.nvcc.home})" if here.nvcc else "none",
         "NCCL": _library(here.nccl),
         "cuDNN": _library(here.cudnn),
+        "shared memory": f"not between processes: {fault}" if fault else "works between processes",
         "processor": f"{len(os.sched_getaffinity(0))} cores, {machine.architecture()}",
         "memory": _gib(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
         "runtimes": f"{store.root()} ({_gib(_free_bytes(store.root()))} free)",

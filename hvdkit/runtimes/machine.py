@@ -77,6 +77,12 @@ def memory() -> int:
     return total
 
 
+def shared_memory_fault() -> str | None:
+    """Why ranks of one host must talk through sockets here; None where they can share memory. Starts two processes."""
+    said = output([sys.executable, "-I", Path(__file__).with_name("shared_memory_probe.py")]) or "no answer within 20 s"
+    return None if said == "works" else said
+
+
 def architecture() -> str:
     """The machine's architecture, and the processor features that Horovod's build enables."""
     try:

@@ -39,7 +39,9 @@ def probe(framework: str, horovod: str, modules: "list[str]") -> "dict[str, obje
     for name in _VERSION_OF:
         if name in sys.modules:
             versions[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
-    built = {}
+    # Only a Horovod with hvdkit's patches has memory that ranks of one host share.
+    shares = hasattr(getattr(getattr(loaded.get(horovod), "rank", None), "__self__", None), "shared_memory_ranks")
+    built = {"shared memory": shares}
     for library in ("gloo", "mpi", "nccl", "ddl", "ccl"):
         check = getattr(loaded.get(horovod), f"{library}_built", None)
         built[library] = bool(check()) if check else False
@@ -50,7 +52,7 @@ def probe(framework: str, horovod: str, modules: "list[str]") -> "dict[str, obje
         "missing": missing,
         "broken": broken,
         "controllers": [name for name in ("gloo", "mpi") if built[name]],
-        "operations": [name for name in ("nccl", "ddl", "ccl", "mpi", "gloo") if built[name]],
+        "operations": [name for name in ("nccl", "ddl", "ccl", "mpi", "gloo", "shared memory") if built[name]],
     }
 
 

@@ -22,6 +22,7 @@ from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks.task import parameter_count
 
 CYCLE, FUSION, CACHE = "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
+SHARED = "HOROVOD_SHARED_MEMORY"  # ranks of one host talk through memory unless it is 0 (runtimes/patches)
 IDLE = "HOROVOD_IDLE_CYCLE_TIME"  # read by the Horovod that `hvdkit runtime build` builds (runtimes/patches)
 _NOT_OF = {"language_modeling": ("images",)}  # the adapters' settings that do not concern a task
 CHOSEN = "HVDKIT_TUNED"
@@ -90,8 +91,13 @@ def _brought_along(environment: Mapping[str, str]) -> dict[str, Choice]:
 
 
 def faults(environment: Mapping[str, str]) -> list[str]:
-    """Error lines for Horovod's settings in the environment that are not numbers of at least 0, each with its name."""
-    found = []
+    """Error lines for Horovod's settings in the environment that are not numbers of at least 0, each with its name.
+
+    For Horovod, any word is a 0.
+    """
+    found, shared = [], environment.get(SHARED, "1")
+    if shared not in ("0", "1"):
+        found.append(f"{SHARED}: expected 0 (sockets) or 1 (memory), got {shared!r}; set it anew, or unset it")
     for name in (CYCLE, FUSION, CACHE, IDLE):
         try:
             right = 0 <= float(environment.get(name) or 0) < LARGEST
