@@ -32,7 +32,7 @@ _UNITS = {
     **dict.fromkeys(("mean", "median", "low", "high", "Communication.ms"), "ms"),
     "BatchFit.per_sample_ms": "ms a sample",
     **dict.fromkeys(("jitter", "busy", "contention"), "fraction of 1"),
-    **dict.fromkeys(("ranks", "ranks_per_host", "np"), "ranks"),
+    **dict.fromkeys(("ranks", "ranks_per_host", "shared_memory_ranks", "np"), "ranks"),
     **dict.fromkeys(("bytes", "bytes_per_step"), "bytes"),
     "ports": "links", "streams": "collectives",
     "oversubscription": "factor", "relative_speed": "P100 = 1", "hosts": "hosts",

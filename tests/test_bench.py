@@ -235,6 +235,7 @@ def test_the_command_writes_what_it_says(hvdkit: Hvdkit, tmp_path: Path) -> None
     told = Bench.model_validate_json((tmp_path / "one" / "bench.json").read_bytes())
     assert [row.size_bytes for row in told.rows] == [4, 64, 1024, 16384]
     assert not any(row.wrong for row in told.rows)
+    assert (told.shared_memory_ranks, told.algorithm) == (2, "memory")
     assert told.settings["HOROVOD_IDLE_CYCLE_TIME"] == "100"
     assert all(row.of_link == pytest.approx(row.busbw_mbit_per_s / 1000) for row in told.rows)
     written = {path.name for path in (tmp_path / "one").iterdir()}
@@ -247,6 +248,7 @@ def test_the_command_writes_what_it_says(hvdkit: Hvdkit, tmp_path: Path) -> None
     assert second.returncode == 0, second.stderr
     both = cluster.load(tmp_path / "two" / "cluster.yaml")
     assert [each.operation for each in both.measured] == ["allreduce", "alltoall"]
+    assert [(level.name, level.kind) for level in both.levels] == [("memory", "memory")]
     assert json.loads((tmp_path / "two" / "bench.json").read_text())["rows"][0]["size_bytes"] == 8
 
 

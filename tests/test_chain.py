@@ -31,6 +31,7 @@ def test_a_recipe_is_profiled_advised_on_and_trained_as_advised(hvdkit: Hvdkit, 
     assert (advice.today.ranks, advice.today.batch_size) == (2, 4)
     own = clusters.load(out / "cluster.yaml")
     assert own.measured[0].ranks == 2
+    assert profile.shared_memory_ranks == 2 and [level.kind for level in own.levels] == ["memory"]
     assert advice.cluster == own.name
 
     written = (out / "profile.json").stat().st_mtime_ns
@@ -44,11 +45,13 @@ def test_a_recipe_is_profiled_advised_on_and_trained_as_advised(hvdkit: Hvdkit, 
     assert chosen != given
     assert chosen.checkpoint == given.checkpoint, "a profile leaves it aside, the recipe keeps it"
 
-    trained = hvdkit("train", "new.yaml", "-np", 2, "steps=6", "warmup_steps=2", "--out", "run")
+    sockets = {"HOROVOD_SHARED_MEMORY": "0"}
+    trained = hvdkit("train", "new.yaml", "-np", 2, "steps=6", "warmup_steps=2", "--out", "run", **sockets)
     assert trained.returncode == 0, trained.stderr
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["sync"] == (chosen.sync and chosen.sync.model_dump())
     assert result["compression"] == str(chosen.compression)
+    assert result["shared_memory_ranks"] == 0
 
     other = hvdkit("advise", RECIPE, *QUICK, "seed=7", "-np", 2, "--resume", "--out", "out")
     assert (other.returncode, "has another recipe" in other.stderr) == (2, True)

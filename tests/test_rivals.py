@@ -127,6 +127,7 @@ def test_independent_processes_count_together(hvdkit: Hvdkit, recipe: Path, tmp_
     assert done.returncode == 0, done.stderr
     result = TrainResult.model_validate_json((tmp_path / "run" / "result.json").read_text())
     assert (result.np, result.rival, result.steps) == (2, "independent", 4)
+    assert result.shared_memory_ranks is None
     assert result.images_per_second == pytest.approx(2 * 8 * 3 / (sum(result.step_ms) / 1000), rel=1e-2)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2, 4, 4], "one process writes"

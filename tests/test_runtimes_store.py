@@ -18,6 +18,7 @@ from hvdkit.commands import runtime_build as build
 from hvdkit.commands.runtime_build import RuntimeBuildRequest
 from hvdkit.errors import RequestError, RunError
 from hvdkit.runtimes import cuda, doctor, environment, machine, store
+from hvdkit.runtimes.process import output
 from hvdkit.runtimes.store import Runtime
 
 
@@ -285,6 +286,13 @@ def test_the_doctor_is_content_where_nothing_is_built_but_all_could_be(monkeypat
     report = doctor.examine()
     assert report.exit_status == 1
     assert "apt-get install g++" in report.faults[0].remedy
+
+
+def test_the_doctor_says_whether_processes_can_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.shared_memory_fault() is None
+    limited = ["sh", "-c", 'ulimit -n 4; "$@"', ""]
+    monkeypatch.setattr(machine, "output", lambda command: output([*limited, *command]))
+    assert machine.shared_memory_fault() == "an abstract socket between two processes: Too many open files"
 
 
 def test_the_doctor_asks_for_no_compiler_where_a_runtime_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
