@@ -290,9 +290,12 @@ def test_the_doctor_is_content_where_nothing_is_built_but_all_could_be(monkeypat
 
 def test_the_doctor_says_whether_processes_can_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.shared_memory_fault() is None
-    limited = ["sh", "-c", 'ulimit -n 4; "$@"', ""]
-    monkeypatch.setattr(machine, "output", lambda command: output([*limited, *command]))
-    assert machine.shared_memory_fault() == "an abstract socket between two processes: Too many open files"
+    code = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4)); "
+    limited = [sys.executable, "-c", code + "runpy.run_path(sys.argv[1], run_name='__main__')"]
+    monkeypatch.setattr(machine, "output", lambda command: output([*limited, command[-1]]))
+    assert machine.shared_memory_fault() == "memfd_create: Too many open files"
+    row = doctor._machine()["shared memory"]
+    assert row == "not between processes: memfd_create: Too many open files"
 
 
 def test_the_doctor_asks_for_no_compiler_where_a_runtime_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
