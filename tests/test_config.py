@@ -129,6 +129,7 @@ TOPK = "compression={method: topk, ratio: 0.01, momentum_correction: true}"
 
 
 SHARDED = "sharding=gradients"
+ORDERED = "order=priority"
 
 
 @pytest.mark.parametrize(
@@ -165,6 +166,15 @@ SHARDED = "sharding=gradients"
         ([SHARDED, "compression=int8"], "compression: expected none or fp16 with sharding gradients"),
         ([SHARDED, "sync.every=2"], "sync: expected none with sharding gradients"),
         ([SHARDED, "allreduce=central"], "allreduce: expected ring with sharding gradients"),
+        ([ORDERED, "optimizer.clip_norm=1"], "optimizer.clip_norm: expected null with order priority"),
+        ([ORDERED, "precision=fp16"], "precision: expected fp32, fp64 or bf16 with order priority"),
+        ([ORDERED, "compression=int8"], "compression: expected none with order priority"),
+        ([ORDERED, "sync.every=2"], "sync: expected none with order priority"),
+        ([ORDERED, "allreduce=central"], "allreduce: expected ring with order priority"),
+        ([ORDERED, SHARDED], "sharding: expected none with order priority"),
+        ([ORDERED, "recompute=true"], "recompute: expected false with order priority"),
+        ([ORDERED, "average_weights={decay: 0.9}"], "average_weights: expected null with order priority"),
+        ([ORDERED, "elastic={max_np: 2}"], "elastic: expected null with order priority"),
     ],
 )
 def test_what_cannot_be_is_told_by_its_key(overrides: list[str], told: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ This is a separate module, so that no framework has to be loaded to read it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hvdkit.core.precision import PRECISIONS
@@ -29,6 +30,7 @@ MEANINGS = {
     "own-profile": "writes its framework's own profile beside hvdkit's",
     "shard-gradients": "trains with `sharding: gradients`",
     "shard-parameters": "trains with `sharding: parameters`",
+    "order": "trains with `order: priority` on a CPU",
     "recompute": "computes activations again in backward where the recipe says `recompute: true`",
     "float16": "reduces float16 tensors",
     "float32": "reduces float32 tensors",
@@ -47,7 +49,7 @@ _PRECISIONS = frozenset({"fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "bfloat
 _MODERN = _PRECISIONS | {"gpu", "exact-sums", "recompute", "shard-gradients"}
 
 CAPABILITIES: dict[str, frozenset[str]] = {
-    "pytorch": _MODERN | _REDUCED | {"scalars", "empty", "layer-times", "own-profile", "shard-parameters"},
+    "pytorch": _MODERN | _REDUCED | {"scalars", "empty", "layer-times", "own-profile", "shard-parameters", "order"},
     "tensorflow": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times"},
     "keras": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times"},
     "mxnet": _REDUCED | {"gpu", "fp64", "int8", "uint8"},
@@ -140,6 +142,12 @@ CHOSEN: dict[str, _Chosen] = {
 }
 
 
+def chosen(settings: Mapping[str, tuple[str, str]], recipe: Recipe) -> dict[str, tuple[str, str]]:
+    """An adapter's settings for a device, as they are with this recipe."""
+    ordered = ("during backward, in pieces, first layer first", "order is priority")
+    return dict(settings) | ({"gradients": ordered} if recipe.order == "priority" else {})
+
+
 def unsupported(framework: str, capabilities: frozenset[str], recipe: Recipe, device: str) -> list[str]:
     """Error lines for what the recipe needs and a framework with these capabilities cannot do on `cpu` or `gpu`."""
     lines = []
@@ -151,6 +159,8 @@ def unsupported(framework: str, capabilities: frozenset[str], recipe: Recipe, de
         )
     if recipe.recompute and "recompute" not in capabilities:
         lines.append(f"recompute: {framework} cannot compute activations again in backward; expected false")
+    if recipe.order == "priority" and ("order" not in capabilities or device != "cpu"):
+        lines.append(f"order: {framework} cannot update layers one by one on a {device}; expected none")
     stages = [stage for stage, reason in _LACKING.items() if not reason or f"shard-{stage}" in capabilities]
     if recipe.sharding not in stages:
         why = f"{framework} cannot shard {recipe.sharding}, as {_LACKING[recipe.sharding]}"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.adapters.capabilities import CHOSEN as OF_ADAPTERS
+from hvdkit.adapters.capabilities import chosen
 from hvdkit.commands.checks import data_ranks
 from hvdkit.commands.plan import Plan, environment, program
 from hvdkit.core.step_plan import StepPlan
@@ -74,7 +75,7 @@ def _run(plan: Plan, times: int, former: list[tuple[Path, TrainResult]]) -> Plan
     tuning: dict[str, dict[str, Any]] = json.loads(added.pop(CHOSEN, "{}"))
     device = "gpu" if recipe.device == "gpu" else "cpu"
     if plan.rival is None and (recipe.device != "auto" or not plan.runtime.gpu):
-        tuning |= listed({}, OF_ADAPTERS[plan.framework][device], recipe.model.TASK)
+        tuning |= listed({}, chosen(OF_ADAPTERS[plan.framework][device], recipe), recipe.model.TASK)
     threads = int(added["OMP_NUM_THREADS"]) if "OMP_NUM_THREADS" in added else None
     seconds, seconds_from = _seconds(plan, steps, threads, former)
     return PlannedRun(

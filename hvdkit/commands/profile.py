@@ -181,6 +181,11 @@ def _steady(recipe: Recipe) -> tuple[Recipe, list[str]]:
     left_out, sync = [], recipe.sync
     if recipe.elastic is not None:
         left_out.append("elastic: what it costs is not profiled; the steps are those of a run whose ranks stay")
+    if recipe.order == "priority":
+        changes["order"] = "none"
+        left_out.append(
+            "order: profiled are steps without it, whose layers wait for no update; predict --policy priority"
+        )
     if sync is not None and sync.start:
         changes["sync"] = sync.model_copy(update={"start": 0.0})
         left_out.append(f"sync.start: profiled are steps after epoch {sync.start:g}; for those before, leave out sync")

@@ -168,11 +168,13 @@ class Loop:
         for handler in self.handlers:
             handler.on_step_end(self)
         if self.leaving:
+            self.session.complete()
             raise Stopped(f"stopped after step {self.step} of {self.total_steps}, as asked")
         self.phase("input")
 
     def end_epoch(self) -> None:
         """Call the handlers after an epoch's last step."""
+        self.session.complete()
         for handler in self.handlers:
             handler.on_epoch_end(self)
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-PIECE_BYTES = 2**20  # of a piece; smaller ones pay more latency, larger ones let others wait longer
-
 
 def units(sizes: Sequence[float], piece: float) -> list[range]:
     """The gradients that are sent together, by their indices in forward order.

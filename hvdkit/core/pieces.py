@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hvdkit.core.tensors import Tensor, Tensors
 
 BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel (Li et al. 2020)
+PIECE_BYTES = 2**20  # with `order: priority`; smaller pieces pay more latency, larger ones let others wait longer
 # Buckets under way, by stage. Horovod fuses those that are sent together, which costs copies; where they are sent one
 # after the other in backward, fewer would make ranks wait for each other more often.
 BUCKETS_AT_ONCE = {"optimizer": 1, "gradients": 4, "parameters": 2}

@@ -108,6 +108,10 @@ class Session(Stateful):
         """
         return self.step(batches)
 
+    def complete(self) -> None:
+        """Make the updates that the strategy has left to the next forward pass; collective."""
+        self.strategy.complete()
+
     def gradients(self, batch: Batch) -> Gradients:
         """What a training step computes and sends, without the update; collective.
 

@@ -39,6 +39,9 @@ class Stateful:
     dtype: str
     shapes: dict[str, Shape]
 
+    def complete(self) -> None:
+        """Make the updates that a strategy has left to the next forward pass; collective, as `state` is with them."""
+
     def state(self, keep: bool = True) -> dict[str, np.ndarray]:
         """`model_state`, and the optimizer's slots as `optimizer.SLOT.NAME`; collective if ranks own shares of them.
 
@@ -52,7 +55,7 @@ class Stateful:
 
     def state_arrays(self, keep: bool = True) -> Iterator[tuple[str, np.ndarray]]:
         """The arrays of `state` one after the other; collective. A rank that shares them has one bucket in memory."""
-        yield from self.model_arrays(keep)
+        yield from self.model_arrays(keep)  # which completes updates
         for name, tensor in chain.from_iterable(entry.gather() for entry in self.update.entries()):
             if keep:
                 yield name, self.array(tensor)
@@ -77,6 +80,7 @@ class Stateful:
 
         A rank that shares parameters has those of one bucket in memory. One that does not `keep` them gets none.
         """
+        self.complete()
         model = (entry.gather(sorted(entry.partition.shapes)) for entry in self._model_entries())
         for name, tensor in heapq.merge(*model, key=lambda item: item[0]):
             if keep:
@@ -112,6 +116,7 @@ class Stateful:
                 number.set(float(state[name]))
 
     def _load_all(self, entries: Sequence[StateEntry], state: Mapping[str, np.ndarray]) -> None:
+        self.complete()
         check_fits({name: shape for name, (_, shape) in self._layouts(entries).items()}, state)
         self._load(entries, state)
 
@@ -131,6 +136,7 @@ class Stateful:
         `found` is a state that the root has in place of its own, such as a checkpoint's; the others then pass an empty
         one. Without it, ranks keep their shares of slots and parameters as they are.
         """
+        self.complete()
         root = group.root if root_rank is None else root_rank
         entries, numbers = [whole_tensors(self.adapter, self.trainable.transient)], self.update.numbers()
         if found is None:
@@ -174,10 +180,12 @@ class Stateful:
 
     def weights(self) -> Tensor:
         """A copy of the parameters as one vector on the device, as `pack` has them."""
+        self.complete()
         return self.pack(self.trainable.parameters)
 
     def set_weights(self, weights: Tensor) -> None:
         """Set the parameters from a vector such as `weights` returns."""
+        self.complete()
         for name, value in self.unpack(weights).items():
             self.adapter.assign(self.trainable.parameters[name], value)
 

@@ -44,7 +44,7 @@ class Step:
         self._sends = False  # whether gradients that backward reports are sent after this microbatch
         self._compiled: dict[Stamp, dict[str, Callable[..., object]]] = defaultdict(dict)
         # Sending during backward saves time where it overlaps, and memory where each rank keeps shares only.
-        during = strategy.overlaps and (trainable.overlaps or strategy.keeps_shares)
+        during = strategy.overlaps and (trainable.overlaps or strategy.keeps_shares or strategy.by_layer)
         if during and isinstance(trainable, Hooks):
             trainable.on_ready(self._ready)
 
@@ -141,6 +141,9 @@ class Step:
         """Average gradients of the scaled loss over ranks; unscale, clip, and apply the optimizer's rule."""
         if self._counting is not None and self._counting.counts:
             self._counting.average_and_update(self._strategy, self._update, gradients, average, count)
+        elif self._strategy.by_layer:
+            self.gradient_bytes = self.gradient_bytes or bytes_of(self._adapter, gradients.values())
+            self._strategy.defer(dict(gradients))
         else:
             self._update(average(gradients))
 

@@ -38,6 +38,7 @@ class Strategy:
 
     overlaps = False  # whether `begin` may send a gradient while backward still computes others
     linear = True  # whether means of multiples of the gradients are multiples of the means
+    by_layer = False  # whether updates happen a layer at a time, by `defer`, when the next forward needs them
     keeps_shares = False  # whether gradients are sent after each batch, and each rank keeps only its share of the means
 
     session: Stateful
@@ -80,6 +81,13 @@ class Strategy:
         strategy `keeps_shares`.
         """
         raise NotImplementedError
+
+    def defer(self, gradients: dict[str, Tensor]) -> None:
+        """Average, and update each layer when forward needs it; collective. Where a strategy goes `by_layer`."""
+        raise NotImplementedError
+
+    def complete(self) -> None:
+        """Make the updates that `defer` has left; collective. The session calls it before it reads its state."""
 
     def evaluated(self, batches: Iterator[T]) -> Iterator[T]:
         """The batches of an evaluation, whose number may differ between ranks; taken on all ranks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
@@ -30,6 +30,10 @@ class Joined(Protocol):
     """Gradients that are parts of vectors, of which each can be sent as it is."""
 
     vectors: list[Tensor]
+
+    @property
+    def parts(self) -> Mapping[str, Tensor]:
+        """The parts by parameter."""
 
     def holds(self, gradients: Mapping[str, Tensor]) -> bool:
         """Whether these are the parts themselves, so that what changes the vectors changes them."""
@@ -65,10 +69,15 @@ class Hooks(ABC):
         """Call `ready(name, gradient)` as soon as backward has computed a gradient. Where it returns true, backward
         keeps no reference to the gradient and leaves it out of its result."""
 
+    def on_use(self, use: Callable[[Collection[str]], None]) -> None:
+        """Call `use(names)` before a forward pass needs the parameters of these names, and at its end for all. Those
+        that no layer of their own has used in the first pass are needed at the start. For `order: priority`."""
+        raise NotImplementedError
+
     @abstractmethod
     def join_gradients(self, groups: Sequence[tuple[Sequence[str], int]]) -> Joined:
         """Have `backward` leave gradients in vectors: for each group those of its parameters, in its order, in a vector
-        of its size, which ends with zeros."""
+        of its size, which ends with zeros. `on_ready` then hands over the parts."""
 
 
 class Divisible(ABC):

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 class Update:
     """An optimizer of this rank's pieces of a model's parameters, by a `partition`, with its slots and counters.
 
-    `slots` maps the pieces to tensors in the order of `update_rules.Rule.slots`, initially zero. `rate` is the learning
-    rate of the next update, `scale` the loss scale (None if the precision needs none). `weight_average` is their
-    EMA or SWA, if there is one.
+    `rule` is that of the `settings`, `kernel` the framework's own for it. `slots` maps the pieces to tensors in the
+    order of `Rule.slots`, initially zero. `rate` is the learning rate of the next update, `scale` the loss scale (None
+    if the precision needs none). `weight_average` is their EMA or SWA, if there is one.
     """
 
     def __init__(
         self, adapter: Adapter, trainable: Trainable, settings: Optimizer, precision: str, partition: Partition
     ) -> None:
-        self._adapter, self._settings, self.partition = adapter, settings, partition
-        self._rule = rule_of(settings)(settings, adapter)
-        by_slot = [partition.variables() for _ in self._rule.slots]
+        self._adapter, self.partition = adapter, partition
+        self.settings, self.rule = settings, rule_of(settings)(settings, adapter)
+        by_slot = [partition.variables() for _ in self.rule.slots]
         self.slots = {name: tuple(slot[name] for slot in by_slot) for name in partition.pieces}
         self._shapes = [piece.whole_shape for piece in partition.pieces.values()]
         self.rate, self.steps = adapter.number(settings.learning_rate), adapter.number(0.0)
@@ -42,10 +42,10 @@ class Update:
         self.good_steps = adapter.number(0.0)
         self.weight_average: WeightAverage | None = None
         self._constrain = trainable.constrain
-        self._kernel = None
+        self.kernel = None
         if partition.by_kernel:
             like = [slots[0] for slots in self.slots.values()]
-            self._kernel = trainable.update_kernel(settings, self._shapes, like)
+            self.kernel = trainable.update_kernel(settings, self._shapes, like)
 
     def __call__(self, gradients: Mapping[str, Tensor]) -> None:
         """Update by each piece's averaged gradient of the scaled loss. On an overflow all ranks skip the update."""
@@ -81,21 +81,25 @@ class Update:
         if self.weight_average is not None and self.weight_average.settings.decay is not None:
             self.weight_average.add()
 
+    def count_step(self) -> tuple[Scalar, Scalar]:
+        """Count an update; returns its bias corrections."""
+        if not self.rule.counts_steps:
+            return 1.0, 1.0
+        self.steps.set(self.steps.get() + 1)
+        return self.rule.bias_corrections(self.steps.get())
+
     def _clip_and_step(self, gradients: list[Tensor]) -> None:
-        ops, settings = self._adapter, self._settings
+        ops, settings = self._adapter, self.settings
         if settings.clip_norm is not None:
             gradients = clip(gradients, settings.clip_norm, ops, self.partition.sum_of_squares)
-        corrections: tuple[Scalar, Scalar] = (1.0, 1.0)
-        if self._rule.counts_steps:
-            self.steps.set(self.steps.get() + 1)
-            corrections = self._rule.bias_corrections(self.steps.get())
+        corrections = self.count_step()
         rate, weights, slots = self.rate.get(), self.partition.weights(), list(self.slots.values())
-        if self._kernel is not None:
-            self.partition.distribute(self._kernel(weights, gradients, slots, rate, corrections))
+        if self.kernel is not None:
+            self.partition.distribute(self.kernel(weights, gradients, slots, rate, corrections))
             return
         first, second = (scalar(self._adapter, each, gradients[0]) for each in corrections)
         rate, norms = scalar(self._adapter, rate, gradients[0]), self.partition.norms
-        updated = self._rule.updates(self._shapes, weights, gradients, slots, rate, (first, second), norms)
+        updated = self.rule.updates(self._shapes, weights, gradients, slots, rate, (first, second), norms)
         self.partition.store(self._with_slots_set(updated))
 
     def _with_slots_set(self, updated: Iterable[tuple[Tensor, tuple[Tensor, ...]]]) -> Iterator[Tensor]:
@@ -111,7 +115,7 @@ class Update:
             StateEntry(
                 self.partition, {piece: slots[number] for piece, slots in self.slots.items()}, slot_name(slot, "")
             )
-            for number, slot in enumerate(self._rule.slots)
+            for number, slot in enumerate(self.rule.slots)
         ]
 
     def entries(self) -> list[StateEntry]:
@@ -121,7 +125,7 @@ class Update:
     def numbers(self) -> dict[str, tuple[Number, str]]:
         """The optimizer's scalars in a state, with their dtypes there."""
         found: dict[str, tuple[Number, str]] = {}
-        if self._rule.counts_steps:
+        if self.rule.counts_steps:
             found["optimizer.step"] = self.steps, "int64"
         if self.weight_average is not None:
             found["optimizer.averaged"] = self.weight_average.count, "int64"

@@ -28,6 +28,7 @@ class OfTask(Handler):
 
     def _call(self, name: str, run: Loop) -> None:
         run.phase("handlers of the task")
+        run.session.complete()  # they may read weights
         for handler in self._handlers:
             try:
                 getattr(handler, name)(run)

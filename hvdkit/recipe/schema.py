@@ -223,6 +223,9 @@ class Recipe(Strict):
     compression: AnyCompression = Field(Uncompressed(), description="how gradients are sent")
     sync: Sync | None = Field(None, description="updates by a rank's own gradients between two synchronizations")
     allreduce: Literal["ring", "hierarchical", "central"] = Field("ring", description="how gradients are summed")
+    order: Literal["none", "priority"] = Field(
+        "none", description="priority: gradients go first layer first, and the next forward begins under way"
+    )
     sharding: Literal["none", "optimizer", "gradients", "parameters"] = Field(
         "none", description="what a rank holds only its share of, and all before it: ZeRO-1, ZeRO-2, ZeRO-3"
     )
@@ -297,6 +300,10 @@ def _of_communication(recipe: Recipe) -> _Rules:
         sums = f"ring, or compression {', '.join(SUMMED)}, as {method} cannot be added up"
         yield method not in SUMMED, "allreduce", sums, algorithm
         yield recipe.elastic, "allreduce", "ring where elastic is given", algorithm
+    if recipe.order == "priority":
+        from hvdkit.recipe import order  # most runs do not need it
+
+        yield from order.rules(recipe.model_dump())
     if recipe.sharding != "none":
         own_share = f"none or fp16 {with_shares}, which sends each rank only its share of the gradients"
         yield method not in ("none", "fp16"), "compression", own_share, method

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hvdkit.core.order import PIECE_BYTES
+from hvdkit.core.pieces import PIECE_BYTES
 from hvdkit.results.memory import Stage
 from hvdkit.simulator import compression_costs, policies
 from hvdkit.simulator.batch_curves import ComputeTimes

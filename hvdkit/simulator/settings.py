@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
-from hvdkit.core.order import PIECE_BYTES
+from hvdkit.core.pieces import PIECE_BYTES
 from hvdkit.errors import RequestError
 from hvdkit.recipe import yaml_files
 from hvdkit.recipe.data import Strict

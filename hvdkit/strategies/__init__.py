@@ -10,7 +10,7 @@ from hvdkit.strategies.dense import Dense
 
 
 def choose(adapter: Adapter, mesh: Mesh, recipe: Recipe, name: str = GRADIENTS) -> Strategy:
-    """The strategy for the recipe's `sharding`, `compression`, `sync` and `allreduce`.
+    """The strategy for the recipe's `sharding`, `compression`, `sync`, `allreduce` and `order`.
 
     `name` is the prefix of its collectives' names; strategies that are used at the same time have different ones.
     """
@@ -26,6 +26,10 @@ def choose(adapter: Adapter, mesh: Mesh, recipe: Recipe, name: str = GRADIENTS) 
         return Sharded(
             adapter, mesh.data, recipe.sharding == "gradients", half, accumulate=recipe.accumulate, name=name
         )
+    if recipe.order == "priority" and mesh.data.size > 1:
+        from hvdkit.strategies.priority import Priority
+
+        return Priority(adapter, mesh.data, name)
     if recipe.sync is None and compression.method in ("none", "fp16") and recipe.allreduce == "ring":
         return Dense(adapter, mesh.data, compression.method == "fp16", recipe.accumulate, name)
     # Imported here because most runs need none of these.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import hvdkit
+from hvdkit.adapters import capabilities
 from hvdkit.core import metrics
 from hvdkit.core.group import threads_per_rank
 from hvdkit.core.loop import Handler, Loop
@@ -253,7 +254,8 @@ def _result(
         every = adapter.allgather_object(session.state_bytes(), mesh.world, name="state_bytes")
         sizes = max(every, key=lambda of_rank: sum(of_rank.values()))
     if adapter.rival is None:
-        chosen = tuning.listed(tuning.apply(recipe), adapter.CHOSEN[topology.device], recipe.model.TASK)
+        own = capabilities.chosen(adapter.CHOSEN[topology.device], recipe)
+        chosen = tuning.listed(tuning.apply(recipe), own, recipe.model.TASK)
     same = {"seed", "batch_size", "allreduce", "sharding", "precision", "accumulate", "recompute"}
     return TrainResult(
         **recipe.model_dump(include=same),

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hvdkit import tasks
-from hvdkit.core.pieces import BUCKET_BYTES
+from hvdkit.core.pieces import BUCKET_BYTES, PIECE_BYTES
 from hvdkit.core.update_rules import rule_of
 from hvdkit.errors import LARGEST
 from hvdkit.recipe.schema import Recipe
@@ -65,7 +65,8 @@ def environment(recipe: Recipe, given: Mapping[str, str]) -> dict[str, str]:
 
 def needed(recipe: Recipe) -> dict[str, str]:
     """The variables without which Horovod cannot run the recipe."""
-    return {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"} if recipe.allreduce == "hierarchical" else {}
+    sets = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"} if recipe.allreduce == "hierarchical" else {}
+    return sets | ({"HOROVOD_CREDIT_BYTES": str(PIECE_BYTES)} if recipe.order == "priority" else {})
 
 
 def _values(choices: Mapping[str, Choice]) -> dict[str, str]:
@@ -170,6 +171,8 @@ def _cache(recipe: Recipe) -> Choice:
     parameters = len(tasks.choose(recipe).architecture().parameter_shapes())
     # At the start parameters, about as many running statistics, and slots are broadcast; each step reduces gradients.
     needed = (3 + len(rule_of(recipe.optimizer).slots)) * parameters
+    if recipe.order == "priority":
+        needed += parameter_count(tasks.choose(recipe).architecture()) // 2**17  # pieces of 1 MiB, in float64 too
     if recipe.tune == "none":
         return Choice(None, f"Horovod's default, {_CACHED} tensors: tune is none")
     if not parameters:

@@ -20,23 +20,23 @@ class JoinedGradients:
     def __init__(self, parameters: Mapping[str, nn.Parameter], groups: Sequence[tuple[Sequence[str], int]]) -> None:
         first = next(iter(parameters.values()))
         self.vectors: list[torch.Tensor] = []
-        self._parts: dict[str, torch.Tensor] = {}
+        self.parts: dict[str, torch.Tensor] = {}
         self._copied: set[str] = set()  # by the last backward
         for names, size in groups:
             vector = Pages(size, first.dtype).vector
             self.vectors.append(vector)
             sizes = [parameters[name].numel() for name in names]
             for name, part in zip(names, vector[: sum(sizes)].split(sizes), strict=True):
-                self._parts[name] = part.view(parameters[name].shape)
+                self.parts[name] = part.view(parameters[name].shape)
                 parameters[name].register_post_accumulate_grad_hook(partial(self._copy, name))
 
     def _copy(self, name: str, parameter: nn.Parameter) -> None:
         assert parameter.grad is not None
         gradient = dense(parameter.grad)
         if name in self._copied:
-            self._parts[name].add_(gradient)
+            self.parts[name].add_(gradient)
         else:
-            self._parts[name].copy_(gradient)
+            self.parts[name].copy_(gradient)
             self._copied.add(name)
         parameter.grad = None
 
@@ -46,9 +46,9 @@ class JoinedGradients:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Those of the last backward pass; zeros for parameters that it has not used."""
-        for name in self._parts.keys() - self._copied:
-            self._parts[name].zero_()
-        return dict(self._parts)
+        for name in self.parts.keys() - self._copied:
+            self.parts[name].zero_()
+        return dict(self.parts)
 
     def holds(self, gradients: Mapping[str, torch.Tensor]) -> bool:
-        return all(gradients.get(name) is part for name, part in self._parts.items())
+        return all(gradients.get(name) is part for name, part in self.parts.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -199,12 +199,19 @@ class TrainableModel(Trainable, Hooks, Divisible):
 
     def on_ready(self, ready: Callable[[str, torch.Tensor], bool]) -> None:
         def take(parameter: Any, name: str) -> None:
-            if ready(name, dense(parameter.grad)):
+            if self._joined is not None:
+                ready(name, self._joined.parts[name])
+            elif ready(name, dense(parameter.grad)):
                 parameter.grad = None
                 self._taken.add(name)
 
         for name, parameter in self.trained.items():
             parameter.register_post_accumulate_grad_hook(partial(take, name=name))
+
+    def on_use(self, use: Callable[[Collection[str]], None]) -> None:
+        from hvdkit.adapters.pytorch.uses import watch_uses  # only `order: priority` needs it
+
+        watch_uses(self.model, self.trained, use)
 
     def join_gradients(self, groups: Sequence[tuple[Sequence[str], int]]) -> JoinedGradients:
         from hvdkit.adapters.pytorch.gradients import JoinedGradients  # one rank does not need it
