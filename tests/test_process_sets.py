@@ -25,10 +25,10 @@ from pathlib import Path
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
-python, folder, *arguments = sys.argv[1:]
+memory, python, folder, *arguments = sys.argv[1:]
 # While a rank waits for the others, Horovod asks all of them each cycle: on a loaded machine cycles of 1 ms would be a
 # part of the bytes that are measured.
-environment = {"OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "20"}
+environment = {"OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "20", "HOROVOD_SHARED_MEMORY": memory}
 LAUNCHERS["slurm"].run(Job(Path(python), arguments, 4, [Host("h1", 2), Host("h2", 2)], environment, Path(folder)))
 """
 NAMED = """
@@ -40,11 +40,12 @@ runpy.run_path(sys.argv[2], run_name="__main__")
 """
 
 
-def on_two_hosts(script: str, folder: Path) -> list[str]:
+def on_two_hosts(script: str, folder: Path, shared_memory: bool = True) -> list[str]:
     """What four ranks print that run a script of tests/hosts."""
     names = folder / "hosts"
     names.write_text("127.0.0.1 localhost\n127.0.1.1 h1\n127.0.1.1 h2\n")
     ranks = [
+        str(int(shared_memory)),
         str(find("mxnet").python),
         str(folder / "logs"),
         "-c",
@@ -69,11 +70,14 @@ def test_process_sets_reach_the_other_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(150)
-def test_a_hierarchy_sends_one_vector_a_host_between_the_hosts(tmp_path: Path) -> None:
-    """A ring of four ranks sends 2 · 3/4 vectors from host to host, one of two roots 2 · 1/2."""
-    told = [json.loads(line) for line in on_two_hosts("ways.py", tmp_path) if line.startswith("[")]
+@pytest.mark.parametrize(("shared_memory", "ring"), [(False, 1.5), (True, 1.0)])
+def test_a_hierarchy_sends_one_vector_a_host_between_the_hosts(
+    tmp_path: Path, shared_memory: bool, ring: float
+) -> None:
+    """A ring of four ranks sends 2 · 3/4 vectors from host to host, one of two roots 2 · 1/2, as lanes do."""
+    told = [json.loads(line) for line in on_two_hosts("ways.py", tmp_path, shared_memory) if line.startswith("[")]
     crossed = {way: sent / payload for way, payload, sent, _ in told}
-    assert 1.5 < crossed["ring"] < 1.6 and 1.0 < crossed["hierarchical"] < 1.1, crossed
+    assert ring < crossed["ring"] < ring + 0.1 and 1.0 < crossed["hierarchical"] < 1.1, crossed
     assert 0.9 < crossed["central"] < 2.2, crossed
 
 
