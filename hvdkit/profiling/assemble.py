@@ -89,7 +89,8 @@ def profile(findings: Findings, recipe: Recipe) -> Profile:
     assert measured.forward_ms is not None and measured.backward_ms is not None
     details = [step for row in findings.detailed[1:] for step in row]  # the first one includes setting the hooks
     tensors = layers.tensors(record.tensors, details, measured.backward_ms.median)
-    communications = communication_time.of_step([row[0] for row in findings.traced], count)
+    lanes = record.hosts if record.shared_memory_ranks else 0
+    communications = communication_time.of_step([row[0] for row in findings.traced], count, lanes)
     latencies = communication_time.alone(record.ranks, findings.clocks)
     return Profile(
         schema_version=1,
@@ -133,7 +134,7 @@ def profile(findings: Findings, recipe: Recipe) -> Profile:
         communications=communications,
         bytes_per_step=round(record.bytes_per_step),
         latencies=latencies,
-        link=communication_time.link(record.ranks, communications, latencies),
+        link=communication_time.link(record.ranks, communications, latencies, lanes),
         tuning=Tuning(
             cycle_time_ms=record.tuning[CYCLE],
             fusion_threshold_bytes=int(record.tuning[FUSION]),

@@ -18,12 +18,16 @@ from hvdkit.results.recording import RankRecord
 Clock = Callable[[int], int]
 
 
-def sent_bytes(operation: str, size: int, ranks: int) -> float:
-    """The bytes that a rank's link carries one way for a collective into which it puts `size` bytes."""
-    return bus_factor(operation, ranks) * float(size * ranks if operation == "allgather" else size)
+def sent_bytes(operation: str, size: int, ranks: int, lanes: int = 0) -> float:
+    """The bytes that the busiest link carries one way for a collective into which each of `ranks` puts `size` bytes.
+
+    It is a ring of the ranks, or of `lanes` hosts whose ranks share memory; 0: they do not.
+    """
+    places = lanes if lanes > 1 and operation != "alltoall" else ranks
+    return bus_factor(operation, places) * float(size * ranks if operation == "allgather" else size)
 
 
-def of_step(steps: Sequence[TracedStep], ranks: int) -> list[Communication]:
+def of_step(steps: Sequence[TracedStep], ranks: int, lanes: int = 0) -> list[Communication]:
     """The collectives of a step: medians over those of rank 0's `steps` that have the most usual number of them."""
     counts = Counter(len(step.operations) for step in steps if step.operations)
     if not counts:
@@ -42,7 +46,7 @@ def of_step(steps: Sequence[TracedStep], ranks: int) -> list[Communication]:
                 bytes=mine[0].bytes,
                 start_ms=float(np.median(starts)) / 1e6,
                 ms=float(np.median([op.end - op.start for op in mine])) / 1e6,
-                link_bytes=sent_bytes(mine[0].operation, mine[0].bytes, ranks) if carried is None else carried,
+                link_bytes=sent_bytes(mine[0].operation, mine[0].bytes, ranks, lanes) if carried is None else carried,
             )
         )
     return communications
@@ -65,14 +69,16 @@ def alone(ranks: Sequence[RankRecord], clocks: Sequence[Clock]) -> list[Latency]
     return latencies
 
 
-def link(ranks: Sequence[RankRecord], communications: Sequence[Communication], latencies: Sequence[Latency]) -> Link:
+def link(
+    ranks: Sequence[RankRecord], communications: Sequence[Communication], latencies: Sequence[Latency], lanes: int = 0
+) -> Link:
     """The slowest interface, and the bandwidth of a step and of the best collective by itself."""
     count = len(ranks)
     rates = [rank.rated_mbit_per_s for rank in ranks if rank.rated_mbit_per_s]
     busy = sum(op.ms for op in communications if op.link_bytes)
     carried = sum(op.link_bytes or 0.0 for op in communications)
     best = max(
-        (sent_bytes(row.operation, row.bytes, count) / row.ms.median for row in latencies if row.ms.median),
+        (sent_bytes(row.operation, row.bytes, count, lanes) / row.ms.median for row in latencies if row.ms.median),
         default=0.0,
     )
     return Link(

@@ -136,7 +136,8 @@ class Latency(StrictRecord):
 
 
 class Link(StrictRecord):
-    """The network, in bus bandwidth: what a ring of n ranks carries (2(n-1)/n of the bytes of an allreduce).
+    """The network, in bus bandwidth: what a ring of n ranks carries (2(n-1)/n of the bytes of an allreduce), or of n
+    hosts where ranks share memory.
 
     For another algorithm the rate in a step is what the busiest link carries while it is in use. None: one rank, or
     unknown.

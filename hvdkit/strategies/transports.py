@@ -51,7 +51,10 @@ class Ring:
         """The mean over the data axis of vectors with equal length and dtype."""
         if self.data.size == 1:
             return vector
-        self._put("allreduce", vector, ring_bytes(self.bytes_of(vector), self.data.size))
+        size, topology = self.bytes_of(vector), self._topology
+        lanes = topology.shared_memory_ranks and topology.cross_size > 1 and self.data.size == topology.size
+        crossing = ring_bytes(size, topology.cross_size) if lanes else None
+        self._put("allreduce", vector, ring_bytes(size, self.data.size), crossing)
         return self.adapter.allreduce([vector], self.data, name=f"{self._name}.mean")[0]
 
     @_traced
