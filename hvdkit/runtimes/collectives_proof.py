@@ -110,6 +110,8 @@ def main(module: str) -> int:
     """Prove the binding of `module` as one rank; returns the exit status."""
     framework, hvd = importlib.import_module(module), importlib.import_module(f"horovod.{module}")
     hvd.init()
+    # Asked now: at the end the other rank may have left, and with it the memory.
+    shared = getattr(getattr(hvd.rank, "__self__", None), "shared_memory_ranks", int)()
     if hvd.size() != RANKS:
         print(f"Horovod runs {hvd.size()} ranks, expected {RANKS}", file=sys.stderr)
         return 1
@@ -118,7 +120,6 @@ def main(module: str) -> int:
     except WrongResult as error:
         print(f"{error}: this Horovod must not be used", file=sys.stderr, flush=True)
         return 1
-    shared = getattr(getattr(hvd.rank, "__self__", None), "shared_memory_ranks", int)()
     way = "memory that ranks share" if shared else "sockets"
     print(f"{module} {framework.__version__}: {count} results right on rank {hvd.rank()}, through {way}", flush=True)
     hvd.shutdown()
