@@ -24,7 +24,7 @@ _OURS = {
     "tracking", "debug", "compare.csv", "compare.md", "runs", "parity.csv", "parity.md", "parity.png", "parity",
     "trace", "report.html", "report.md", "sweep.csv", "sweep.png", "predict.csv", "predict.png", "predict-trace.json",
     "advise.csv", "advise.md", "bench.csv", "cluster.yaml", "bench.png", "request.json", "rows.json", "ranks.json",
-    "profile.csv", "profile.png", "trace.json", "timeline.json", "record.json", "own-profile",
+    "links.csv", "links.png", "profile.csv", "profile.png", "trace.json", "timeline.json", "record.json", "own-profile",
 }  # fmt: skip
 # What a command or its ranks write before there is a result.
 _PREPARED = {_LOCK, *replaced.NAMES, "config.yaml", "request.json", "logs", "debug", "tuning", "trace", "tensorboard",

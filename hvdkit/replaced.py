@@ -20,7 +20,7 @@ _LOOK_S = 0.5
 # The documents that commands end with. With a checkpoint they are what shows that the new run is worth the earlier one.
 DOCUMENTS = {
     "result.json", "evaluate.json", "predict-images.json", "generate.json", "doctor.json", "diff.json", "compare.json",
-    "parity.json", "sweep.json", "predict.json", "advise.json", "bench.json", "profile.json",
+    "parity.json", "sweep.json", "predict.json", "advise.json", "bench.json", "profile.json", "links.json",
 }  # fmt: skip
 _ASIDE = {*NAMES, "tuning", "trace", "logs", "debug", "tensorboard", "tracking"}
 

@@ -29,6 +29,8 @@ for _group, _meaning in GROUPS.items():
     app.add_typer(_groups[_group], name=_group, help=_meaning)
 for _command, _meaning in COMMANDS.items():
     _group, _, _name = _command.rpartition(" ")
+    if _group in COMMANDS:  # `bench links` beside `bench`, which hands it on
+        _group, _name = "", _command
     _groups[_group].command(_name, help=_meaning, cls=lazy(_command))(lambda: None)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from hvdkit.commands import COMMANDS
 from hvdkit.errors import Faults, RequestError
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ class _Lazy(TyperCommand):
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The whole command's: what runs, completes or explains a command begins with it."""
+        if args and (longer := f"{self.name} {args[0]}") in COMMANDS:
+            other = lazy(longer)(longer, help=COMMANDS[longer])
+            return other.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
         return self.whole.make_context(info_name, args, parent, **extra)
 
 

@@ -150,16 +150,16 @@ def examine(hosts: Sequence[Host], interface: str | None, folder: Path) -> Hosts
     faults: list[HostFault] = []
     pythons = [str(runtime.python) for runtime in runtimes]
     with ExitStack() as stack, ThreadPoolExecutor(2 * len(hosts)) as pool:
-        ways = _ways(hosts, allocated, pool)
+        ways = ways_to(hosts, allocated, pool)
         reports = [HostReport(name=host.name, slots=host.slots, way=way) for host, way in zip(hosts, ways, strict=True)]
         probes = [
             stack.enter_context(Probe(host, report.way, pythons)) for host, report in zip(hosts, reports, strict=True)
         ]
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor.json.") as mark:
             questions = [_question(hosts, index, runtimes, folder, Path(mark.name)) for index in range(len(hosts))]
-            ports = list(pool.map(_facts, probes, reports, questions, [faults] * len(hosts)))
+            ports = list(pool.map(facts, probes, reports, questions, [faults] * len(hosts)))
         ring = [member for member in zip(probes, reports, ports, strict=True) if member[1].reachable]
-        _reach(ring, fits, interface is not None, pool)
+        reach(ring, fits, interface is not None, pool)
     faults += host_faults.judge(reports, interface, folder)
     order = {report.name: index for index, report in enumerate(reports)}
     faults.sort(key=lambda fault: (not fault.fault, order[fault.host]))
@@ -171,7 +171,7 @@ def examine(hosts: Sequence[Host], interface: str | None, folder: Path) -> Hosts
     return result.at(folder)
 
 
-def _ways(hosts: Sequence[Host], allocated: set[str], pool: ThreadPoolExecutor) -> list[str]:
+def ways_to(hosts: Sequence[Host], allocated: set[str], pool: ThreadPoolExecutor) -> list[str]:
     """How commands get to the hosts. Whether one is this machine, the name service says; it has not long."""
     futures = [pool.submit(way, host, host.name in allocated) for host in hosts]
     wait(futures, _NAME_S)
@@ -212,7 +212,7 @@ def _question(
     }
 
 
-def _facts(probe: Probe, report: HostReport, question: dict[str, Any], faults: list[HostFault]) -> int:
+def facts(probe: Probe, report: HostReport, question: dict[str, Any], faults: list[HostFault]) -> int:
     """Start a probe and fill in what the host has; returns the probe's port, or 0."""
     try:
         probe.start()
@@ -232,7 +232,7 @@ def _facts(probe: Probe, report: HostReport, question: dict[str, Any], faults: l
 Member = tuple[Probe, HostReport, int]  # a host of the ring, and the port of its probe
 
 
-def _reach(ring: list[Member], fits: Callable[[Interface], bool], chosen: bool, pool: ThreadPoolExecutor) -> None:
+def reach(ring: list[Member], fits: Callable[[Interface], bool], chosen: bool, pool: ThreadPoolExecutor) -> None:
     """Fill in by which interface and address others reach each host: each connects to the next one, as in Horovod's
     ring.
 

@@ -23,7 +23,7 @@ from hvdkit.launch.launchers.slurm import STEP
 START_S, ANSWER_S = 30.0, 15.0  # a busy host answers late; ssh itself gives up earlier where there is none
 _PACKAGE = "hvdkit.launch.agent"
 _ROOT = Path(__file__).parents[2]
-_MODULES = ("hvdkit.handshake", f"{_PACKAGE}.interfaces", f"{_PACKAGE}.host_probe")
+_MODULES = ("hvdkit.handshake", *(f"{_PACKAGE}.{name}" for name in ("interfaces", "link_probe", "host_probe")))
 _SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8")
 # The first line of standard input is a Python statement, which loads the modules and answers the lines after it.
 _LOADER = """\

@@ -4,7 +4,8 @@ It is sent to the host as text, since hvdkit may be missing there, and runs unde
 standard library alone. Each line of standard input is a question (JSON, with `ask`), each line of standard output its
 answer. It ends when standard input closes.
 
-`ask` is `facts` (what the host has) or `reach` (whether the neighbour answers at its addresses, and how soon).
+`ask` is `facts` (what the host has), `reach` (whether the neighbour answers at its addresses, and how soon) or `link`
+(what a link carries: link_probe.py).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 
 from hvdkit.handshake import Listener, connect
 from hvdkit.launch.agent.interfaces import address_of, mask_of, names
+from hvdkit.launch.agent.link_probe import measure_link, serve_link
 
 _ANSWER_S = 2.0  # for a connection
 _PROGRAM_S = 20.0  # for a program
@@ -41,6 +43,8 @@ def main() -> None:
         if ask == "facts":
             token = question.pop("token")
             answer = {**facts(**question), "port": _listen(token) if token else 0}
+        elif ask == "link":
+            answer = measure_link(**question)
         else:
             answer = {"ways": [_way(**way) for way in question["ways"]]}
         sys.stdout.write("\n" + json.dumps(answer) + "\n")
@@ -178,7 +182,7 @@ def _listen(token: str) -> int:
 def _serve(listener: Listener) -> None:
     while True:
         for connection in listener.admit(0.5):
-            connection.close()
+            threading.Thread(target=serve_link, args=(connection,), daemon=True).start()
 
 
 def _way(address: str, port: int, token: str) -> dict[str, Any]:
