@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hvdkit.errors import RunError
 from hvdkit.launch.launchers import direct
 from tests.launching import framework_job
 
@@ -50,7 +52,7 @@ for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.
             assert torch.equal(come, torch.cat(expected)), name
             assert counts.tolist() == [splits[of][rank] for of in range(size)], name
         done += 1
-for turn in range(3):
+for turn in range(10):
     hvd.shutdown()
     hvd.init()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="again").item() == size
@@ -78,3 +80,85 @@ def test_sockets_where_one_rank_asks_for_them(tmp_path: Path) -> None:
     direct.run(job)
     for rank in range(2):
         assert job.log(rank).read_text().splitlines()[-1] == "right 42 0"
+
+
+# Rank 1 ends, or stops, at some moment of a stream of collectives; rank 0 tells what it hears.
+CUT_OFF = """
+import os, random, signal, sys, threading
+import torch
+import horovod.torch as hvd
+
+hvd.init()
+assert hvd.mpi_ops._basics.shared_memory_ranks() == hvd.size()
+drawn, lengths = random.Random(int(sys.argv[2])), random.Random(1)
+if hvd.rank() == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # by which the launcher ends a rank that has lost another one
+else:
+    threading.Timer(drawn.random(), os.kill, (os.getpid(), getattr(signal, sys.argv[1]))).start()
+try:
+    for turn in range(1_000_000):
+        hvd.allreduce_(torch.ones(lengths.choice((1, 1_000, 300_000, 3_000_000))), name=f"turn.{turn % 50}")
+except hvd.mpi_ops.HorovodInternalError as error:
+    sys.exit(f"told: {error}")
+"""
+
+
+def cut_off(folder: Path, signal: str, seed: int) -> str:
+    """What rank 0 has said when rank 1 got the signal."""
+    folder.mkdir()
+    (folder / "rank.py").write_text(CUT_OFF)
+    patience = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "2"}
+    job = framework_job("pytorch", folder, folder / "rank.py", signal, seed, **patience)
+    with pytest.raises(RunError):
+        direct.run(replace(job, settle_s=1.0))
+    return job.log(0).read_text()
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("signal", "times", "words"),
+    [("SIGKILL", 3, "Connection closed by peer: rank 1"), ("SIGSTOP", 1, "Timed out waiting 2000ms for rank 1")],
+)
+def test_a_rank_that_ends_or_stops_is_told_to_the_other(tmp_path: Path, signal: str, times: int, words: str) -> None:
+    before = {*Path("/dev/shm").iterdir()}
+    for seed in range(times):
+        said = cut_off(tmp_path / str(seed), signal, seed)
+        assert "told: Horovod" in said and words in said, said
+    assert {*Path("/dev/shm").iterdir()} <= before
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("warm")
+@pytest.mark.timeout(3000)
+def test_200_kills(tmp_path: Path) -> None:
+    for seed in range(200):
+        said = cut_off(tmp_path / str(seed), "SIGKILL", seed)
+        assert "told: Horovod" in said, said
+
+
+# The kernel refuses memfd_create, as a container's seccomp profile may.
+REFUSED = """
+import ctypes, os, platform, struct
+number = {"x86_64": 319, "aarch64": 279}[platform.machine()]
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | 1), (0x06, 0, 0, 0x7FFF0000)]
+program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # no new privileges
+filter = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(program))
+assert libc.prctl(22, 2, filter) == 0, os.strerror(ctypes.get_errno())
+"""
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.timeout(120)
+def test_sockets_and_one_line_where_the_kernel_refuses_memory(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(REFUSED + RANK)
+    job = framework_job("pytorch", tmp_path, tmp_path / "rank.py")
+    direct.run(job)
+    logs = [job.log(rank).read_text() for rank in range(2)]
+    assert [log.splitlines()[-1] for log in logs] == ["right 42 0"] * 2
+    told = (
+        "Ranks of one host talk through sockets, as rank 0 cannot share memory: memfd_create: Operation not permitted"
+    )
+    assert (logs[0] + logs[1]).count(told) == 1 + 10  # and after each new start
