@@ -168,7 +168,7 @@ ORDERED = "order=priority"
         ([SHARDED, "allreduce=central"], "allreduce: expected ring with sharding gradients"),
         ([ORDERED, "optimizer.clip_norm=1"], "optimizer.clip_norm: expected null with order priority"),
         ([ORDERED, "precision=fp16"], "precision: expected fp32, fp64 or bf16 with order priority"),
-        ([ORDERED, "compression=int8"], "compression: expected none with order priority"),
+        ([ORDERED, "compression=int8"], "compression: expected none or fp16 with order priority"),
         ([ORDERED, "sync.every=2"], "sync: expected none with order priority"),
         ([ORDERED, "allreduce=central"], "allreduce: expected ring with order priority"),
         ([ORDERED, SHARDED], "sharding: expected none with order priority"),

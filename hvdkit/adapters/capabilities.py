@@ -52,7 +52,7 @@ CAPABILITIES: dict[str, frozenset[str]] = {
     "pytorch": _MODERN | _REDUCED | {"scalars", "empty", "layer-times", "own-profile", "shard-parameters", "order"},
     "tensorflow": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times"},
     "keras": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times"},
-    "mxnet": _REDUCED | {"gpu", "fp64", "int8", "uint8"},
+    "mxnet": _REDUCED | {"gpu", "fp64", "int8", "uint8", "order"},
     "local": _REDUCED | {"fp64", "int8", "uint8", "scalars", "empty"},
 }
 

@@ -162,7 +162,8 @@ class Loop:
         """Count an update, of which `loss` is this rank's mean, and call the handlers. Raises Stopped if they leave."""
         self.phase("end of step")
         self.session.strategy.end_step()
-        self.adapter.synchronize()
+        if not self.session.strategy.by_layer:  # else updates are left, or queued
+            self.adapter.synchronize()
         self.clock.tick()
         self._count(loss)
         for handler in self.handlers:

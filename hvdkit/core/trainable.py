@@ -108,13 +108,15 @@ class Trainable(ABC):
     kernels are HWIO and matrices (in, out), unless a model's attribute `transposed` is False. If `traced`, functions
     are compiled once and run many times. `stamp(names, tensors)` returns the tensors; while trace events are recorded
     it also records, under these names of `core.trace_events`, when the tensors are ready. `overlaps` says whether
-    gradients are best sent during backward, by `Hooks`.
+    gradients are best sent during backward, by `Hooks`. If `queued`, operations return before they are executed, and
+    each then waits for what it reads, also collectives.
     """
 
     parameters: dict[str, Tensor]
     transposed = False
     traced = False
     overlaps = False
+    queued = False
     warnings: Sequence[str] = ()  # lines about what training does otherwise than the model says, such as casts
     averages_weights = False  # whether weights are averaged; set by the session
     stamp: Stamp = staticmethod(marked)

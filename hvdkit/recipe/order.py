@@ -10,9 +10,9 @@ def rules(recipe: Mapping[str, Any]) -> Iterator[tuple[object, str, str, object]
     """As the rules of `schema.py`, of a recipe's values: whether it is broken, the key, what is expected, the value."""
     clip, method, sync = recipe["optimizer"].get("clip_norm"), recipe["compression"]["method"], recipe["sync"]
     for broken, key, expected, why, got in (
-        (clip is not None, "optimizer.clip_norm", "null", "the norm of all gradients comes before any update", clip),
+        (clip is not None, "optimizer.clip_norm", "null", "a norm of all gradients comes before any update", clip),
         (recipe["precision"] == "fp16", "precision", "fp32, fp64 or bf16", "an overflow skips all updates", "fp16"),
-        (method != "none", "compression", "none", "pieces go as they are", method),
+        (method not in ("none", "fp16"), "compression", "none or fp16", "others need whole gradients", method),
         (sync, "sync", "none", "ranks that update alone wait for no gradients", sync and f"every {sync['every']}"),
         (recipe["allreduce"] != "ring", "allreduce", "ring", "Horovod orders pieces", recipe["allreduce"]),
         (recipe["sharding"] != "none", "sharding", "none", "weights are gathered at the end", recipe["sharding"]),

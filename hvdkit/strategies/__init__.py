@@ -29,7 +29,7 @@ def choose(adapter: Adapter, mesh: Mesh, recipe: Recipe, name: str = GRADIENTS) 
     if recipe.order == "priority" and mesh.data.size > 1:
         from hvdkit.strategies.priority import Priority
 
-        return Priority(adapter, mesh.data, name)
+        return Priority(adapter, mesh.data, compression.method == "fp16", name)
     if recipe.sync is None and compression.method in ("none", "fp16") and recipe.allreduce == "ring":
         return Dense(adapter, mesh.data, compression.method == "fp16", recipe.accumulate, name)
     # Imported here because most runs need none of these.

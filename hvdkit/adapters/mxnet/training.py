@@ -30,6 +30,8 @@ _KERNEL_TENSORS = 50  # the most that one call of MXNet's multi-tensor kernels t
 class TrainableModel(Trainable):
     """A hybridized block with static memory and shapes: one engine call for a step instead of one per operation."""
 
+    queued = True  # by MXNet's engine, where Horovod's collectives are operations too
+
     def __init__(self, model: mx.gluon.Block, loss: AnyLoss, precision: str, context: mx.Context) -> None:
         self.model, self._context = model, context
         self.dtype = PRECISIONS[precision].parameters
