@@ -132,6 +132,10 @@ SHARDED = "sharding=gradients"
 ORDERED = "order=priority"
 
 
+STAGES = "parallel.pipeline=2"
+GPT = ["model={name: gpt, layers: 4, heads: 2, width: 8, context: 4}", "data={name: text}", STAGES]
+
+
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
@@ -171,6 +175,30 @@ ORDERED = "order=priority"
         ([ORDERED, "compression=int8"], "compression: expected none or fp16 with order priority"),
         ([ORDERED, "sync.every=2"], "sync: expected none with order priority"),
         ([ORDERED, "allreduce=central"], "allreduce: expected ring with order priority"),
+        ([STAGES], "model.name: expected a GPT with a model that is divided over ranks"),
+        ([*GPT, SHARDED], "sharding: expected none with a model that is divided over ranks"),
+        ([*GPT, "sync.every=2"], "sync: expected none with a model that is divided over ranks"),
+        ([*GPT, "elastic={max_np: 2}"], "elastic: expected null with a model that is divided over ranks"),
+        ([*GPT, "loss.ignored_label=0"], "loss.ignored_label: expected none with a model that is divided"),
+        ([*GPT, "average_weights.decay=0.9"], "average_weights: expected null with a model that is divided"),
+        (
+            [*GPT, "batch_size=9", "parallel.microbatches=4"],
+            "batch_size: expected a multiple of parallel.microbatches, 4, got 9",
+        ),
+        ([*GPT, "batch_size=11"], "batch_size: expected a number of samples with a divisor from 2 to 8, of microb"),
+        ([*GPT, "parallel.schedule=interleaved"], "parallel.schedule: expected gpipe or 1f1b, got interleaved"),
+        ([*GPT, "parallel.microbatches=1"], "expected at least as many microbatches as pipeline has stages, got 1 and"),
+        (
+            [*GPT, "parallel.split=[1, 2, 1]"],
+            "parallel: expected 2 numbers of blocks in split, one a stage, got [1, 2,",
+        ),
+        (
+            [*GPT, "parallel.split=[0, 4]"],
+            "parallel.split: expected 'auto' or how many blocks each stage has, such",
+        ),
+        (["parallel.schedule=gpipe"], "parallel: expected schedule only where pipeline is above 1, got gpipe and"),
+        (["parallel.data=0"], "parallel.data: expected 'auto' or a whole number from 1 to"),
+        (["parallel.stages=2"], "parallel.stages: unknown key"),
         ([ORDERED, SHARDED], "sharding: expected none with order priority"),
         ([ORDERED, "recompute=true"], "recompute: expected false with order priority"),
         ([ORDERED, "average_weights={decay: 0.9}"], "average_weights: expected null with order priority"),

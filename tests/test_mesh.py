@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvdkit.core.group import Mesh, Topology
+from hvdkit.core.group import Mesh, Topology, sets
 from hvdkit.errors import RequestError
 
 pytestmark = pytest.mark.check
@@ -22,6 +22,15 @@ def test_each_axis_divides_the_ranks_into_groups() -> None:
     assert meshes[0].tensor.ranks == (0, 1) and meshes[0].data.ranks == (0, 2) and meshes[0].pipeline.ranks == (0, 4, 8)
     coordinates = {tuple(getattr(mesh, name).index for name in axes) for mesh in meshes}
     assert len(coordinates) == 12
+    around = [[group and group.ranks for group in (mesh.before, mesh.after, mesh.ends)] for mesh in meshes]
+    assert [around[rank] for rank in (0, 4, 8)] == [
+        [None, (0, 4), (0, 8)],
+        [(0, 4), (4, 8), None],
+        [(4, 8), None, (0, 8)],
+    ]
+    told = {group.ranks for mesh in meshes for group in (mesh.data, mesh.pipeline, mesh.tensor, mesh.model)}
+    told |= {pair for of_rank in around for pair in of_rank if pair}
+    assert told == set(sets(12, 3, 2)), "Horovod starts with a process set for each"
     assert {(mesh.shard.rank, mesh.shard.size) for mesh in meshes} == {(0, 2), (1, 2)}
 
 

@@ -34,6 +34,7 @@ pytestmark = pytest.mark.check
 
 OUT = ("--out", "runs/mine")
 DIGITS = ("resnet20-digits", *OUT)
+TEXT, STAGES = ("gpt-tiny", *OUT), "parallel.pipeline=2"
 FOLDER = ("resnet50-imagenet", *OUT, "batch_size=2", "model.classes=3", "data.size=32", "data.resize=36")
 PREDICT, ADVISE = ("profile.json", "--cluster", "v100-nvlink-ib", "-n", 2, *OUT), ("profile.json", *OUT)
 Words = tuple[object, ...]
@@ -63,6 +64,14 @@ REQUESTS: list[tuple[str, Words, Words, str, Words]] = [
     ("train", DIGITS, ("--framework", "mxnet", "precision=bf16"), "precision: mxnet", ("--framework", "mxnet")),
     ("train", DIGITS, ("--rival", "ddp", "-np", 2, "sync.every=2"), "--rival ddp: does not support Local SGD",
      ("--rival", "ddp", "-np", 2)),
+    ("train", TEXT, ("-np", 3, STAGES), "expected a multiple of 2 ranks, which is 2 (pipeline) × 1 (tensor)", ()),
+    ("train", TEXT, ("-np", 2, "parallel.data=3"), "expected -np 3, which is 3 (data) × 1 (pipeline) × 1 (t", ()),
+    ("train", TEXT, ("-np", 5, "batch_size=5", "parallel.pipeline=5"), "pipeline: expected at most 4 stages, as", ()),
+    ("train", TEXT, ("-np", 2, STAGES, "parallel.split=[2, 1]"), "parallel.split: expected 4 blocks together", ()),
+    ("train", TEXT, ("-np", 2, STAGES, "--framework", "mxnet"), "parallel.pipeline: mxnet does not train stages o", ()),
+    ("train", TEXT, ("-np", 2, STAGES, "--rival", "plain"), "--rival plain: does not divide models over ranks", ()),
+    ("parity", TEXT, ("-np", 2, STAGES), "parallel: hvdkit parity does not know models that are divided", ()),
+    ("profile", TEXT, (STAGES,), "parallel: hvdkit profile does not know models that are divided", ()),
     ("train", DIGITS, ("--rival", "ddp", "-np", 1), "--rival ddp: expected -np 2 or more", ("--rival", "plain")),
     ("train", DIGITS, ("-np", 2, "elastic={max_np: 1}"), "-np 2: expected 1 to 1, as elastic says", ("-np", 2)),
     ("train", DIGITS, ("-np", 3, "-H", "localhost:2"), "-np 3: -H offers 2 slots", ("-np", 2, "-H", "localhost:2")),

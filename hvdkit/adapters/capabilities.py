@@ -31,6 +31,8 @@ MEANINGS = {
     "shard-gradients": "trains with `sharding: gradients`",
     "shard-parameters": "trains with `sharding: parameters`",
     "order": "trains with `order: priority` on a CPU",
+    "pipeline": "trains stages of a model with `parallel.pipeline` on a CPU",
+    "tensor": "trains parts of layers with `parallel.tensor` on a CPU",
     "recompute": "computes activations again in backward where the recipe says `recompute: true`",
     "float16": "reduces float16 tensors",
     "float32": "reduces float32 tensors",
@@ -117,6 +119,9 @@ _LACKING = {
     "parameters": "it does not free parameters between their uses",
 }
 
+# What of a model a rank trains along the axes of `parallel` that divide it.
+_DIVIDED = {"pipeline": "stages of a model", "tensor": "parts of layers"}
+
 # By device: what was chosen, how, and why.
 CHOSEN: dict[str, _Chosen] = {
     "pytorch": {
@@ -161,6 +166,9 @@ def unsupported(framework: str, capabilities: frozenset[str], recipe: Recipe, de
         lines.append(f"recompute: {framework} cannot compute activations again in backward; expected false")
     if recipe.order == "priority" and ("order" not in capabilities or device != "cpu"):
         lines.append(f"order: {framework} cannot update layers one by one on a {device}; expected none")
+    for axis, parts in _DIVIDED.items():
+        if getattr(recipe.parallel, axis) > 1 and (axis not in capabilities or device != "cpu"):
+            lines.append(f"parallel.{axis}: {framework} does not train {parts} on a {device} yet; expected 1")
     stages = [stage for stage, reason in _LACKING.items() if not reason or f"shard-{stage}" in capabilities]
     if recipe.sharding not in stages:
         why = f"{framework} cannot shard {recipe.sharding}, as {_LACKING[recipe.sharding]}"

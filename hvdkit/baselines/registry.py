@@ -162,6 +162,7 @@ def check_recipe(name: str, recipe: Recipe, hosts_are_here: bool) -> None:
         "does not support other allreduce algorithms; choose allreduce=ring": recipe.allreduce != "ring",
         f"{_NOT_SYNCHRONIZED}; choose model.batch_norm=local": recipe.model.batch_norm == "synchronized"
         and not rival.synchronizes,
+        "does not divide models over ranks; leave out the recipe's `parallel`": recipe.parallel.divides,
         "does not support accumulation; choose accumulate=1": recipe.accumulate > 1 and not rival.accumulates,
         "does not support loss.ignored_label and loss.class_weights; leave them out": recipe.loss.counts
         and not rival.counts,

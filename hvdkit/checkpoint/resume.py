@@ -21,6 +21,7 @@ from hvdkit.core.step_plan import Progress, StepPlan
 from hvdkit.core.strategy import without_strategy
 from hvdkit.data.batches import Dataset
 from hvdkit.errors import RequestError, first_fault
+from hvdkit.recipe.communication import Parallel
 from hvdkit.recipe.schema import OwnData, Recipe, flat
 from hvdkit.tasks.own import script_sha256
 
@@ -28,7 +29,7 @@ from hvdkit.tasks.own import script_sha256
 _FREE = {
     "epochs", "steps", "device", "threads", "log_every", "tensorboard", "warmup_steps", "check_ranks", "checkpoint",
     "compression", "allreduce", "sharding", "recompute", "batch_size", "accumulate", "elastic", "tune",
-    "early_stopping",
+    "early_stopping", "parallel",
 }  # fmt: skip
 
 
@@ -137,7 +138,8 @@ def resumed(
 def recounts(theirs: Mapping[str, Any], np: int, recipe: Recipe, size: int) -> bool:
     """Whether updates of the recipe on `size` ranks have another size than those of the checkpoint's recipe on `np`."""
     before = Recipe.model_construct(**theirs)  # it was checked when it was written
-    sizes = before.batch_size * before.data_ranks(np), recipe.batch_size * size
+    ranks = max(1, np // Parallel.model_validate(theirs.get("parallel", {})).model)
+    sizes = before.batch_size * ranks, recipe.batch_size * size
     return sizes[0] != sizes[1] or before.accumulate != recipe.accumulate
 
 

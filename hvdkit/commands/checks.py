@@ -35,6 +35,9 @@ def check(
         return None
     faults, samples, task = Faults(), None, tasks.choose(recipe)
     with faults.collected():
+        if recipe.parallel.divides:
+            task.architecture().check_parallel(recipe.parallel)
+    with faults.collected():
         if recipe.device == "gpu":
             check_gpu(framework, placement.np)
     with faults.collected():

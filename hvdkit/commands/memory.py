@@ -18,6 +18,7 @@ from hvdkit.core.precision import PRECISIONS
 from hvdkit.defaults import FRAMEWORK
 from hvdkit.errors import LARGEST, Faults, RequestError, nearest
 from hvdkit.files import write_atomic
+from hvdkit.recipe import parallel
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report import memory as report
 from hvdkit.report.tabular import terminal
@@ -97,6 +98,8 @@ def need(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: st
     ]
     if framework not in FRAMEWORKS:
         faults.append(unknown("framework", framework, FRAMEWORKS))
+    with faults.collected():
+        parallel.check_whole(recipe.parallel, "hvdkit memory")
     shape = memory.sample_shape(recipe)
     architecture = tasks.choose(recipe).architecture(shape)
     count = parameter_count(architecture)

@@ -29,7 +29,7 @@ from hvdkit.defaults import LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
 from hvdkit.errors import Faults, RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
-from hvdkit.recipe import schema
+from hvdkit.recipe import parallel, schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report import csv_files
 from hvdkit.report.parity import deviations, parity_markdown, parity_table, title
@@ -161,6 +161,8 @@ def plan(
             "data native: parity needs the same bytes under every framework, which only hvdkit's own data sets give; "
             "choose one of them, or compare with --no-parity"
         )
+    with faults.collected():
+        parallel.check_whole(recipe.parallel, "hvdkit parity")
     base = recipe.model_copy(update={"elastic": None, "early_stopping": None, "average_weights": None})
     wanted = [(*run, _precision(run[1])) for run in [LEADER, *_judged(frameworks, named, np)]]
     if any(precision == "fp32" for *_, precision in wanted):

@@ -30,6 +30,8 @@ from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.job import ElasticBounds, Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
+from hvdkit.recipe import parallel
+from hvdkit.recipe.communication import Parallel
 from hvdkit.recipe.schema import OwnModel, Recipe
 from hvdkit.results.train import MetricLine
 from hvdkit.runtimes.pins import FRAMEWORKS
@@ -110,9 +112,12 @@ def make_plan(
         if device == "auto" and not runtime.gpu and not runtime.added:
             device = "cpu"
         devices = ("cpu", "gpu") if device == "auto" else (device,)  # only the ranks know which it is
-        own = recipe if rival is None else recipe.model_copy(update={"sharding": "none"})  # the rival shards by itself
+        # What a rival has of both is checked below: it shards by itself.
+        own = recipe if rival is None else recipe.model_copy(update={"sharding": "none", "parallel": Parallel()})
         faults += sorted((unsupported(framework, CAPABILITIES[framework], own, kind) for kind in devices), key=len)[0]
     faults += placement.faults(framework, elastic is not None)
+    with faults.collected():
+        parallel.check_ranks(recipe.parallel, np)
     if elastic and not elastic.min_np <= np <= elastic.max_np:
         faults.append(f"-np {np}: expected {elastic.min_np} to {elastic.max_np}, as elastic says")
     if elastic and "HOROVOD_CYCLE_TIME" in os.environ:
@@ -139,7 +144,7 @@ def of_checkpoint(recipe: Recipe, writer: str, given: str | None, placement: Pla
     hvdkit's own models run under another framework if the writer's has no runtime here. How many ranks trained it, and
     what each had of it, does not matter here.
     """
-    recipe = recipe.model_copy(update={"elastic": None, "sharding": "none"})
+    recipe = recipe.model_copy(update={"elastic": None, "sharding": "none", "parallel": Parallel()})
     others = () if isinstance(recipe.model, OwnModel) else FRAMEWORKS
     built = (name for name in (writer, *others) if _has_runtime(name))
     return make_plan(recipe, given or next(built, writer), placement, use=use)

@@ -22,7 +22,7 @@ from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.profiling import assemble, batch_curves, chrome_trace
-from hvdkit.recipe import schema
+from hvdkit.recipe import parallel, schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report import csv_files
 from hvdkit.report.profile import sentences, tables
@@ -160,6 +160,8 @@ def plan(
         recipe = recipe.model_copy(update={"batch_size": max(batch_sizes)})
     if own_profile and "own-profile" not in CAPABILITIES.get(framework, frozenset()):
         faults.append(f"--torch-profiler: {framework} has none; leave it out or choose --framework pytorch")
+    with faults.collected():
+        parallel.check_whole(recipe.parallel, "hvdkit profile")
     sync = recipe.sync
     if sync is not None and sync.every > _LONGEST_ROUND:
         faults.append(f"sync.every: expected at most {_LONGEST_ROUND} to profile whole rounds, got {sync.every}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from hvdkit.data import Shard
@@ -68,9 +69,10 @@ class Mesh:
 
     `world` has all ranks. Ranks of `data` hold the same parameters and read different samples: collectives over it
     average gradients, losses and statistics. Those of `pipeline` hold different layers, those of `tensor` different
-    parts of each layer; both read the same samples. Those of `model` hold one copy of the model together. So far
-    recipes use the data axis only. As in Megatron-LM (Narayanan et al. 2021, section 3), neighboring ranks are
-    neighbors on the tensor axis, then on the data axis.
+    parts of each layer; both read the same samples. Those of `model` hold one copy of the model together. As in
+    Megatron-LM (Narayanan et al. 2021, section 3), neighboring ranks are neighbors on the tensor axis, then on the data
+    axis. Of a pipeline, `before` and `after` are this rank and the one before or after it, None where there is none,
+    and `ends` are the first and the last rank, None on the others.
 
     `process_set` gives the handles of the groups that `sets` lists. A group of one rank has its
     ranks in place of a process set, as None means all ranks. Raises RequestError if the world's size is not a multiple
@@ -87,11 +89,17 @@ class Mesh:
         self.topology, self.world = topology, world_of(topology)
         self._process_set = process_set
         axes = _axes(topology.size, pipeline_size, tensor_size)
-        self.tensor, self.data, self.pipeline, self.model = (self._group(groups) for groups in axes)
+        self.tensor, self.data, self.pipeline, self.model = (
+            self._group(next(ranks for ranks in groups if topology.rank in ranks)) for groups in axes
+        )
+        stages, index = self.pipeline.ranks, self.pipeline.index
+        self.before = self._group(stages[index - 1 : index + 1]) if index > 0 else None
+        self.after = self._group(stages[index : index + 2]) if index + 1 < len(stages) else None
+        at_an_end = len(stages) > 1 and (self.before is None or self.after is None)
+        self.ends = self._group((stages[0], stages[-1])) if at_an_end else None
 
-    def _group(self, groups: list[Ranks]) -> Group:
+    def _group(self, ranks: Ranks) -> Group:
         rank, size = self.topology.rank, self.topology.size
-        ranks = next(ranks for ranks in groups if rank in ranks)
         handle = None if len(ranks) == size else self._process_set(ranks) if len(ranks) > 1 else ranks
         return Group(ranks, ranks.index(rank), handle)
 
@@ -108,7 +116,10 @@ class Mesh:
 
 def sets(size: int, pipeline_size: int = 1, tensor_size: int = 1) -> list[Ranks]:
     """The process sets of a mesh of `size` ranks, for all ranks in one order; none if it has a data axis only."""
-    groups = [ranks for axis in _axes(size, pipeline_size, tensor_size) for ranks in axis]
+    axes = _axes(size, pipeline_size, tensor_size)
+    groups = [ranks for axis in axes for ranks in axis]
+    for stages in axes[2]:
+        groups += [*pairwise(stages), (stages[0], stages[-1])] if len(stages) > 1 else []
     return [ranks for ranks in dict.fromkeys(groups) if 1 < len(ranks) < size]
 
 

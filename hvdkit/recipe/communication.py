@@ -1,4 +1,4 @@
-"""The recipe's `compression` and `sync` sections; `hvdkit/recipe/schema.py` has the others.
+"""The recipe's `compression`, `sync` and `parallel` sections; `hvdkit/recipe/schema.py` has the others.
 
 Formulas and their sources: docs/compression.md and `hvdkit/strategies/codecs/`.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from hvdkit.recipe.data import Strict, by_value
+from hvdkit.recipe.data import AutoOr, Strict, by_value
 
 _FEEDBACK = "add what was not sent to the next gradient"
 
@@ -120,3 +121,56 @@ class Sync(Strict):
     outer: Annotated[Outer | None, BeforeValidator(_outer)] = Field(
         None, description="optimizer for the mean difference since the last synchronization"
     )
+
+
+def _split(value: Any) -> Any:
+    """One fault, not one for each alternative."""
+    if value != "auto" and not (isinstance(value, list) and all(type(each) is int and each > 0 for each in value)):
+        raise PydanticCustomError("split", "expected 'auto' or how many blocks each stage has, such as [3, 3, 2]")
+    return value
+
+
+_Axis = Annotated[Literal["auto"] | int, AutoOr(1, 2**20)]
+
+
+class Parallel(Strict):
+    """The axes along which ranks divide a run: data × pipeline × tensor = the number of ranks.
+
+    Each of `data` copies of the model reads other samples. A copy is a pipeline of stages, each of which has some of
+    its blocks, and each stage is divided into `tensor` parts of its layers (docs/parallelism.md).
+    """
+
+    data: _Axis = Field("auto", description="copies of the model; auto: the number of ranks over pipeline × tensor")
+    pipeline: int = Field(1, ge=1, le=2**20, description="stages of a copy")
+    tensor: int = Field(1, ge=1, le=2**20, description="ranks among which each layer of a stage is divided")
+    microbatches: _Axis = Field("auto", description="equal parts of a batch; auto: up to 4 for each stage")
+    schedule: Literal["gpipe", "1f1b", "interleaved"] = Field("1f1b", description="the order of a stage's passes")
+    split: Annotated[Literal["auto"] | list[int], BeforeValidator(_split)] = Field(
+        "auto", description="how many blocks each stage has; auto: as equally many as possible"
+    )
+
+    @model_validator(mode="after")
+    def _keys_go_together(self) -> Parallel:
+        stages = self.pipeline
+        for key in ("microbatches", "schedule", "split"):
+            got = getattr(self, key)
+            if stages == 1 and got != type(self).model_fields[key].default:
+                raise ValueError(f"expected {key} only where pipeline is above 1, got {got} and pipeline 1")
+        if self.microbatches != "auto" and self.microbatches < stages:
+            raise ValueError(
+                f"expected at least as many microbatches as pipeline has stages, got {self.microbatches} and {stages}: "
+                "some stages would always wait"
+            )
+        if self.split != "auto" and len(self.split) != stages:
+            raise ValueError(f"expected {stages} numbers of blocks in split, one a stage, got {self.split}")
+        return self
+
+    @property
+    def model(self) -> int:
+        """The number of ranks that have one copy of the model together."""
+        return self.pipeline * self.tensor
+
+    @property
+    def divides(self) -> bool:
+        """Whether a copy of the model is divided over ranks."""
+        return self.model > 1

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from hvdkit.errors import RequestError
 from hvdkit.recipe import yaml_files
-from hvdkit.recipe.communication import SUMMED, AnyCompression, Sync, Uncompressed
+from hvdkit.recipe.communication import SUMMED, AnyCompression, Parallel, Sync, Uncompressed
 from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's classes
     NAME,
     AnyData,
@@ -229,6 +229,7 @@ class Recipe(Strict):
     sharding: Literal["none", "optimizer", "gradients", "parameters"] = Field(
         "none", description="what a rank holds only its share of, and all before it: ZeRO-1, ZeRO-2, ZeRO-3"
     )
+    parallel: Parallel = Field(Parallel(), description="how ranks divide the data, the layers, and the parts of layers")
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = Field("fp32", description="of the arithmetic")
     accumulate: int = Field(1, ge=1, le=2**24, description="batches whose mean gradient makes one update")
     recompute: bool = Field(False, description="compute activations again in backward instead of keeping them")
@@ -262,8 +263,8 @@ class Recipe(Strict):
         return isinstance(self.data, ImageFolder) and "auto" in (self.model.classes, self.data.size)
 
     def data_ranks(self, np: int) -> int:
-        """How many of `np` ranks read different samples: the size of the data axis. So far each one does."""
-        return np
+        """How many of `np` ranks read different samples: the size of the data axis."""
+        return max(1, np // self.parallel.model)
 
     @model_validator(mode="after")
     def _keys_go_together(self) -> Recipe:
@@ -275,6 +276,10 @@ class Recipe(Strict):
 def _faults(recipe: Recipe) -> list[str]:
     """A line for each rule about keys of different sections that the recipe breaks."""
     rules = (*_of_communication(recipe), *_of_models(recipe))
+    if recipe.parallel.divides:
+        from hvdkit.recipe import parallel  # most runs do not need it
+
+        rules = (*rules, *parallel.rules(recipe.model_dump(), recipe.parallel))
     return [f"{key}: expected {expected}, got {got}" for broken, key, expected, got in rules if broken]
 
 

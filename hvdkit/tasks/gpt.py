@@ -19,6 +19,7 @@ from hvdkit.tasks.task import Activations, Architecture, parameter_count
 if TYPE_CHECKING:
     import numpy as np
 
+    from hvdkit.recipe.communication import Parallel
     from hvdkit.recipe.schema import GptModel
 
 # name -> (layers, heads, width); all have 1,024 positions and 50,257 tokens
@@ -70,6 +71,18 @@ class GPT(Architecture):
                     shapes[f"{block}.{name}.weight"], shapes[f"{block}.{name}.bias"] = shape, shape[1:]
         shapes["transformer.ln_f.weight"] = shapes["transformer.ln_f.bias"] = (width,)
         return shapes
+
+    def check_parallel(self, parallel: Parallel) -> None:
+        """Raise RequestError unless each stage has a block."""
+        if parallel.pipeline > self.layers:
+            raise RequestError(
+                f"parallel.pipeline: expected at most {self.layers} stages, as the model has {self.layers} blocks, got "
+                f"{parallel.pipeline}"
+            )
+        if parallel.split != "auto" and sum(parallel.split) != self.layers:
+            raise RequestError(
+                f"parallel.split: expected {self.layers} blocks together, as the model has, got {sum(parallel.split)}"
+            )
 
     def work_by_layer(self) -> dict[str, int]:
         """Multiply-adds of a token's forward pass by layer, in forward order.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the command line counts parameters and starts without NumPy
     from hvdkit.data import Shard
     from hvdkit.data.counts import Counts
     from hvdkit.data.dataset import Dataset
+    from hvdkit.recipe.communication import Parallel
     from hvdkit.recipe.schema import Recipe
 
 
@@ -54,6 +55,9 @@ class Architecture:
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the trainable parameters, in forward order, as checkpoints have them."""
         return {}
+
+    def check_parallel(self, parallel: Parallel) -> None:
+        """Raise RequestError if the model cannot be divided over ranks so."""
 
     def activations(self, shape: tuple[int, ...], recompute: bool = False) -> Activations | None:
         """About what of one sample of `shape` is kept until backward; None if that is unknown."""

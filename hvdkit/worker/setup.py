@@ -15,7 +15,7 @@ import numpy as np
 
 from hvdkit import tasks, usage
 from hvdkit.adapters.capabilities import LARGE_MODEL, OWN_PAGES_FROM, check_can
-from hvdkit.core.group import Group, Mesh, threads_per_rank
+from hvdkit.core.group import Group, Mesh, Ranks, sets, threads_per_rank
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # One of them is there where a launcher has started this rank.
 _RANKED = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+_SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")  # how many ranks it has started
 
 
 @dataclass(frozen=True)
@@ -155,14 +156,21 @@ def start(
     if not any(name in os.environ for name in _RANKED):  # else Gloo resolves the host's name, which may be unknown
         os.environ.setdefault("HOROVOD_GLOO_IFACE", "lo")
     sockets: AbstractContextManager[None] = nullcontext()
+    axes, groups = recipe.parallel, list[Ranks]()
     if recipe.elastic:
         from hvdkit.checkpoint import elastic
 
         sockets = elastic.recording_peer_sockets()
     with sockets:
-        topology = adapter.init(recipe.device, threads)
+        if axes.divides:  # Horovod takes process sets only before it says how many ranks there are
+            from hvdkit.recipe import parallel
+
+            np = int(next((os.environ[name] for name in _SIZES if name in os.environ), 1))
+            parallel.check_ranks(axes, np)
+            groups = sets(np, axes.pipeline, axes.tensor)
+        topology = adapter.init(recipe.device, threads, groups)
     connected()
-    mesh = Mesh(topology, process_set=adapter.process_set)
+    mesh = Mesh(topology, axes.pipeline, axes.tensor, adapter.process_set)
     each = threads_per_rank(threads, topology.local_size)
     usage.pin_where_asked(topology.local_rank, topology.local_size, each)
     startup.seed_alike(recipe.seed)  # until training begins, all ranks draw the same: samples, initial weights
@@ -178,7 +186,9 @@ def start(
     for line in (dataset.note, *dataset.left_out):
         if line and topology.rank == 0:
             print(line, flush=True)
-    return Setup(adapter, script, recipe, mesh, dataset, task, task.architecture(dataset.shape))
+    architecture = task.architecture(dataset.shape)
+    architecture.check_parallel(recipe.parallel)
+    return Setup(adapter, script, recipe, mesh, dataset, task, architecture)
 
 
 def seed_of(recipe: Recipe, rank: int, step: int = 0) -> int:

@@ -1,0 +1,70 @@
+"""What the keys of `parallel` need of the rest of a recipe, and of the number of ranks.
+
+docs/parallelism.md says what each axis is for, and what goes together with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hvdkit.errors import RequestError
+from hvdkit.recipe.communication import Parallel
+
+_PER_STAGE = 4  # microbatches for each stage, from which the bubble is small (Huang et al. 2019, section 4)
+
+
+def check_ranks(parallel: Parallel, np: int) -> None:
+    """Raise RequestError unless the axes are those of `np` ranks."""
+    axes = f"{parallel.pipeline} (pipeline) × {parallel.tensor} (tensor)"
+    if parallel.data != "auto" and (product := parallel.data * parallel.model) != np:
+        raise RequestError(f"parallel: expected -np {product}, which is {parallel.data} (data) × {axes}, got -np {np}")
+    if np % parallel.model:
+        raise RequestError(f"parallel: expected a multiple of {parallel.model} ranks, which is {axes}, got -np {np}")
+
+
+def check_whole(parallel: Parallel, command: str) -> None:
+    """Raise RequestError if a model is divided, for a command that does not know such models yet."""
+    if parallel.divides:
+        raise RequestError(
+            f"parallel: {command} does not know models that are divided over ranks yet; expected pipeline 1 and "
+            f"tensor 1, got {parallel.pipeline} and {parallel.tensor}"
+        )
+
+
+def microbatches_of(parallel: Parallel, batch_size: int) -> int:
+    """Into how many equal parts a batch is divided; 0 if it cannot be."""
+    if parallel.microbatches != "auto":
+        return 0 if batch_size % parallel.microbatches else parallel.microbatches
+    most = min(_PER_STAGE * parallel.pipeline, batch_size)
+    return next((parts for parts in range(most, parallel.pipeline - 1, -1) if batch_size % parts == 0), 0)
+
+
+def rules(recipe: Mapping[str, Any], parallel: Parallel) -> Iterator[tuple[object, str, str, object]]:
+    """As the rules of `schema.py`, of a recipe's values: whether it is broken, the key, what is expected, the value.
+
+    Most are of what is not built yet.
+    """
+    stages, batch_size = parallel.pipeline, recipe["batch_size"]
+    method, sync, loss = recipe["compression"]["method"], recipe["sync"], recipe["loss"]
+    if stages > 1 and not microbatches_of(parallel, batch_size):
+        fits = f"a multiple of parallel.microbatches, {parallel.microbatches}"
+        if parallel.microbatches == "auto":
+            fits = f"a number of samples with a divisor from {stages} to {_PER_STAGE * stages}, of microbatches"
+        yield True, "batch_size", fits, batch_size
+    yield parallel.schedule == "interleaved", "parallel.schedule", "gpipe or 1f1b", "interleaved, which is not built"
+    divided = "with a model that is divided over ranks (parallel.pipeline, parallel.tensor)"
+    name = recipe["model"]["name"]
+    for broken, key, expected, got in (
+        (not name.startswith("gpt"), "model.name", "a GPT", name),
+        (method != "none", "compression", "none", method),
+        (sync, "sync", "none", sync and f"every {sync['every']}"),
+        (recipe["allreduce"] != "ring", "allreduce", "ring", recipe["allreduce"]),
+        (recipe["order"] != "none", "order", "none", recipe["order"]),
+        (recipe["sharding"] != "none", "sharding", "none", recipe["sharding"]),
+        (recipe["average_weights"], "average_weights", "null", "an average"),
+        (recipe["elastic"], "elastic", "null", "elastic training"),
+        (loss["ignored_label"] is not None, "loss.ignored_label", "none", loss["ignored_label"]),
+        (recipe["tune"] == "measure", "tune", "rule or none", "measure"),
+    ):
+        yield broken, key, f"{expected} {divided}, as no more is built yet", got
