@@ -76,6 +76,7 @@ def test_thirty_two_hosts(hvdkit: Hvdkit, fake: dict[str, str], tmp_path: Path) 
     for host in found.hosts:
         assert (host.reachable, host.way, host.interface, host.address) == (True, "ssh", "lo", "127.0.0.1")
         assert host.neighbour and (host.neighbour.latency_us or 0) > 0
+        assert host.shared_memory == "works"
         assert host.shares_files and host.runtimes["pytorch"].versions["numpy"]
     assert "32 of 32 hosts answer, ranks can run on them" in done.stdout
 
@@ -161,7 +162,7 @@ def report(name: str, **changes: Any) -> HostReport:
     """A host without any fault."""
     usual = {
         "slots": 2, "way": "ssh", "reachable": True, "cores": 8, "memory_bytes": 2**34, "folders": {"/there": 2**34},
-        "shares_files": True, "hvdkit": "1", "resolves": {name: ["10.0.0.1"]},
+        "shares_files": True, "shared_memory": "works", "hvdkit": "1", "resolves": {name: ["10.0.0.1"]},
         "runtimes": of_mxnet("1.9.1", "2"),
         "interfaces": [Interface(name="eth0", address="10.0.0.1", bits=24)], "interface": "eth0",
         "address": "10.0.0.1",
@@ -182,6 +183,8 @@ def report(name: str, **changes: Any) -> HostReport:
         ({"runtimes": of_mxnet("1.9.1", "3")}, "another build of Horovod", True),
         ({"resolves": {"h2": ["127.0.1.1"]}}, "on itself, its name means 127.0.1.1", False),
         ({"resolves": {}}, "the name service gives no answer", False),
+        ({"shared_memory": "memfd_create: Not permitted"}, "no shared memory, so all ranks talk through socke", False),
+        ({"slots": 3}, "slots: 3, others have 2: ranks of a host talk through sockets", False),
         ({"shares_files": False}, "it does not see the results' folder", False),
         ({"ways": way(fault="Connection refused")}, "no other host reaches it (10.0.0.1: Conn", True),
         ({"address": "fd00::1", "ways": way(address="fd00::1")}, "by IPv6 alone (fd00::1)", True),

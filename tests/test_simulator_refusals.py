@@ -73,6 +73,26 @@ def test_the_impossible_is_refused_before_anything_is_written(
         assert not (tmp_path / "o").exists()
 
 
+def test_the_memory_of_a_host_is_for_its_ranks_alone(inside: Hvdkit, tmp_path: Path) -> None:
+    profiles.save(on_a_device(), tmp_path / "p.json")
+    slow = [{"from_bytes": 0, "latency_us": 2, "mbit_per_s": 80}]
+    memory = {"name": "near", "kind": "memory", "pieces": slow}
+    for name, levels in (("c.yaml", [memory]), ("linked.yaml", [{**memory, "ranks": 4}, TWO_LEVELS[1]])):
+        clusters.save(machines(ranks_per_host=4, levels=levels), tmp_path / name)
+    for command in ("predict", "advise"):
+        for asked, said in (
+            (["-n", "64"], "-n 64: expected at least 1 and at most 4 ranks on cluster made-up, which has the memory"),
+            (["-n", "4", "--set", "hosts=2"], "hosts: expected 1, over which 4 ranks fit with 4 a host"),
+        ):
+            done = inside(command, "p.json", "--cluster", "c.yaml", *asked, "--out", "o")
+            assert (done.returncode, done.stderr.count("\n")) == (2, 1) and said in done.stderr
+    for asked in (["-n", "4", "--cluster", "c.yaml"], ["-n", "64", "--cluster", "linked.yaml"]):
+        done = inside("predict", "p.json", *asked, "--out", asked[1])
+        assert done.returncode == 0, done.stderr
+    advice = advising.advise(on_a_device(), clusters.load(tmp_path / "c.yaml"), 4, Settings(), Money())
+    assert not any("near at" in each.what for each in advice.suggestions), "a link that could be faster"
+
+
 def test_the_remedies_are_accepted() -> None:
     found = on_a_device()
     with pytest.raises(RequestError) as fault:

@@ -27,7 +27,7 @@ from hvdkit.launch.probes import START_S, Probe, Unreachable, way
 from hvdkit.report.tabular import Cell, Table, number, terminal
 from hvdkit.results.doctor import HostFault, HostReport, HostsReport, Interface, Route, RuntimeThere
 from hvdkit.runtimes import doctor as this_machine
-from hvdkit.runtimes import pins, store
+from hvdkit.runtimes import machine, pins, store
 from hvdkit.runtimes.doctor import Report
 from hvdkit.runtimes.store import PACKAGE, Runtime
 
@@ -114,6 +114,7 @@ _COLUMNS: dict[str, Callable[[HostReport], Cell | str]] = {
     "memory": lambda host: _gib(host.memory_bytes),
     "disk": lambda host: _gib(min((free for free in host.folders.values() if free is not None), default=None)),
     "shared": lambda host: "–" if host.shares_files is None else "yes" if host.shares_files else "no",
+    "in memory": lambda host: "–" if host.shared_memory is None else "yes" if host.shared_memory == "works" else "no",
 }
 
 
@@ -209,6 +210,7 @@ def _question(
         "package": str(PACKAGE),
         "folders": list(dict.fromkeys((str(folder), str(Path.cwd()), "/tmp"))),
         "mark": str(mark),
+        "sharing": machine.SHARED_MEMORY_PROBE.read_text(),
     }
 
 

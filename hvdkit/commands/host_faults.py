@@ -19,7 +19,7 @@ def judge(reports: Sequence[HostReport], interface: str | None, folder: Path) ->
     """All that is wrong with hosts that were reached."""
     there = [report for report in reports if report.reachable]
     faults = [fault for report in there for fault in (*_network(report, interface, len(there)), *_room(report, folder))]
-    return [*faults, *_unequal(there)]
+    return [*faults, *_unequal(there), *_sharing(there)]
 
 
 def _fault(host: HostReport, what: str, remedy: str) -> HostFault:
@@ -90,6 +90,20 @@ def _unequal(hosts: Sequence[HostReport]) -> Iterator[HostFault]:
         if not host.shares_files and any(other.shares_files for other in hosts):
             remedy = "training on several hosts needs a folder that all share: choose such an --out"
             yield _note(host, "it does not see the results' folder, which others share", remedy)
+
+
+def _sharing(hosts: Sequence[HostReport]) -> Iterator[HostFault]:
+    """Why ranks on CPUs talk through sockets within hosts too: Horovod's share memory on all hosts, or on none."""
+    slots = _usual(hosts, lambda host: host.slots)
+    if all(host.slots == 1 for host in hosts) or any(host.gpus for host in hosts):
+        return
+    for host in hosts:
+        if host.shared_memory not in ("works", None):
+            remedy = "let its container (seccomp profile) and its limits allow it; results are the same, only later"
+            yield _note(host, f"no shared memory, so all ranks talk through sockets: {host.shared_memory}", remedy)
+        if host.slots != slots:
+            what = f"slots: {host.slots}, others have {slots}: ranks of a host talk through sockets, not shared memory"
+            yield _note(host, what, "give each host equally many slots")
 
 
 def _of_runtime(name: str, hosts: Sequence[HostReport]) -> Iterator[HostFault]:

@@ -43,7 +43,8 @@ class HostReport(Record):
 
     `way` is `ssh`, `srun` or `here`. `interface` and `address` are those by which its neighbour reaches it.
     `folders` are free bytes by folder (None: no such folder), `shares_files` says whether the host sees a file that the
-    doctor has written into its --out.
+    doctor has written into its --out. `shared_memory` is `works`, or why processes there cannot share memory, as ranks
+    of one host do; None: unknown.
     """
 
     name: str
@@ -56,6 +57,7 @@ class HostReport(Record):
     gpus: list[str] = Field(default_factory=list)
     folders: dict[str, int | None] = Field(default_factory=dict)
     shares_files: bool | None = None
+    shared_memory: str | None = None
     hvdkit: str | None = None
     runtimes: dict[str, RuntimeThere] = Field(default_factory=dict)
     resolves: dict[str, list[str]] = Field(default_factory=dict)

@@ -20,6 +20,7 @@ from hvdkit.runtimes.process import output
 
 # What Horovod's CMake lists enable if the processor has it, by the names in /proc/cpuinfo.
 _ARCH_FLAGS = ("avx", "f16c", "fma")
+SHARED_MEMORY_PROBE = Path(__file__).with_name("shared_memory_probe.py")
 # Prints `dev` without the headers of the interpreter, `venv` without its venv with ensurepip.
 _PRINT_LACKING = """
 import importlib.util, os, sysconfig
@@ -79,7 +80,7 @@ def memory() -> int:
 
 def shared_memory_fault() -> str | None:
     """Why ranks of one host must talk through sockets here; None where they can share memory. Starts two processes."""
-    said = output([sys.executable, "-I", Path(__file__).with_name("shared_memory_probe.py")]) or "no answer within 20 s"
+    said = output([sys.executable, "-I", SHARED_MEMORY_PROBE]) or "no answer within 20 s"
     return None if said == "works" else said
 
 

@@ -98,7 +98,7 @@ def hardware(now: Candidate) -> Iterator[Candidate]:
     """Faster links, more ranks, and the faster machines among the cluster files that hvdkit ships."""
     level = now.cluster.levels[-1]
     rate = level.pieces[-1].mbit_per_s
-    for times in (2.5, 10.0):
+    for times in () if level.kind == "memory" else (2.5, 10.0):
         links = {level.name: LinkSetting(mbit_per_s=rate * times)}
         yield replace(
             now,

@@ -222,9 +222,15 @@ class Cluster(Strict):
         return self
 
     @property
+    def one_host(self) -> bool:
+        """Whether there is but the memory that ranks of a host share, and no link to another host."""
+        return len(self.levels) == 1 and self.levels[0].kind == "memory"
+
+    @property
     def largest(self) -> int | None:
         """How many ranks fit; None if there is no limit."""
-        slots = self.hosts and self.hosts * self.ranks_per_host
+        hosts = 1 if self.one_host else self.hosts
+        slots = hosts and hosts * self.ranks_per_host
         return min((bound for bound in (self.levels[-1].ranks, slots) if bound is not None), default=None)
 
 

@@ -151,6 +151,11 @@ def checked(ranks: Sequence[int], cluster: Cluster | None) -> list[int]:
     for number in ranks:
         if not 1 <= number <= most:
             where = f" on cluster {cluster.name}" if cluster else ""
+            if cluster and cluster.one_host:
+                where += (
+                    ", which has the memory of one host alone: raise its ranks_per_host if the host has room for more, "
+                    "or add a link to others, such as by `hvdkit bench allreduce -H … --add-to FILE`"
+                )
             raise RequestError(f"-n {number}: expected at least 1 and at most {most} ranks{where}")
     return list(dict.fromkeys(ranks))
 

@@ -97,7 +97,7 @@ def _hosts(case: Case, hosts: int | None) -> str | None:
         return None
     cluster, ranks = case.network.cluster, case.network.ranks
     fewest = -(-ranks // cluster.ranks_per_host)
-    most = min(ranks, cluster.hosts or ranks)
+    most = 1 if cluster.one_host else min(ranks, cluster.hosts or ranks)
     if fewest <= hosts <= most:
         return None
     expected = fewest if fewest == most else f"{fewest} to {most}"

@@ -53,15 +53,23 @@ def main() -> None:
 
 
 def facts(
-    host: str, neighbour: str, pythons: dict[str, str], packages: list[str], package: str, folders: list[str], mark: str
+    host: str,
+    neighbour: str,
+    pythons: dict[str, str],
+    packages: list[str],
+    package: str,
+    folders: list[str],
+    mark: str,
+    sharing: str,
 ) -> dict[str, Any]:
     """What the host has; `pythons` are the interpreters of runtimes by name, `package` is hvdkit's folder.
 
-    `resolves` lacks the names that the name service gives no answer to.
+    `resolves` lacks the names that the name service gives no answer to. `sharing` is a program that tries whether
+    processes can share memory (hvdkit/runtimes/shared_memory_probe.py).
     """
-    pool = ThreadPoolExecutor(4)
+    pool = ThreadPoolExecutor(5)
     resolved = {name: pool.submit(_resolved, name) for name in (host, neighbour)}
-    gpus = pool.submit(_gpus)
+    gpus, shared = pool.submit(_gpus), pool.submit(_shared_memory, sharing)
     runtimes = pool.submit(lambda: {name: runtime(python, packages) for name, python in pythons.items()})
     answers = {
         "hostname": socket.gethostname(),
@@ -73,10 +81,11 @@ def facts(
         "hvdkit": _digest(sorted(Path(package).rglob("*.py"))),
     }
     wait(resolved.values(), _NAME_S)
-    slow: list[Future[Any]] = [gpus, runtimes]
+    slow: list[Future[Any]] = [gpus, shared, runtimes]
     wait(slow, _PROGRAM_S)
     answers["resolves"] = {name: names.result() for name, names in resolved.items() if names.done()}
     answers["gpus"] = gpus.result() if gpus.done() else []
+    answers["shared_memory"] = shared.result() if shared.done() else None
     answers["runtimes"] = runtimes.result() if runtimes.done() else {}
     return answers
 
@@ -163,6 +172,14 @@ def _gpus() -> list[str]:
         return _lines("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     except (OSError, subprocess.SubprocessError):
         return []
+
+
+def _shared_memory(program: str) -> str | None:
+    """What the program prints; None where it says nothing, as under Python 3.8."""
+    try:
+        return _lines(sys.executable, "-I", "-c", program)[-1]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return None
 
 
 def _lines(*command: str) -> list[str]:
