@@ -90,7 +90,7 @@ def by_tag(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def lines(folder: Path) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    own = ("images_per_second", "bytes_per_step", "rss_mib")  # of each process
+    own = ("images_per_second", "bytes_per_step", "rss_mib", "communication_mbit_per_s")  # of each process
     return [{key: value for key, value in line.items() if key not in own} for line in found]
 
 

@@ -14,7 +14,8 @@ from hvdkit import adapters
 from hvdkit.commands import bench
 from hvdkit.core.group import Topology
 from hvdkit.errors import RequestError
-from hvdkit.results.bench import COLLECTIVES, DTYPES, Bench, BenchRow, BenchSpec, bus_factor
+from hvdkit.results.bench import COLLECTIVES, DTYPES, Bench, BenchRow, BenchSpec
+from hvdkit.results.bus import bus_factor
 from hvdkit.results.machine import this_machine
 from hvdkit.simulator import cluster, piecewise_linear
 from hvdkit.simulator.costs import Network

@@ -313,11 +313,17 @@ def test_what_is_missing_is_said(browser: Browser, real: Path) -> None:
 
 def test_a_single_run_has_a_page_too(browser: Browser, hvdkit: Hvdkit, real: Path) -> None:
     run_folder = real / "runs" / "mxnet-np2"
-    with (run_folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 67, "total_st')
+    measured = run_folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in measured.read_text().splitlines()]
+    rated = [line | {"communication_mbit_per_s": 90.0 - line["step"]} for line in lines]
+    measured.write_text("".join(f"{json.dumps(line)}\n" for line in rated) + '{"step": 67, "total_st')
+    result = json.loads((run_folder / "result.json").read_text()) | {"communication_notes": ["links: <b> is slow"]}
+    (run_folder / "result.json").write_text(json.dumps(result))
     assert hvdkit("report", run_folder).returncode == 0
     opened = browser.open(run_folder / "report.html")
     assert opened.faults() == []
-    assert [chart["id"] for chart in opened.run(DRAWN)] == ["chart-course", "chart-steps", "chart-learning-2"]
+    drawn = ["chart-course", "chart-communication", "chart-steps", "chart-learning-2"]
+    assert [chart["id"] for chart in opened.run(DRAWN)] == drawn
     text = opened.run("document.body.innerText")
+    assert "mxnet, 2 ranks: links: <b> is slow." in text
     assert "mxnet, 2 ranks" in text and "not recorded" in text and "1 line(s) of metrics.jsonl could not be" in text

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import horovod as package
 import numpy as np
@@ -19,6 +19,9 @@ from hvdkit.core.seam import Adapter, CountedLoss, Model, Op
 from hvdkit.core.tensors import Tensor
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss
+
+if TYPE_CHECKING:
+    from hvdkit.results.bus import Carried
 
 
 class HorovodAdapter(Adapter):
@@ -48,9 +51,18 @@ class HorovodAdapter(Adapter):
         world = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
         topology = self.bind_device(Topology(*world), device, threads)
         self.on_gpu = topology.device == "gpu"
-        # Only a Horovod that hvdkit has built can say it (runtimes/patches).
-        shared = getattr(getattr(hvd.rank, "__self__", None), "shared_memory_ranks", int)
-        return replace(topology, shared_memory_ranks=shared())
+        return replace(topology, shared_memory_ranks=getattr(self._basics, "shared_memory_ranks", int)())
+
+    @property
+    def _basics(self) -> object:
+        """Has the functions of which some are only in a Horovod that hvdkit has built (runtimes/patches)."""
+        return getattr(self.horovod.rank, "__self__", None)
+
+    def communication_counters(self) -> list[Carried] | None:
+        from hvdkit.results.bus import Carried  # one rank alone does not ask
+
+        counted = getattr(self._basics, "communication_counters", None)
+        return None if counted is None else [Carried(*row) for row in counted()]
 
     def shutdown(self) -> None:
         self.horovod.shutdown()

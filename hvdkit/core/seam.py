@@ -23,6 +23,7 @@ from hvdkit.recipe.schema import Loss
 
 if TYPE_CHECKING:
     from hvdkit.core.trainable import Trainable
+    from hvdkit.results.bus import Carried
     from hvdkit.results.recording import Kind
 
 Op = Literal["sum", "average", "min", "max"]
@@ -207,6 +208,11 @@ class Adapter(Tensors):
         A new one needs HOROVOD_DYNAMIC_PROCESS_SETS=1, and all ranks ask for the same sets in the same order.
         """
         return ranks
+
+    def communication_counters(self) -> list[Carried] | None:
+        """What this rank's collectives have carried since its process started, by kind; None where Horovod does not
+        count. Those of few bytes are left out, and those on a GPU."""
+        return None
 
     # Models
 

@@ -20,6 +20,7 @@ from hvdkit.heartbeat import DISK
 from hvdkit.results.train import MetricLine, scores, shown_scores
 
 if TYPE_CHECKING:
+    from hvdkit.handlers.communication import Communication
     from hvdkit.handlers.metrics_file import MetricsFile
     from hvdkit.handlers.weight_average import EpochAverage
 
@@ -34,18 +35,20 @@ def attach(
     asked_to_stop: Callable[[], bool] | None = None,
     of_task: Sequence[Handler] = (),
     resumed: Arrays | None = None,
+    communication: Communication | None = None,
 ) -> Loop:
     """Give a run hvdkit's handlers, and those `of_task`; returns the run.
 
     `metrics_file` is rank 0's. `keep` writes a checkpoint of the progress, with tensors that ranks have for themselves;
     `commit` keeps the state in memory; all ranks call both. If `asked_to_stop` returns true on any rank, an
     update within seconds raises Stopped. `resumed` is the state of the checkpoint from which the run continues.
+    `communication` watches the collectives.
 
     The order is that in which ranks communicate. A task's own handlers see the validation, and may stop the run before
     the last checkpoint is written.
     """
     recipe, losses, average = run.recipe, Losses(run, resumed or {}), None
-    run.handlers = [losses]
+    run.handlers = [losses, *([communication] if communication else [])]
     # Imported where they are used: most runs do not need them.
     if recipe.check_ranks:
         from hvdkit.handlers.rank_checks import RankChecks
@@ -61,7 +64,7 @@ def attach(
 
         average = EpochAverage(run, measured)
         run.handlers.append(average)
-    run.handlers.append(Log(losses, metrics_file))
+    run.handlers.append(Log(losses, metrics_file, communication))
     if recipe.early_stopping:
         from hvdkit.handlers.stopping import Patience
 
@@ -190,22 +193,25 @@ def merge_buffers(run: Loop) -> None:
 class Log(Handler):
     """Writes a line of metrics.jsonl each `log_every` steps and at the end of each epoch, which it also prints."""
 
-    def __init__(self, losses: Losses, file: MetricsFile | None) -> None:
-        self._losses, self._file = losses, file
+    def __init__(self, losses: Losses, file: MetricsFile | None, communication: Communication | None = None) -> None:
+        self._losses, self._file, self._communication = losses, file, communication
 
     def on_step_end(self, run: Loop) -> None:
         """Write the mean since the last line, if a line is due. Raises RunError if it cannot be written."""
         if due(run.recipe.log_every, run.step) or run.warnings:
             self._losses.read(run)
             progress = run.progress
-            self._write(run, progress.line_loss / progress.line_steps, _speed(run, progress.line_steps))
+            rate = self._communication and self._communication.mbit_per_s
+            mean, speed = progress.line_loss / progress.line_steps, _speed(run, progress.line_steps)
+            self._write(run, mean, speed, communication_mbit_per_s=rate)
             progress.line_loss, progress.line_steps = 0.0, 0
 
     def on_epoch_end(self, run: Loop) -> None:
         """Write and print the epoch's means. Raises RunError if they cannot be written."""
         progress, speed = run.progress, _speed(run, run.progress.epoch_steps)
         both = progress.validation, progress.average_validation
-        self._write(run, progress.train_loss, speed, ends_epoch=True, **scores(*both))
+        rate = self._communication and self._communication.epoch_mbit_per_s
+        self._write(run, progress.train_loss, speed, ends_epoch=True, communication_mbit_per_s=rate, **scores(*both))
         if run.is_root:
             summary = f"loss {progress.train_loss:.4f}, {speed:.1f} {run.task.unit}/s{shown_scores(*both)}"
             print(f"epoch {run.epoch + 1}/{run.epochs}: {summary}", flush=True)

@@ -39,6 +39,7 @@ def scalars(line: MetricLine) -> dict[str, float]:
             "train/loss": line.loss,
             "train/learning_rate": line.learning_rate,
             f"train/{line.unit}_per_second": line.images_per_second,
+            "train/communication_mbit_per_s": line.communication_mbit_per_s,
         }
     return {tag: value for tag, value in found.items() if value is not None}
 

@@ -11,20 +11,11 @@ import numpy as np
 from hvdkit.core import trace_events
 from hvdkit.profiling.breakdown import FORWARD, TracedStep, spread
 from hvdkit.profiling.timeline import Operation
-from hvdkit.results.bench import bus_factor
+from hvdkit.results.bus import sent_bytes
 from hvdkit.results.profile import Communication, Latency, Link
 from hvdkit.results.recording import RankRecord
 
 Clock = Callable[[int], int]
-
-
-def sent_bytes(operation: str, size: int, ranks: int, lanes: int = 0) -> float:
-    """The bytes that the busiest link carries one way for a collective into which each of `ranks` puts `size` bytes.
-
-    It is a ring of the ranks, or of `lanes` hosts whose ranks share memory; 0: they do not.
-    """
-    places = lanes if lanes > 1 and operation != "alltoall" else ranks
-    return bus_factor(operation, places) * float(size * ranks if operation == "allgather" else size)
 
 
 def of_step(steps: Sequence[TracedStep], ranks: int, lanes: int = 0) -> list[Communication]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +115,27 @@ class Charts:
             whole_numbers(axes)
             summary = f"{unit} along the run; {group.speed.text()} over the steps after the warm-up."
             yield canvas.chart(summary, "By rank 0's clock. Dotted line: the speed over all measured steps.")
+
+    def communication(self) -> Iterator[Chart]:
+        """The bandwidth of a single run's collectives over its steps."""
+        group, key = self.groups[0], "communication"
+        lines = [line for line in group.runs[0].lines if not line.ends_epoch]
+        rates = [(line.step, rate) for line in lines if (rate := line.communication_mbit_per_s) is not None]
+        if len(rates) < 2:
+            return
+        with drawing(240, key, "Bandwidth of collectives along the run", ["step", "Mbit/s"]) as canvas:
+            axes, usual = canvas.figure.subplots(), statistics.median(rate for _, rate in rates)
+            axes.plot(*zip(*rates, strict=True), **self._line(group.label))
+            axes.axhline(usual, color=MUTED, lw=0.9, ls=_DOTS)
+            for step, rate in rates:
+                canvas.point(axes, step, rate, f"step {step}: {rate:,.1f} Mbit/s")
+                canvas.table.rows.append([number(step), number(rate, 1)])
+            axes.set(xlabel="step", ylabel="bus bandwidth, Mbit/s", ylim=(0, 1.08 * max(rate for _, rate in rates)))
+            axes.set_xlim(left=0)
+            whole_numbers(axes)
+            lowest = min(rate for _, rate in rates)
+            summary = f"Bus bandwidth of collectives along the run: median {usual:,.1f} Mbit/s, lowest {lowest:,.1f}."
+            yield canvas.chart(summary, "Collectives of at least 64 KiB. Dotted line: the median.")
 
     def _bars(
         self, key: str, title: str, unit: str, name: str, summary: str, digits: int = 1, factor: float = 1.0

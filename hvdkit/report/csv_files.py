@@ -26,13 +26,13 @@ Row = Mapping[str, Any]
 # The figures of a run of which compare.csv has the median over the rounds and its interval.
 _FIGURES = (
     "images_per_second", "step_ms_p50", "step_ms_p90", "step_ms_p99", "cpu_s_per_image", "startup_s", "train_loss",
-    "val_accuracy", "val_loss", "peak_rss_mib", "bytes_per_step", "load", "samples_per_second", "tokens_per_second",
-    "model_flop_per_second",
+    "val_accuracy", "val_loss", "peak_rss_mib", "bytes_per_step", "communication_mbit_per_s", "load",
+    "samples_per_second", "tokens_per_second", "model_flop_per_second",
 )  # fmt: skip
 # The columns of metrics.csv before there is a line; those of the task's metrics come after them.
 _METRICS = (
     "step", "total_steps", "epoch", "ends_epoch", "loss", "learning_rate", "images_per_second", "bytes_per_step",
-    "rss_mib", "val_accuracy", "val_loss", "unit", "warnings",
+    "rss_mib", "communication_mbit_per_s", "val_accuracy", "val_loss", "unit", "warnings",
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from hvdkit.report.tables import baseline_table, groups_table, machine_table, ru
 from hvdkit.report.tabular import Table
 from hvdkit.results import intervals
 
-_OF_A_RUN = ("learning", "steps", "course")  # charts
+_OF_A_RUN = ("learning", "steps", "course", "communication")  # charts
 _OF_A_COMPARISON = ("learning", "steps", "parity", "extra", "scaling", "memory", "speed", "ratios")
 
 
@@ -150,6 +150,7 @@ def _notes(given: Found, groups: list[RunGroup]) -> list[str]:
     if any(result.native_pipeline for result in results):
         notes.append("Batches came from the user's own pipeline: frameworks may have trained on different ones.")
     for result in results:
+        notes += [f"{result.framework}, {ranks(result.np)}: {said}." for said in result.communication_notes or []]
         for recovery in result.recoveries:
             why = "a rank was lost" if recovery.why == "lost" else "hosts came or went"
             notes.append(
@@ -179,7 +180,7 @@ def _sections(given: Found, groups: list[RunGroup]) -> list[Section]:
     if comparison is None:
         course = drawn["course"]
         text = [] if course else [f"No curve: {unread}."]
-        throughput = Section("throughput", "Throughput", text, course)
+        throughput = Section("throughput", "Throughput", text, [*course, *drawn["communication"]])
         text = [] if drawn["steps"] else ["No distribution: fewer than two steps were measured."]
         return [throughput, Section("steps", "Step times", text, drawn["steps"]), learning, tuning]
 

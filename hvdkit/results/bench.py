@@ -82,12 +82,6 @@ class Bench(Record, Result):
         return [fixed | row.model_dump() for row in self.rows]
 
 
-def bus_factor(collective: str, np: int) -> float:
-    """Bus bandwidth over algorithm bandwidth, as derived in nccl-tests' PERFORMANCE.md; 1 for other collectives."""
-    share = (np - 1) / np
-    return {"allreduce": 2 * share, "allgather": share, "reducescatter": share, "alltoall": share}.get(collective, 1.0)
-
-
 def step_bytes(collective: Collective, dtype: Dtype, np: int) -> int:
     """The unit of sizes: one element, or one per rank if the collective splits the tensor between ranks."""
     return DTYPES[dtype] * (np if collective in ("allgather", "alltoall", "reducescatter") else 1)

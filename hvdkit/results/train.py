@@ -54,14 +54,16 @@ FEW_STEPS = 5  # fewer measured ones make a speed by chance
 class MetricLine(Figures):
     """One line of `metrics.jsonl`: a logged step or, if `ends_epoch`, the end of an epoch.
 
-    `step` counts finished updates out of `total_steps`, `epoch` counts from 0. `loss` is the mean over all ranks and
-    the updates since the previous line (of the whole epoch at its end), `learning_rate` is the last update's.
+    `step` counts finished updates out of `total_steps`, `epoch` counts from 0. `loss` is the mean over all ranks
+    and the updates since the previous line (of the whole epoch at its end), `learning_rate` is the last update's.
     `images_per_second` is measured by rank 0's clock. `validation` has the task's metrics by name at the end of an
-    epoch; accuracy and loss are `val_accuracy` and `val_loss` too (cross-entropy without label smoothing, or the task's
-    own loss), and `average_validation` those of the averaged weights, if there are any. `bytes_per_step` is what one
-    rank sends of gradients and weights for an update, on average since the process started. `rss_mib` is the resident
-    memory of rank 0's process then. `unit` names the samples in the plural; where it is not images, `images_per_second`
-    counts those. `warnings` are lines for the user, in the first line only.
+    epoch; accuracy and loss are `val_accuracy` and `val_loss` too (cross-entropy without label smoothing, or the
+    task's own loss), and `average_validation` those of the averaged weights, if there are any. `bytes_per_step` is
+    what one rank sends of gradients and weights for an update, on average since the process started. `rss_mib` is
+    the resident memory of rank 0's process then. `communication_mbit_per_s` is the bus bandwidth of the collectives
+    since the previous line (of the epoch's steps at its end), None where nobody counts it. `unit` names the samples
+    in the plural; where it is not images, `images_per_second` counts those. `warnings` are lines for the user, in
+    the first line after they came up.
     """
 
     step: Count
@@ -73,6 +75,7 @@ class MetricLine(Figures):
     images_per_second: float
     bytes_per_step: float | None = None
     rss_mib: float | None = None
+    communication_mbit_per_s: float | None = None
     val_accuracy: float | None = None
     val_loss: float | None = None
     validation: dict[str, float] | None = None
@@ -121,7 +124,10 @@ class TrainResult(Figures, Result):
     empty list for a rank without cores of its own, None without pinning.
 
     `shared_memory_ranks` are the ranks of rank 0's host that exchange tensors on CPUs through memory; 0 where they talk
-    through sockets, None with a rival that does without Horovod.
+    through sockets, None with a rival that does without Horovod. `communication_mbit_per_s` is the bus bandwidth of
+    the collectives of at least 64 KiB: the median of the lines of metrics.jsonl, and `…_lowest` the lowest; None for
+    one rank, on GPUs, and if Horovod does not count. `communication_notes` say when links became slow, and when they
+    were back.
 
     `corrupt_images` counts the files, over all ranks, that could not be read and were replaced by others. With
     `native_pipeline` the batches came from the user's own code, so frameworks may have trained on different ones.
@@ -160,6 +166,9 @@ class TrainResult(Figures, Result):
     sync: dict[str, Any] | None = None
     allreduce: str = "ring"
     shared_memory_ranks: int | None = None
+    communication_mbit_per_s: float | None = None
+    communication_mbit_per_s_lowest: float | None = None
+    communication_notes: list[str] | None = None
     bytes_per_step: float | None = None
     sharding: str = "none"
     state_bytes: dict[str, int] | None = None

@@ -27,7 +27,8 @@ from hvdkit.core.seam import Adapter
 from hvdkit.core.tensors import Tensor
 from hvdkit.files import write_atomic
 from hvdkit.heartbeat import Heartbeat
-from hvdkit.results.bench import DTYPES, BenchRow, BenchSpec, bus_factor
+from hvdkit.results.bench import DTYPES, BenchRow, BenchSpec
+from hvdkit.results.bus import bus_factor
 from hvdkit.worker import startup
 from hvdkit.worker.entry import end_as_rank
 

@@ -158,6 +158,11 @@ def _train(
 
     beat = partial(heartbeat.beat, "reading metrics.jsonl")
     metrics_file = _metrics_file(out, recipe, progress, recounted, beat) if out and mesh.is_root else None
+    communication = None
+    if mesh.world.size > 1:
+        from hvdkit.handlers.communication import watched
+
+        communication = watched(adapter, mesh)
     loop = Loop(session, setup.task, recipe, mesh, dataset, report, progress)
     attach(
         loop,
@@ -167,6 +172,7 @@ def _train(
         asked_to_stop=heartbeat.asked_to_stop if keeps else None,
         of_task=own,
         resumed={} if recounted else rest,
+        communication=communication,
     )
     open_standard_streams()  # the user's model may have closed them
     loop.warn(warnings)
@@ -196,6 +202,8 @@ def _train(
 
     heartbeat.beat("gathering the result")
     result = _result(setup, loop, since_warmup.used(), initial, train_s, first_step)
+    if communication:
+        result = result.model_copy(update=communication.figures())
     if commits:
         commits.stepped(result.steps, mesh.world.size)  # ranks lost after the last update count too
         result.recoveries = commits.recoveries
