@@ -118,17 +118,20 @@ def under_way(
         process.communicate()
 
 
-def kill_ranks(folder: Path, framework: str) -> None:
-    """SIGKILL to the ranks themselves, as from the kernel."""
+def kill_ranks(folder: Path, framework: str, script: str = "resnet", rank: int | None = None) -> None:
+    """SIGKILL to the ranks themselves, or one of them, as from the kernel."""
+    own = b"" if rank is None else f"\0HOROVOD_RANK={rank}\0".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                environment = b"\0" + (entry / "environ").read_bytes()
             except OSError:
                 continue
             if (
                 "python" in Path(words[0]).name
-                and f"recipes/{framework}/resnet.py" in words[1]
+                and f"recipes/{framework}/{script}.py" in words[1]
                 and str(folder) in words
+                and own in environment
             ):
                 os.kill(int(entry.name), signal.SIGKILL)

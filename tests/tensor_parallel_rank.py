@@ -22,14 +22,16 @@ from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import Checkpoint, CheckpointRecord
 from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core.group import Group, Mesh, sets
-from hvdkit.core.pieces import Partition, sliced
+from hvdkit.core.pieces import Partition
 from hvdkit.core.session import Session
+from hvdkit.core.slices import sliced
 from hvdkit.core.state import digest
 from hvdkit.core.step_plan import Progress
 from hvdkit.core.strategy import Strategy
 from hvdkit.data.dataset import Batch
 from hvdkit.recipe.schema import AdamW, AverageWeights, Checkpointing, Lamb, Lars, Loss, Optimizer, Sgd
 from hvdkit.strategies.dense import Dense
+from hvdkit.tasks.parts import Cut
 
 INPUTS, HIDDEN, CLASSES, BATCH, STEPS = 12, 8, 10, 6, 3
 SHAPES = {"first.weight": (HIDDEN, INPUTS), "first.bias": (HIDDEN,), "second.weight": (CLASSES, HIDDEN)}
@@ -80,7 +82,7 @@ class TensorParallel(Dense):
         self._tensor = mesh.tensor
 
     def partition(self, settings: Optimizer) -> Partition:
-        pieces = {name: sliced(name, SHAPES[name], axis, self._tensor) for name, axis in AXES.items()}
+        pieces = {name: sliced(name, SHAPES[name], Cut(axis), self._tensor) for name, axis in AXES.items()}
         return Partition(adapter, self.session.trainable.parameters, pieces)
 
     def average(self, gradients: dict[str, Any]) -> dict[str, Any]:

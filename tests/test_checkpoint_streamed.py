@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import load
+from safetensors.numpy import load, save
 
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import Checkpoint
@@ -24,7 +24,8 @@ from tests.crowd import together
 from tests.sharing import batch, session_of, staged
 from tests.test_checkpoint import STATE, record
 
-DTYPES = ["float64", "float32", "float16", "int64", "int32", "uint8", "bool"]
+DTYPES = ["float64", "float32", "float16", "complex64", "bool"]
+DTYPES += [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 ARRAYS = st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3).map(tuple))
 
 
@@ -37,6 +38,7 @@ def test_the_library_reads_what_is_written_in_any_order(
     with SafetensorsFile(path, layout) as file:
         for name in order.sample(sorted(layout), len(layout)):
             file.put(name, arrays[name])
+    assert path.read_bytes() == save(arrays), "the bytes that the library writes"
     found = load(path.read_bytes())
     assert found.keys() == arrays.keys()
     for name, array in arrays.items():

@@ -51,7 +51,9 @@ _PRECISIONS = frozenset({"fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "bfloat
 _MODERN = _PRECISIONS | {"gpu", "exact-sums", "recompute", "shard-gradients"}
 
 CAPABILITIES: dict[str, frozenset[str]] = {
-    "pytorch": _MODERN | _REDUCED | {"scalars", "empty", "layer-times", "own-profile", "shard-parameters", "order"},
+    "pytorch": _MODERN
+    | _REDUCED
+    | {"scalars", "empty", "layer-times", "own-profile", "shard-parameters", "order", "tensor"},
     "tensorflow": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times"},
     "keras": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times"},
     "mxnet": _REDUCED | {"gpu", "fp64", "int8", "uint8", "order"},

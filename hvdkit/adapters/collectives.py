@@ -87,7 +87,7 @@ class HorovodAdapter(Adapter):
         name: str = "allreduce",
         overwrite: bool = False,
     ) -> list[Tensor]:
-        if _alone(group):
+        if group.is_alone:
             return super().allreduce(tensors, group, op, name, overwrite)
         end = "_" if overwrite and self.overwrites else ""
         how: dict[str, Any] = {"op": self.op(op), "name": name, "group": group}
@@ -107,23 +107,23 @@ class HorovodAdapter(Adapter):
         return not least or elements * np.dtype(dtypes.pop()).itemsize >= least * len(tensors)
 
     def allgather(self, tensor: Tensor, group: Group, name: str = "allgather") -> Tensor:
-        if _alone(group):
+        if group.is_alone:
             return super().allgather(tensor, group, name)
         return self.call("allgather", tensor, group=group, name=name)
 
     def broadcast(self, tensor: Tensor, group: Group, root_rank: int, name: str = "broadcast") -> Tensor:
-        if _alone(group):
+        if group.is_alone:
             return super().broadcast(tensor, group, root_rank, name)
         return self.call("broadcast", tensor, root_rank, group=group, name=name)
 
     def alltoall(self, tensor: Tensor, group: Group, name: str = "alltoall", splits: list[int] | None = None) -> Tensor:
-        if _alone(group):
+        if group.is_alone:
             return super().alltoall(tensor, group, name, splits)
         received = self.call("alltoall", tensor, splits, group=group, name=name)
         return received[0] if isinstance(received, tuple | list) else received  # without the lengths
 
     def reducescatter(self, tensor: Tensor, group: Group, op: Op = "average", name: str = "reducescatter") -> Tensor:
-        if _alone(group):
+        if group.is_alone:
             return super().reducescatter(tensor, group, op, name)
         return self.call("reducescatter", tensor, group=group, op=self.op(op), name=name)
 
@@ -155,8 +155,3 @@ class HorovodAdapter(Adapter):
             raise RequestError(
                 f"model: {name} is a synchronized batch norm that would be a local one; call {call} before"
             )
-
-
-def _alone(group: Group) -> bool:
-    """Whether a group is one rank of several, for which Horovod has no process set."""
-    return group.size == 1 and group.handle is not None

@@ -1,6 +1,6 @@
 """A safetensors file (huggingface.co/docs/safetensors) whose tensors are written as they come, in any order.
 
-The library writes a file from tensors that are all in memory.
+The library writes a file, of the same bytes, from tensors that are all in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import numpy as np
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]  # by name: NumPy's dtype, and the shape
 _KINDS = {"f": "F", "i": "I", "u": "U", "c": "C"}
-_ALIGNED = 8  # bytes of the header, as the library has it
+# As the library has it: the bytes to which the header is aligned, and the order of types, and then of names.
+_ALIGNED = 8
+_ORDER = ["U64", "I64", "F64", "C64", "F32", "U32", "I32", "F16", "U16", "I16", "I8", "U8", "BOOL"]
 
 
 class SafetensorsFile:
@@ -23,12 +25,11 @@ class SafetensorsFile:
 
     def __init__(self, path: Path, layout: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         end, header, self._starts = 0, {}, dict[str, int]()
-        # Wide types first, so that each tensor is aligned.
-        for name, (dtype, shape) in sorted(layout.items(), key=lambda item: (-np.dtype(item[1][0]).itemsize, item[0])):
+        for name, (dtype, shape) in sorted(layout.items(), key=lambda item: (_ORDER.index(_name(item[1][0])), item[0])):
             self._starts[name] = end
             end += math.prod(shape) * np.dtype(dtype).itemsize
             header[name] = {"dtype": _name(dtype), "shape": shape, "data_offsets": [self._starts[name], end]}
-        text = json.dumps(header, separators=(",", ":")).encode()
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-len(text) % _ALIGNED)
         self._layout, self._first = layout, len(text) + 8
         self._file = path.open("wb")

@@ -54,6 +54,11 @@ class Group:
         return len(self.ranks)
 
     @property
+    def is_alone(self) -> bool:
+        """Whether this is one rank of several: it has no process set."""
+        return self.size == 1 and self.handle is not None
+
+    @property
     def root(self) -> int:
         """The rank, counted over the world, that is the first of the group."""
         return self.ranks[0]

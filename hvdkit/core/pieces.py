@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from hvdkit.errors import RequestError
-
 if TYPE_CHECKING:
     import numpy as np
 
@@ -64,6 +62,8 @@ class Part:
 class Piece:
     """What one tensor of shape `local_shape` has of the model: `parts`, one after the other, then `padding` zeros.
 
+    Parts along an axis are of one tensor, equally long, and one after the other along that axis.
+
     Ranks of each of `groups` have the other pieces of these tensors. All parts' tensors are alike in what decides on
     weight decay, which is the `whole_shape` of the first.
     """
@@ -87,27 +87,19 @@ class Piece:
         """This piece of whole arrays by name."""
         import numpy as np  # the command line computes with sizes of buckets alone
 
-        found = [part.of(arrays[part.name]) for part in self.parts]
-        if len(found) > 1 or self.padding:
-            found = [np.concatenate([*found, np.zeros(self.padding, found[0].dtype)])]
-        return found[0].reshape(self.local_shape)
+        found, axis = [part.of(arrays[part.name]) for part in self.parts], self.parts[0].axis
+        if self.padding:
+            found.append(np.zeros(self.padding, found[0].dtype))
+        return (np.concatenate(found, axis or 0) if len(found) > 1 else found[0]).reshape(self.local_shape)
+
+    def divided_over(self, group: Group) -> bool:
+        """Whether ranks of this group have different pieces."""
+        return any(len(set(group.ranks) & set(own.ranks)) > 1 for own in self.groups)
 
 
 def whole(name: str, shape: Shape) -> Piece:
     """A whole tensor as one piece."""
     return Piece((Part(name, shape, 0, math.prod(shape)),), shape)
-
-
-def sliced(name: str, shape: Shape, axis: int, group: Group) -> Piece:
-    """This rank's slice of a tensor that is divided equally along an axis over the ranks of a group.
-
-    Raises RequestError if the axis cannot be divided so.
-    """
-    if shape[axis] % group.size:
-        raise RequestError(f"{name}: expected a multiple of {group.size} along axis {axis}, got the shape {shape}")
-    count = shape[axis] // group.size
-    part = Part(name, shape, group.index * count, (group.index + 1) * count, axis)
-    return Piece((part,), (*shape[:axis], count, *shape[axis + 1 :]), groups=(group,))
 
 
 @dataclass(frozen=True)
@@ -212,10 +204,6 @@ class Partition:
         groups = (group for piece in self.pieces.values() for group in piece.groups)
         return tuple({group.ranks: group for group in groups}.values())
 
-    def divided_over(self, group: Group) -> bool:
-        """Whether ranks of this group have different pieces."""
-        return any(len(set(group.ranks) & set(own.ranks)) > 1 for own in self.groups)
-
     @property
     def stored(self) -> StateEntry:
         """The parameters as this rank keeps them between two steps."""
@@ -262,7 +250,7 @@ class Partition:
         piece, tensor, ops = self.pieces[key], tensors[key], self.adapter
         for group in piece.groups:
             vector = self.adapter.allgather(ops.reshape(tensor, (-1,)), group, f"{self._label}.gather.{key}")
-            tensor = ops.concat(ops.part(vector, [piece.local_shape] * group.size), piece.parts[0].axis or 0)
+            tensor = joined(ops, vector, piece, group)
         return {key: tensor}
 
     def sum_of_squares(self, norms: list[Tensor]) -> Tensor:
@@ -335,6 +323,13 @@ class StateEntry:
         dtypes = self.partition.dtypes
         return {self.prefix + name: (dtypes[name], shape) for name, shape in self.partition.shapes.items()}
 
+    def alike(self, group: Group) -> dict[str, Tensor]:
+        """The tensors of which each rank of a group has the same piece, by their names in the state."""
+        pieces = self.partition.pieces
+        return {
+            self.prefix + name: tensor for name, tensor in self.tensors.items() if not pieces[name].divided_over(group)
+        }
+
     def gather(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor]]:
         """As `Partition.gather`, with the names in the state."""
         for name, tensor in self.partition.gather(self.tensors, names):
@@ -347,6 +342,16 @@ class StateEntry:
         for name, piece in self.partition.pieces.items():
             if all(part.name in whole for part in piece.parts):
                 set_from(self.partition.adapter, self.tensors[name], piece.of(whole))
+
+
+def joined(ops: Tensors, everyone: Tensor, piece: Piece, group: Group) -> Tensor:
+    """The whole tensor from a vector with the elements of each rank's slice, of which `piece` is this rank's."""
+    from hvdkit.tasks.parts import bounds  # most runs have whole tensors
+
+    shape, blocks, axis = piece.whole_shape, len(piece.parts), piece.parts[0].axis or 0
+    edges = [bounds(shape[axis] // blocks, index, group.size) for index in range(group.size)]
+    slices = ops.part(everyone, [(*shape[:axis], blocks, stop - start, *shape[axis + 1 :]) for start, stop in edges])
+    return ops.reshape(ops.concat(slices, axis + 1), shape)
 
 
 def whole_tensors(adapter: Adapter, tensors: Mapping[str, Tensor]) -> StateEntry:

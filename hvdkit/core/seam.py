@@ -187,6 +187,17 @@ class Adapter(Tensors):
         self.assign(out, self.allgather(tensor, group, name))
         return Pending(out)
 
+    def enter_parts(self, tensor: Tensor, group: Group, name: str) -> Tensor:
+        """The tensor, the same on all ranks of a group, as what this rank's part of a layer takes.
+
+        Its gradient is the sum of the ranks' gradients: f of Shoeybi et al. 2019, section 3. For models.
+        """
+        return tensor
+
+    def leave_parts(self, tensor: Tensor, group: Group, name: str) -> Tensor:
+        """The sum of what all ranks' parts of a layer return, on all ranks. Its gradient is this rank's: g there."""
+        return tensor
+
     def allgather_object(self, value: Any, group: Group, name: str = "allgather_object") -> list[Any]:
         """The values of the group's ranks, in rank order. They are sent by `pickle`."""
         mine = np.frombuffer(bytearray(pickle.dumps(value)), np.uint8)

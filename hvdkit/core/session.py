@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvdkit.core.pieces import bytes_of, shape_of, whole_tensors
+from hvdkit.core.pieces import Partition, Piece, bytes_of, whole_tensors
 from hvdkit.core.seam import Adapter, AnyLoss, Model
 from hvdkit.core.state import digest
 from hvdkit.core.stateful import Stateful
@@ -54,6 +54,7 @@ class Session(Stateful):
     all ranks (`core/counting.py`), and `targets`, about how many a batch has, keeps sums in float16's range.
     `initial` makes a `model_state` to start from, which is never in memory beside the slots; an empty one changes
     nothing. With `digests`, `initial_sha256` is the digest (`core.state.digest`) of what this rank starts from.
+    `pieces` are those of the parameters of which the model has only this rank's part; its whole state is collective.
     Raises RequestError for a model that cannot be trained, for example because two variables share a name.
     """
 
@@ -68,6 +69,7 @@ class Session(Stateful):
         initial: Callable[[], Mapping[str, np.ndarray]] | None = None,
         targets: int = 1,
         digests: bool = False,
+        pieces: Mapping[str, Piece] | None = None,
     ) -> None:
         self.adapter, self.strategy = adapter, strategy or Strategy()
         self.counting: Counting | None = None  # of a loss that may return (sum, count)
@@ -83,18 +85,22 @@ class Session(Stateful):
                 "model: expected parameters to train, got a model without any; give layers that are built in their "
                 "first call the shape of their inputs, or call the model once in `model`"
             )
-        parameters = self.trainable.parameters
-        self.shapes = {name: self._turned_shape(shape_of(parameters[name])) for name in sorted(parameters)}
-        self.dtype = adapter.dtype(parameters[next(iter(self.shapes))])
-        del parameters  # sharding replaces them, and frees their memory
+        self.pieces = dict(pieces or {})
+        stored = Partition(adapter, self.trainable.parameters, self.pieces).stored
+        if pieces:
+            from hvdkit.core.slices import check_pieces  # most models are whole
+
+            check_pieces(stored)
+        self.shapes = {name: self._turned_shape(stored.partition.shapes[name]) for name in sorted(stored.tensors)}
+        self.dtype = stored.partition.dtypes[next(iter(self.shapes))]
+        entries = [stored, whole_tensors(adapter, self.trainable.buffers)]
         if initial is not None and (state := initial()):
-            tensors = (self.trainable.parameters, self.trainable.buffers)
-            self._load_all([whole_tensors(adapter, each) for each in tensors], state)
-            del state, tensors
-        # Before a strategy divides parameters: what a rank has itself, not what all ranks have together.
-        whole = sorted((self.trainable.parameters | self.trainable.buffers).items()) if digests else []
-        self.initial_sha256 = digest((name, self.array(tensor)) for name, tensor in whole) if digests else None
-        del whole
+            self._load_all(entries, state)
+            del state
+        # Before a strategy divides parameters further: what a rank has of its own model.
+        named = ((name, self.array(tensor)) for name, tensor in self._sorted(entries))
+        self.initial_sha256 = digest(named) if digests else None
+        del stored, entries, named  # sharding replaces the parameters, and frees their memory
         self.strategy.bind(self)
         settings = self.strategy.optimizer(optimizer)
         self.update = Update(adapter, self.trainable, settings, precision, self.strategy.partition(settings))

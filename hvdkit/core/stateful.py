@@ -5,11 +5,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 
 import numpy as np
 
 from hvdkit.core.group import Group
-from hvdkit.core.pieces import BUCKET_BYTES, StateEntry, set_from, whole_tensors
+from hvdkit.core.pieces import BUCKET_BYTES, Piece, StateEntry, set_from, whole_tensors
 from hvdkit.core.seam import Adapter
 from hvdkit.core.state import (
     TURNED,
@@ -30,7 +31,8 @@ from hvdkit.core.update import Update
 class Stateful:
     """The part of `Session` that reads, loads and broadcasts its state; what a strategy knows of a session.
 
-    `dtype` is the parameters'; `shapes` has their shapes by sorted names, in the layouts of `state`.
+    `dtype` is the parameters'; `shapes` has their whole shapes by sorted names, in the layouts of `state`. `pieces` are
+    those of the parameters that this rank has only a part of, by name.
     """
 
     adapter: Adapter
@@ -38,6 +40,7 @@ class Stateful:
     update: Update
     dtype: str
     shapes: dict[str, Shape]
+    pieces: Mapping[str, Piece] = MappingProxyType({})
 
     def complete(self) -> None:
         """Make the updates that a strategy has left to the next forward pass; collective, as `state` is with them."""
@@ -81,10 +84,14 @@ class Stateful:
         A rank that shares parameters has those of one bucket in memory. One that does not `keep` them gets none.
         """
         self.complete()
-        model = (entry.gather(sorted(entry.partition.shapes)) for entry in self._model_entries())
-        for name, tensor in heapq.merge(*model, key=lambda item: item[0]):
+        for name, tensor in self._sorted(self._model_entries()):
             if keep:
                 yield name, self.array(tensor)
+
+    def _sorted(self, entries: Iterable[StateEntry]) -> Iterator[tuple[str, Tensor]]:
+        """The whole tensors of entries, one after the other by name; collective."""
+        gathered = (entry.gather(sorted(entry.partition.shapes)) for entry in entries)
+        return heapq.merge(*gathered, key=lambda item: item[0])
 
     def _model_entries(self) -> list[StateEntry]:
         return [self.update.partition.stored, whole_tensors(self.adapter, self.trainable.buffers)]
@@ -129,7 +136,8 @@ class Stateful:
     def broadcast_state(
         self, group: Group, root_rank: int | None = None, found: Mapping[str, np.ndarray] | None = None
     ) -> None:
-        """Broadcast the root's parameters, buffers and optimizer state to every rank of a group.
+        """Broadcast the root's parameters, buffers and optimizer state to every rank of a group, but for the tensors
+        that the group's ranks have different pieces of.
 
         The root is `root_rank`, a rank of the world, or the group's first.
 
@@ -140,12 +148,12 @@ class Stateful:
         root = group.root if root_rank is None else root_rank
         entries, numbers = [whole_tensors(self.adapter, self.trainable.transient)], self.update.numbers()
         if found is None:
-            entries += [entry for entry in self._entries() if not entry.partition.divided_over(group)]
+            entries += self._entries()
         else:
             own, numbers = self.state(), {}
             given = {name: value.astype(own[name].dtype) for name, value in found.items()}
             self.load_state(dict(self.broadcast_arrays((own | given).items(), group, root)))
-        tensors = {entry.prefix + name: tensor for entry in entries for name, tensor in entry.tensors.items()}
+        tensors = {name: tensor for entry in entries for name, tensor in entry.alike(group).items()}
         arrays = ((name, self.adapter.to_numpy(tensor)) for name, tensor in tensors.items())
         counts = ((name, np.asarray(number.get(), np.float64)) for name, (number, _) in numbers.items())
         for name, array in self.broadcast_arrays(chain(arrays, counts), group, root):

@@ -27,15 +27,19 @@ class RankChecks(Handler):
 def check_ranks(session: Session, mesh: Mesh, step: int) -> None:
     """Compare the weights of all ranks, bit by bit; collective. `step` counts finished updates.
 
+    Those that tensor parallelism divides are put together first, so that all ranks of a stage have the same ones.
+
     Raises RunError, the same on every rank, naming the ranks that differ from rank 0 and the first tensor that does.
     """
     mine = {name: digest([(name, array)]) for name, array in session.model_arrays() if name in session.shapes}
-    everyone = session.adapter.allgather_object((mesh.data.root, mine), mesh.world, name="check_ranks")[
+    everyone = session.adapter.allgather_object((mesh.pipeline.index, mine), mesh.world, name="check_ranks")[
         : mesh.world.size
     ]
-    for root in dict.fromkeys(root for root, _ in everyone):  # of each group that holds the same parameters
+    stages = [stage for stage, _ in everyone]
+    for root in map(stages.index, dict.fromkeys(stages)):  # the first rank of each stage
         for name, expected in everyone[root][1].items():
-            differing = [rank for rank, (of, held) in enumerate(everyone) if of == root and held.get(name) != expected]
+            others = ((rank, held) for rank, (stage, held) in enumerate(everyone) if stage == stages[root])
+            differing = [rank for rank, held in others if held.get(name) != expected]
             if differing:
                 ranks = f"rank{'s' if len(differing) > 1 else ''} {', '.join(map(str, differing))}"
                 raise RunError(

@@ -8,6 +8,7 @@ import numpy as np
 
 from hvdkit.core import trace_events
 from hvdkit.core.group import Group
+from hvdkit.core.pieces import shape_of
 from hvdkit.core.seam import Adapter, Pending
 from hvdkit.core.stateful import Stateful
 from hvdkit.core.strategy import GRADIENTS, Strategy
@@ -56,7 +57,7 @@ class Dense(Strategy):
     def bind(self, session: Stateful) -> None:
         """Compute the bytes per step from the number of parameters; have gradients in one vector, where possible."""
         super().bind(session)
-        parameters = sum(map(math.prod, session.shapes.values()))
+        parameters = sum(math.prod(shape_of(tensor)) for tensor in self.trainable.parameters.values())
         itemsize = 2 if self._half else np.dtype(self.session.dtype).itemsize
         self._bytes = ring_bytes(parameters * itemsize, self.group.size)
         if self._joins and isinstance(self.trainable, Hooks) and not self.trainable.overlaps:
@@ -71,6 +72,8 @@ class Dense(Strategy):
         """The means over the group by name; waits for gradients that `begin` has sent."""
         if self.trainable.overlaps:
             return self._awaited(gradients)
+        if self.group.is_alone:
+            return gradients
         if self._joined is not None and self._joined.holds(gradients):
             self.trainable.stamp((trace_events.SENT,), [])
             for vector in self._joined.vectors:

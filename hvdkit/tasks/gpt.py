@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import RequestError
+from hvdkit.tasks.parts import Cut, bounds
 from hvdkit.tasks.task import Activations, Architecture, parameter_count
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class GPT(Architecture):
         return shapes
 
     def check_parallel(self, parallel: Parallel) -> None:
-        """Raise RequestError unless each stage has a block."""
+        """Raise RequestError unless each stage has a block, and each part of a layer as many heads and a token."""
         if parallel.pipeline > self.layers:
             raise RequestError(
                 f"parallel.pipeline: expected at most {self.layers} stages, as the model has {self.layers} blocks, got "
@@ -83,6 +84,28 @@ class GPT(Architecture):
             raise RequestError(
                 f"parallel.split: expected {self.layers} blocks together, as the model has, got {sum(parallel.split)}"
             )
+        if self.heads % parallel.tensor or self.vocabulary < parallel.tensor:
+            raise RequestError(
+                f"parallel.tensor: expected a divisor of model.heads {self.heads}, and at most model.vocabulary "
+                f"{self.vocabulary}, got {parallel.tensor}"
+            )
+
+    @property
+    def vocabulary_part(self) -> tuple[int, int]:
+        """The first token of which this rank has a vector, and the first after them."""
+        return bounds(self.vocabulary, self.tensor.index, self.tensor.size) if self.tensor else (0, self.vocabulary)
+
+    def cuts(self) -> dict[str, Cut]:
+        """Attention is divided by heads, the MLP by its inner values, the table of tokens by tokens.
+
+        The columns of `attn.c_attn` are those of q, k and v, of which each has the heads side by side.
+        """
+        layers = {
+            "attn.c_attn.weight": Cut(1, 3), "attn.c_attn.bias": Cut(0, 3), "attn.c_proj.weight": Cut(0),
+            "mlp.c_fc.weight": Cut(1), "mlp.c_fc.bias": Cut(0), "mlp.c_proj.weight": Cut(0),
+        }  # fmt: skip
+        cuts = {f"{block}.{name}": cut for block in self.blocks for name, cut in layers.items()}
+        return {"transformer.wte.weight": Cut(0, equal=False)} | cuts
 
     def work_by_layer(self) -> dict[str, int]:
         """Multiply-adds of a token's forward pass by layer, in forward order.

@@ -101,7 +101,8 @@ def _of_model(setup: Setup, session: Session, everyone: Sequence[Views]) -> str 
         return f"model: expected the same {what}, got {got} on {_named(ranks)} than on rank 0{more}; {remedy}"
 
     if ranks := _differing([rank["weights"] for rank in everyone]):
-        if session.update.partition.stored.partition.groups:  # shared out, and all of them are rank 0's now
+        pieces = session.update.partition.stored.partition.pieces.values()
+        if any(piece.divided_over(setup.mesh.data) for piece in pieces):  # shared out, and all of them are rank 0's now
             return fault("weights on all ranks", "others", ranks)
         mine = {name: _sketch(name, array) for name, array in session.model_arrays()}
         tensors = setup.adapter.allgather_object(mine, setup.mesh.world, name="alike.tensors")

@@ -74,6 +74,12 @@ class Setup:
         architecture = replace(
             self.architecture, dtype=precision.parameters, compute_dtype=precision.compute, recompute=recipe.recompute
         )
+        pieces = None
+        if self.mesh.tensor.size > 1:
+            from hvdkit.core.slices import pieces_of  # most models are whole
+
+            architecture = replace(architecture, tensor=self.mesh.tensor)
+            pieces = pieces_of(architecture, self.mesh.tensor)
         baseline = _baseline(self.adapter)
         make = baseline.session_class if baseline else Session
         loss = self.task.loss or recipe.loss
@@ -95,7 +101,16 @@ class Setup:
             self._synchronize_batch_norms(built, recipe)
             targets = self._targets(recipe)
             session = make(
-                self.adapter, built, recipe.optimizer, loss, strategy, recipe.precision, initial, targets, digests
+                self.adapter,
+                built,
+                recipe.optimizer,
+                loss,
+                strategy,
+                recipe.precision,
+                initial,
+                targets,
+                digests,
+                pieces,
             )
         startup.done()
         return session
@@ -194,8 +209,9 @@ def start(
 def seed_of(recipe: Recipe, rank: int, step: int = 0) -> int:
     """The seed of a rank's random numbers from a step on: for rank 0 at the start the recipe's, for all others another.
 
-    So the masks of dropout differ between ranks, and are the same in each run of a recipe on as many ranks. Until the
-    first step all ranks have rank 0's.
+    `rank` counts along the data axis, as ranks that have parts of one model draw the same. So the masks of dropout
+    differ between ranks, and are the same in each run of a recipe on as many ranks. Until the first step all ranks have
+    rank 0's.
     """
     return (recipe.seed + 1_000_003 * step + 2_654_435_761 * rank) % 2**32
 

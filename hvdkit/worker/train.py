@@ -132,12 +132,14 @@ def _train(
             from hvdkit.checkpoint.resume import check_fresh
 
             check_fresh(adapter, mesh, place)
+        if mesh.tensor.size > 1:  # what each of its ranks has whole
+            session.broadcast_state(mesh.tensor)
         if mesh.world.size > 1:  # packing the state takes memory
             session.broadcast_state(mesh.data)
             startup.return_freed_memory()
     first_step = progress.step
-    rank = mesh.topology.rank
-    if first_step or rank:  # rank 0 draws on from its start
+    rank = mesh.data.index
+    if first_step or rank or mesh.model.size > 1:  # rank 0 of whole models draws on from its start
         seed_rank(adapter, recipe, rank, first_step)
 
     checkpoints = None

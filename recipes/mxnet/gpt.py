@@ -16,6 +16,7 @@ import sys
 import numpy as np
 
 from hvdkit.adapters import mxnet as adapter
+from hvdkit.adapters.parts import Parts
 from hvdkit.tasks import gpt
 from hvdkit.worker.entry import main
 
@@ -26,17 +27,24 @@ _TWICE = 2 * math.sqrt(2 / math.pi)
 
 
 class Linear(nn.HybridBlock):
-    """A linear layer whose matrix is (in, out), as GPT-2's files have it."""
+    """A linear layer whose matrix is (in, out), as GPT-2's files have it.
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    With `parts` it has some of the rows of a matrix. The products of all ranks are added up, and then the bias.
+    """
+
+    def __init__(self, inputs: int, outputs: int, parts: Parts | None = None) -> None:
         super().__init__()
-        self.outputs = outputs
+        self.outputs, self.parts = outputs, parts if parts and parts.group else None
         self.weight = self.params.get("weight", shape=(inputs, outputs))
         self.bias = self.params.get("bias", shape=(outputs,))
 
     def hybrid_forward(self, F, x, weight, bias):
         # Much faster than F.dot and F.broadcast_add, whose backward sums in one thread.
-        return F.FullyConnected(x, F.transpose(weight), bias, num_hidden=self.outputs, flatten=False)
+        how = {"num_hidden": self.outputs, "flatten": False}
+        if self.parts:
+            y = self.parts.leave(F.FullyConnected(x, F.transpose(weight), no_bias=True, **how))
+            return F.broadcast_add(y, bias.reshape((1, 1, -1)))
+        return F.FullyConnected(x, F.transpose(weight), bias, **how)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -53,17 +61,18 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Attention(nn.HybridBlock):
-    """Causal self-attention: a token sees itself and those before it."""
+    """Causal self-attention: a token sees itself and those before it. Ranks divide its heads."""
 
-    def __init__(self, table: gpt.GPT) -> None:
+    def __init__(self, table: gpt.GPT, parts: Parts) -> None:
         super().__init__()
-        self.heads, self.scale = table.heads, (table.width // table.heads) ** -0.5
-        self.c_attn = Linear(table.width, 3 * table.width)
-        self.c_proj = Linear(table.width, table.width)
+        self.parts, width = parts, table.width // parts.size
+        self.heads, self.scale = table.heads // parts.size, (table.width // table.heads) ** -0.5
+        self.c_attn = Linear(table.width, 3 * width)
+        self.c_proj = Linear(width, table.width, parts)
 
     def hybrid_forward(self, F, x):
         # (n, t, 3 × width) to three times (n, heads, t, width / heads)
-        q, k, v = self.c_attn(x).reshape((0, 0, 3 * self.heads, -1)).transpose((0, 2, 1, 3)).split(3)
+        q, k, v = self.c_attn(self.parts.enter(x)).reshape((0, 0, 3 * self.heads, -1)).transpose((0, 2, 1, 3)).split(3)
         place = F.contrib.arange_like(x, axis=1)
         later = F.broadcast_lesser(place.reshape((1, 1, -1, 1)), place.reshape((1, 1, 1, -1)))
         scores = F.linalg.gemm2(q, k, transpose_b=True, alpha=self.scale)
@@ -72,15 +81,16 @@ class Attention(nn.HybridBlock):
 
 
 class MLP(nn.HybridBlock):
-    """Two linear layers with GELU, in its tanh form, between them."""
+    """Two linear layers with GELU, in its tanh form, between them. Ranks divide the values between them."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, parts: Parts) -> None:
         super().__init__()
-        self.c_fc = Linear(width, 4 * width)
-        self.c_proj = Linear(4 * width, width)
+        self.parts, inner = parts, 4 * width // parts.size
+        self.c_fc = Linear(width, inner)
+        self.c_proj = Linear(inner, width, parts)
 
     def hybrid_forward(self, F, x):
-        x = self.c_fc(x)
+        x = self.c_fc(self.parts.enter(x))
         # (1 + tanh(y)) / 2 is the logistic function of 2y, for which there is a fast kernel
         twice = x * (F.square(x) * (0.044715 * _TWICE) + _TWICE)
         return self.c_proj(x * F.Activation(twice, act_type="sigmoid"))
@@ -89,12 +99,12 @@ class MLP(nn.HybridBlock):
 class Block(nn.HybridBlock):
     """Attention and MLP, each after a layer norm, and each added to its input."""
 
-    def __init__(self, table: gpt.GPT) -> None:
+    def __init__(self, table: gpt.GPT, name: str) -> None:
         super().__init__()
         self.ln_1 = LayerNorm(table)
-        self.attn = Attention(table)
+        self.attn = Attention(table, Parts(adapter, table.tensor, f"{name}.attn"))
         self.ln_2 = LayerNorm(table)
-        self.mlp = MLP(table.width)
+        self.mlp = MLP(table.width, Parts(adapter, table.tensor, f"{name}.mlp"))
 
     def hybrid_forward(self, F, x):
         x = x + self.attn(self.ln_1(x))
@@ -102,21 +112,37 @@ class Block(nn.HybridBlock):
 
 
 class GPT(nn.HybridBlock):
-    """A model from tokens (n, t) to logits (n, t, vocabulary)."""
+    """A model from tokens (n, t) to logits (n, t, vocabulary). Ranks divide the vocabulary."""
 
     def __init__(self, table: gpt.GPT) -> None:
         super().__init__()
+        self.parts, self.dtype = Parts(adapter, table.tensor, "transformer.wte"), table.dtype
+        self.first, self.stop = table.vocabulary_part
+        if table.tensor:
+            from hvdkit.adapters.mxnet.parts import DividedOutputs
+
+            self.divided_outputs = DividedOutputs(adapter, table.tensor, self.first, table.vocabulary)
         parts = self.transformer = nn.HybridBlock()
-        parts.wte, parts.wpe = (nn.Embedding(rows, table.width) for rows in (table.vocabulary, table.context))
+        rows = self.stop - self.first, table.context
+        parts.wte, parts.wpe = (nn.Embedding(each, table.width) for each in rows)
         parts.h, parts.ln_f = nn.HybridSequential(), LayerNorm(table)
-        parts.h.add(*(Block(table) for _ in range(table.layers)))
+        parts.h.add(*(Block(table, name) for name in table.blocks))
 
     def hybrid_forward(self, F, tokens):
         parts = self.transformer
         wte, wpe = (each.weight.var() if F is mx.sym else each.weight.data() for each in (parts.wte, parts.wpe))
-        x = parts.wte(tokens)
+        x = self.embedded(F, tokens)
         x = parts.h(F.broadcast_add(x, F.slice_like(wpe.expand_dims(0), x, axes=(1,))))
-        return F.FullyConnected(parts.ln_f(x), wte, num_hidden=parts.wte.weight.shape[0], no_bias=True, flatten=False)
+        x = self.parts.enter(parts.ln_f(x))
+        return F.FullyConnected(x, wte, num_hidden=parts.wte.weight.shape[0], no_bias=True, flatten=False)
+
+    def embedded(self, F, tokens):
+        """The vectors of the tokens. A rank adds nothing for tokens whose vectors another one has."""
+        if not self.parts.group:
+            return self.transformer.wte(tokens)
+        here = (tokens >= self.first) * (tokens < self.stop)
+        rows = self.transformer.wte((tokens - self.first) * here)
+        return self.parts.leave(F.broadcast_mul(rows, F.cast(here, self.dtype).expand_dims(-1)))
 
 
 build = GPT

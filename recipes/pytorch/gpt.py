@@ -18,60 +18,69 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hvdkit.adapters import pytorch
+from hvdkit.adapters.parts import Parts
 from hvdkit.adapters.pytorch.tables import TiedEmbedding
 from hvdkit.tasks import gpt
 from hvdkit.worker.entry import main
 
 
 class Linear(nn.Module):
-    """A linear layer whose matrix is (in, out), as GPT-2's files have it."""
+    """A linear layer whose matrix is (in, out), as GPT-2's files have it.
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    With `parts` it has some of the rows of a matrix. The products of all ranks are added up, and then the bias.
+    """
+
+    def __init__(self, inputs: int, outputs: int, parts: Parts | None = None) -> None:
         super().__init__()
+        self.parts = parts if parts and parts.group else None
         self.weight = nn.Parameter(torch.zeros(inputs, outputs))
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.parts:
+            return self.parts.leave(x @ self.weight) + self.bias
         return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
 
 
 class Attention(nn.Module):
-    """Causal self-attention: a token sees itself and those before it."""
+    """Causal self-attention: a token sees itself and those before it. Ranks divide its heads."""
 
-    def __init__(self, table: gpt.GPT) -> None:
+    def __init__(self, table: gpt.GPT, parts: Parts) -> None:
         super().__init__()
-        self.heads = table.heads
-        self.c_attn = Linear(table.width, 3 * table.width)
-        self.c_proj = Linear(table.width, table.width)
+        self.parts, width = parts, table.width // parts.size
+        self.heads = table.heads // parts.size
+        self.c_attn = Linear(table.width, 3 * width)
+        self.c_proj = Linear(width, table.width, parts)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.c_attn(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = self.c_attn(self.parts.enter(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.c_proj(y.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
-    """Two linear layers with GELU, in its tanh form, between them."""
+    """Two linear layers with GELU, in its tanh form, between them. Ranks divide the values between them."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, parts: Parts) -> None:
         super().__init__()
-        self.c_fc = Linear(width, 4 * width)
-        self.c_proj = Linear(4 * width, width)
+        self.parts, inner = parts, 4 * width // parts.size
+        self.c_fc = Linear(width, inner)
+        self.c_proj = Linear(inner, width, parts)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+        return self.c_proj(F.gelu(self.c_fc(self.parts.enter(x)), approximate="tanh"))
 
 
 class Block(nn.Module):
     """Attention and MLP, each after a layer norm, and each added to its input."""
 
-    def __init__(self, table: gpt.GPT) -> None:
+    def __init__(self, table: gpt.GPT, name: str) -> None:
         super().__init__()
         self.recompute = table.recompute
         self.ln_1 = nn.LayerNorm(table.width, table.norm_epsilon)
-        self.attn = Attention(table)
+        self.attn = Attention(table, Parts(pytorch, table.tensor, f"{name}.attn"))
         self.ln_2 = nn.LayerNorm(table.width, table.norm_epsilon)
-        self.mlp = MLP(table.width)
+        self.mlp = MLP(table.width, Parts(pytorch, table.tensor, f"{name}.mlp"))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.recompute and self.training:
@@ -85,26 +94,37 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A model from tokens (n, t) to logits (n, t, vocabulary), built from its table."""
+    """A model from tokens (n, t) to logits (n, t, vocabulary), built from its table. Ranks divide the vocabulary."""
 
     def __init__(self, table: gpt.GPT) -> None:
         super().__init__()
+        self.parts = Parts(pytorch, table.tensor, "transformer.wte")
+        self.first, stop = table.vocabulary_part
+        if table.tensor:
+            from hvdkit.adapters.pytorch.parts import DividedOutputs
+
+            self.divided_outputs = DividedOutputs(pytorch, table.tensor, self.first, table.vocabulary)
         self.transformer = nn.ModuleDict(
             {
-                "wte": TiedEmbedding(table.vocabulary, table.width),
+                "wte": TiedEmbedding(stop - self.first, table.width),
                 "wpe": nn.Embedding(table.context, table.width),
-                "h": nn.ModuleList(Block(table) for _ in range(table.layers)),
+                "h": nn.ModuleList(Block(table, name) for name in table.blocks),
                 "ln_f": nn.LayerNorm(table.width, table.norm_epsilon),
             }
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
         parts = self.transformer
-        x, words = parts["wte"](tokens)
+        if self.parts.group:
+            here = (tokens >= self.first) & (tokens < self.first + parts["wte"].num_embeddings)
+            x, words = parts["wte"]((tokens - self.first).where(here, 0))
+            x = self.parts.leave(x * here[..., None])
+        else:
+            x, words = parts["wte"](tokens)
         x = x + parts["wpe"].weight[: tokens.shape[1]]
         for block in parts["h"]:
             x = block(x)
-        return parts["ln_f"](x) @ words.T
+        return self.parts.enter(parts["ln_f"](x)) @ words.T
 
 
 build = GPT

@@ -14,6 +14,7 @@ import math
 import sys
 
 from hvdkit.adapters import tensorflow
+from hvdkit.adapters.parts import Parts
 from hvdkit.tasks import gpt
 from hvdkit.worker.entry import main
 
@@ -26,16 +27,21 @@ def gelu(x: tf.Tensor) -> tf.Tensor:
 
 
 class Linear(tf.Module):
-    """A linear layer in the dtype of its input."""
+    """A linear layer in the dtype of its input.
 
-    def __init__(self, name: str, inputs: int, outputs: int, dtype: str) -> None:
+    With `parts` it has some of the rows of a matrix. The products of all ranks are added up, and then the bias.
+    """
+
+    def __init__(self, name: str, inputs: int, outputs: int, dtype: str, parts: Parts | None = None) -> None:
+        self.parts = parts
         self.weight = tf.Variable(tf.zeros((inputs, outputs), dtype), name=f"{name}.weight")
         self.bias = tf.Variable(tf.zeros(outputs, dtype), name=f"{name}.bias")
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
         # One product of matrices: of a batch of them, TensorFlow would compute each on its own.
         rows = tf.reshape(x, [-1, self.weight.shape[0]])
-        y = tf.nn.bias_add(rows @ tf.cast(self.weight, x.dtype), tf.cast(self.bias, x.dtype))
+        y = rows @ tf.cast(self.weight, x.dtype)
+        y = tf.nn.bias_add(self.parts.leave(y) if self.parts else y, tf.cast(self.bias, x.dtype))
         return tf.reshape(y, [tf.shape(x)[0], -1, self.weight.shape[1]])
 
 
@@ -55,17 +61,18 @@ class LayerNorm(tf.Module):
 
 
 class Attention(tf.Module):
-    """Causal self-attention: a token sees itself and those before it."""
+    """Causal self-attention: a token sees itself and those before it. Ranks divide its heads."""
 
     def __init__(self, name: str, table: gpt.GPT) -> None:
-        self.heads, self.width = table.heads, table.width
-        self.c_attn = Linear(f"{name}.c_attn", table.width, 3 * table.width, table.dtype)
-        self.c_proj = Linear(f"{name}.c_proj", table.width, table.width, table.dtype)
+        self.parts = Parts(tensorflow, table.tensor, name)
+        self.heads, self.width = table.heads // self.parts.size, table.width // self.parts.size
+        self.c_attn = Linear(f"{name}.c_attn", table.width, 3 * self.width, table.dtype)
+        self.c_proj = Linear(f"{name}.c_proj", self.width, table.width, table.dtype, self.parts)
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
         tokens, size = tf.shape(x)[1], self.width // self.heads
-        parts = tf.reshape(self.c_attn(x), [-1, tokens, 3, self.heads, size])
-        q, k, v = tf.unstack(tf.transpose(parts, [2, 0, 3, 1, 4]))
+        values = tf.reshape(self.c_attn(self.parts.enter(x)), [-1, tokens, 3, self.heads, size])
+        q, k, v = tf.unstack(tf.transpose(values, [2, 0, 3, 1, 4]))
         scores = tf.matmul(q, k, transpose_b=True) * size**-0.5
         seen = tf.range(tokens)[:, None] >= tf.range(tokens)
         y = tf.nn.softmax(tf.where(seen, scores, scores.dtype.min)) @ v
@@ -73,14 +80,16 @@ class Attention(tf.Module):
 
 
 class Block(tf.Module):
-    """Attention and MLP, each after a layer norm, and each added to its input."""
+    """Attention and MLP, each after a layer norm, and each added to its input. Ranks divide the MLP's inner values."""
 
     def __init__(self, name: str, table: gpt.GPT) -> None:
+        self.parts = Parts(tensorflow, table.tensor, f"{name}.mlp")
+        inner = 4 * table.width // self.parts.size
         self.recompute = table.recompute
         self.ln_1, self.ln_2 = LayerNorm(f"{name}.ln_1", table), LayerNorm(f"{name}.ln_2", table)
         self.attn = Attention(f"{name}.attn", table)
-        self.c_fc = Linear(f"{name}.mlp.c_fc", table.width, 4 * table.width, table.dtype)
-        self.c_proj = Linear(f"{name}.mlp.c_proj", 4 * table.width, table.width, table.dtype)
+        self.c_fc = Linear(f"{name}.mlp.c_fc", table.width, inner, table.dtype)
+        self.c_proj = Linear(f"{name}.mlp.c_proj", inner, table.width, table.dtype, self.parts)
 
     def __call__(self, x: tf.Tensor, training: bool) -> tf.Tensor:
         return (tf.recompute_grad(self.compute) if self.recompute and training else self.compute)(x)
@@ -88,30 +97,45 @@ class Block(tf.Module):
     def compute(self, x: tf.Tensor) -> tf.Tensor:
         """The block's output; with `recompute`, it is computed again in backward."""
         x = x + self.attn(self.ln_1(x))
-        return x + self.c_proj(gelu(self.c_fc(self.ln_2(x))))
+        return x + self.c_proj(gelu(self.c_fc(self.parts.enter(self.ln_2(x)))))
 
 
 class GPT(tf.Module):
-    """A model from tokens (n, t) to logits (n, t, vocabulary)."""
+    """A model from tokens (n, t) to logits (n, t, vocabulary). Ranks divide the vocabulary."""
 
     transposed = False  # its matrices are (in, out), as in GPT-2's files
 
     def __init__(self, table: gpt.GPT) -> None:
         self.compute_dtype, dtype = table.compute_dtype, table.dtype
-        self.wte = tf.Variable(tf.zeros((table.vocabulary, table.width), dtype), name="transformer.wte.weight")
+        self.parts = Parts(tensorflow, table.tensor, "transformer.wte")
+        self.first, stop = table.vocabulary_part
+        if table.tensor:
+            from hvdkit.adapters.tensorflow.parts import DividedOutputs
+
+            self.divided_outputs = DividedOutputs(tensorflow, table.tensor, self.first, table.vocabulary)
+        self.wte = tf.Variable(tf.zeros((stop - self.first, table.width), dtype), name="transformer.wte.weight")
         self.wpe = tf.Variable(tf.zeros((table.context, table.width), dtype), name="transformer.wpe.weight")
         self.blocks = [Block(name, table) for name in table.blocks]
         self.ln_f = LayerNorm("transformer.ln_f", table)
 
     @tf.autograph.experimental.do_not_convert  # nothing to convert here, and the search takes a second or more
     def __call__(self, tokens: tf.Tensor, training: bool) -> tf.Tensor:
-        x = tf.gather(self.wte, tokens) + self.wpe[: tf.shape(tokens)[1]]
+        x = self.embedded(tokens) + self.wpe[: tf.shape(tokens)[1]]
         x = tf.cast(x, self.compute_dtype)
         for block in self.blocks:
             x = block(x, training)
-        rows = tf.reshape(self.ln_f(x), [-1, self.wte.shape[1]])
+        rows = tf.reshape(self.parts.enter(self.ln_f(x)), [-1, self.wte.shape[1]])
         logits = tf.matmul(rows, tf.cast(self.wte, x.dtype), transpose_b=True)
         return tf.reshape(logits, [tf.shape(tokens)[0], -1, self.wte.shape[0]])
+
+    def embedded(self, tokens: tf.Tensor) -> tf.Tensor:
+        """The vectors of the tokens. A rank adds nothing for tokens whose vectors another one has."""
+        if not self.parts.group:
+            return tf.gather(self.wte, tokens)
+        own = tokens - self.first
+        here = (own >= 0) & (own < self.wte.shape[0])
+        rows = tf.gather(self.wte, tf.where(here, own, tf.zeros_like(own)))
+        return self.parts.leave(rows * tf.cast(here, rows.dtype)[..., None])
 
 
 build = GPT

@@ -38,6 +38,7 @@ class TrainableModel(TensorFlowModel, Driver):
         variables = [(_name(variable), variable.value) for variable in model.variables if not _is_seed(variable)]
         super().__init__(variables, [_name(variable) for variable in model.trainable_variables], loss, precision)
         self.model, self.transposed = model, getattr(model, "transposed", True)
+        self.take_divided(model, loss)
         self._called = False
         self.warnings = [*_compiled(model), *_other_precision(model, precision)]
         _bound.add(self)
@@ -73,7 +74,8 @@ class TrainableModel(TensorFlowModel, Driver):
         return value + more * tf.cast(tf.add_n(self.model.losses), value.dtype)
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
-        outputs = np.asarray(one_tensor(self.model.predict_on_batch(_listed(inputs))), self.dtype)
+        outputs = one_tensor(self.model.predict_on_batch(_listed(inputs)))
+        outputs = np.asarray(self.divided.whole(tf.constant(outputs)) if self.divided else outputs, self.dtype)
         if not self._called:
             self._check_complete()
             self._called = True

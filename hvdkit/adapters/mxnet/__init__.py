@@ -21,8 +21,9 @@ from hvdkit.adapters import capabilities
 from hvdkit.adapters.collectives import HorovodAdapter
 from hvdkit.adapters.mxnet import timing, training
 from hvdkit.adapters.mxnet.tensors import MXNetTensors
-from hvdkit.core.group import Topology, threads_per_rank, wants_gpu
+from hvdkit.core.group import Group, Topology, threads_per_rank, wants_gpu
 from hvdkit.core.seam import AnyLoss, Observer
+from hvdkit.core.tensors import Tensor
 from hvdkit.core.trainable import Trainable
 
 
@@ -57,6 +58,16 @@ class MXNet(MXNetTensors, HorovodAdapter):
         model.apply(lambda block: synchronized.append(block) if isinstance(block, SyncBatchNorm) else None)
         self.check_synchronized(block.name for block in synchronized if "by_operator" not in vars(block))
         return training.TrainableModel(model, loss, precision, self.context)
+
+    def enter_parts(self, tensor: Tensor, group: Group, name: str) -> Tensor:
+        from hvdkit.adapters.mxnet import parts  # only divided models need it
+
+        return parts.use(tensor, self, group, name, forward=False)
+
+    def leave_parts(self, tensor: Tensor, group: Group, name: str) -> Tensor:
+        from hvdkit.adapters.mxnet import parts
+
+        return parts.use(tensor, self, group, name, forward=True)
 
     def observer(self, trainable: Trainable) -> Observer:
         return timing.Observer(hvd, list(trainable.parameters))

@@ -56,6 +56,10 @@ class TrainableModel(Trainable):
         self.parameters = {name: parameter.data() for name, parameter in self._trained.items()}
         self._buffers = {name: parameter.data() for name, parameter in named.items() if name not in self._trained}
         self._loss = partial(cross_entropy, smoothing=loss.label_smoothing) if isinstance(loss, Loss) else loss
+        self._divided = getattr(model, "divided_outputs", None)  # `parts.DividedOutputs`, if ranks have parts of them
+        if self._divided and isinstance(loss, Loss):
+            losses = partial(self._divided.losses, smoothing=loss.label_smoothing)
+            self._loss = lambda logits, labels: losses(logits, labels).mean()
         self.stamp = timing.stamp
         self._pools: dict[int, mx.nd.NDArray] = {}  # of inputs that stay on the device
 
@@ -99,11 +103,14 @@ class TrainableModel(Trainable):
                     tensor *= 1
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
-        return np.asarray(one_tensor(self.model(*arguments(mapped(self._put, inputs)))).asnumpy())
+        outputs = one_tensor(self.model(*arguments(mapped(self._put, inputs))))
+        return np.asarray((self._divided.whole(outputs) if self._divided else outputs).asnumpy())
 
     def losses(self, batch: Batch) -> np.ndarray:
         inputs, targets = self.inputs(batch)
         logits = one_tensor(self.model(*arguments(inputs)))
+        if self._divided:
+            return np.asarray(self._divided.losses(logits, targets).asnumpy())
         losses = -mx.nd.pick(mx.nd.log_softmax(logits), targets, axis=-1)
         return np.asarray(losses.asnumpy())
 

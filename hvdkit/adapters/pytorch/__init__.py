@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import horovod.torch as hvd
 import numpy as np
@@ -14,7 +15,7 @@ from hvdkit.adapters.pytorch import training
 from hvdkit.adapters.pytorch.collectives import TorchCollectives
 from hvdkit.adapters.pytorch.tensors import TorchTensors
 from hvdkit.core import trace_events
-from hvdkit.core.group import Topology, threads_per_rank, wants_gpu
+from hvdkit.core.group import Group, Topology, threads_per_rank, wants_gpu
 from hvdkit.core.seam import AnyLoss, Observer
 from hvdkit.core.trainable import Trainable
 from hvdkit.errors import RequestError
@@ -68,6 +69,22 @@ class PyTorch(TorchTensors, TorchCollectives):
         kind, each = torch.nn.SyncBatchNorm, model.named_modules()
         self.check_synchronized(name for name, m in each if isinstance(m, kind) and "statistics" not in vars(m))
         return self.trainable_class(model, loss, precision, self.device, self.layout)
+
+    def enter_parts(self, tensor: torch.Tensor, group: Group, name: str) -> torch.Tensor:
+        from hvdkit.adapters.pytorch.parts import Enter  # only divided models need it
+
+        entered: torch.Tensor = Enter.apply(tensor, partial(self._sum, group, name))
+        return entered
+
+    def leave_parts(self, tensor: torch.Tensor, group: Group, name: str) -> torch.Tensor:
+        from hvdkit.adapters.pytorch.parts import Leave
+
+        summed: torch.Tensor = Leave.apply(tensor, partial(self._sum, group, name))
+        return summed
+
+    def _sum(self, group: Group, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        # detached and contiguous, as Horovod wants it
+        return self.allreduce([tensor.detach().contiguous()], group, "sum", name)[0]
 
     def observer(self, trainable: Trainable) -> Observer:
         from hvdkit.adapters.pytorch import timing

@@ -39,6 +39,8 @@ class TorchCollectives(HorovodAdapter):
     def start(
         self, what: Starting, tensor: torch.Tensor, group: Group, name: str, out: torch.Tensor | None = None
     ) -> Pending:
+        if group.is_alone:
+            return super().start(what, tensor, group, name, out)
         if what == "allgather":  # without the copy that Horovod's `allgather_async` makes
             return Started(mpi_ops._allgather_async(tensor, out, name, *self.how(group).values()))
         start = hvd.allreduce_async_ if what == "average" else hvd.reducescatter_async

@@ -39,9 +39,8 @@ _MANY = 1e12  # updates: the powers of Adam's betas are 0
 
 class TrainableModel(Trainable, Hooks, Divisible):
     """A module in training. Images with the layout channels-last: a step then took 0.83 of the CPU time in one process
-    with AVX2 (docs/benchmarking.md), and tensor cores prefer it. The weights stay contiguous, as Horovod requires.
-
-    A baseline may set `forward` to a wrapper.
+    with AVX2 (docs/benchmarking.md), and tensor cores prefer it. The weights stay contiguous, as Horovod requires. A
+    baseline may set `forward` to a wrapper.
     """
 
     def __init__(
@@ -61,8 +60,10 @@ class TrainableModel(Trainable, Hooks, Divisible):
         # it as one, as libraries of trained models return theirs, is trained as one.
         self._frozen = [module for module in model.modules() if model.training and not module.training]
         self.device, self._layout = device, layout
+        self._divided = getattr(model, "divided_outputs", None)  # `parts.DividedOutputs`, if ranks have parts of them
+        self._cross_entropy = self._divided.cross_entropy if self._divided else cross_entropy
         self._criterion: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
-            partial(cross_entropy, label_smoothing=loss.label_smoothing) if isinstance(loss, Loss) else loss
+            partial(self._cross_entropy, label_smoothing=loss.label_smoothing) if isinstance(loss, Loss) else loss
         )
         # Without frozen ones, which weight decay would change.
         self.trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -151,11 +152,12 @@ class TrainableModel(Trainable, Hooks, Divisible):
         }
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
-        return np.array(self._evaluated(mapped(self._put, inputs)).cpu().numpy())
+        outputs = self._evaluated(mapped(self._put, inputs))
+        return np.array((self._divided.whole(outputs) if self._divided else outputs).cpu().numpy())
 
     def losses(self, batch: Batch) -> np.ndarray:
         inputs, targets = self.inputs(batch)
-        losses = cross_entropy(self._evaluated(inputs), targets, reduction="none")
+        losses = self._cross_entropy(self._evaluated(inputs), targets, reduction="none")
         return np.array(losses.reshape(targets.shape).cpu().numpy())
 
     def _evaluated(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hvdkit.adapters.loading import without
@@ -51,12 +52,28 @@ class TensorFlow(TensorFlowTensors, HorovodAdapter):
     def seed(self, value: int) -> None:
         tf.random.set_seed(value)
 
+    def _alone(self, tensor: tf.Tensor) -> tf.Tensor:
+        return tf.identity(tensor)  # also in a compiled step, which may make no variables
+
     def how(self, group: Group) -> dict[str, Any]:
         # Ranks may run the same collective in different functions, so names must not depend on their name scopes.
         return super().how(group) | {"ignore_name_scope": True}
 
     def bind(self, model: tf.Module, loss: AnyLoss, precision: str) -> training.TrainableModel:
         return training.ModuleModel(model, loss, precision)
+
+    def enter_parts(self, tensor: tf.Tensor, group: Group, name: str) -> tf.Tensor:
+        from hvdkit.adapters.tensorflow import parts  # only divided models need it
+
+        return parts.enter(tensor, partial(self._sum, group, name))
+
+    def leave_parts(self, tensor: tf.Tensor, group: Group, name: str) -> tf.Tensor:
+        from hvdkit.adapters.tensorflow import parts
+
+        return parts.leave(tensor, partial(self._sum, group, name))
+
+    def _sum(self, group: Group, name: str, tensor: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(self.allreduce([tensor], group, "sum", name)[0], tensor.shape)
 
     def observer(self, trainable: Trainable) -> Observer:
         return timing.Observer(hvd, trainable)

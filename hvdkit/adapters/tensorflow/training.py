@@ -33,6 +33,7 @@ class TrainableModel(Trainable):
     """
 
     traced = transposed = True
+    divided: Any = None
 
     def __init__(self, variables: Variables, trained: list[str], loss: AnyLoss, precision: str) -> None:
         check_distinct([name for name, _ in variables])
@@ -53,6 +54,13 @@ class TrainableModel(Trainable):
     @property
     def buffers(self) -> dict[str, tf.Variable]:
         return self._buffers
+
+    def take_divided(self, model: Any, loss: AnyLoss) -> None:
+        """Take outputs as this rank's part of them, if they are that (`parts.DividedOutputs`)."""
+        self.divided = getattr(model, "divided_outputs", None)
+        if self.divided and isinstance(loss, Loss):
+            losses = partial(self.divided.losses, label_smoothing=loss.label_smoothing)
+            self._loss = lambda logits, labels: tf.reduce_mean(losses(logits, labels))
 
     def logits(self, inputs: tf.Tensor, training: bool) -> tf.Tensor:
         """Logits (n, classes) in the parameters' dtype. Traced into a graph."""
@@ -90,12 +98,18 @@ class TrainableModel(Trainable):
         }
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
-        self._predict = self._predict or self.compile(lambda inputs: self.logits(inputs, False))
+        def compute(inputs: tf.Tensor) -> tf.Tensor:
+            logits = self.logits(inputs, False)
+            return self.divided.whole(logits) if self.divided else logits
+
+        self._predict = self._predict or self.compile(compute)
         return np.array(self._predict(mapped(tf.constant, inputs)))
 
     def losses(self, batch: Batch) -> np.ndarray:
         def compute(inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
             logits = self.logits(inputs, False)
+            if self.divided:
+                return self.divided.losses(logits, targets)
             return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=logits)
 
         self._losses = self._losses or self.compile(compute)
@@ -134,6 +148,7 @@ class ModuleModel(TrainableModel):
         trainable = [own for own in model.trainable_variables if not (own.dtype.is_integer or own.dtype.is_bool)]
         super().__init__(variables, [_name(variable) for variable in trainable], loss, precision)
         self.model, self.transposed = model, getattr(model, "transposed", True)
+        self.take_divided(model, loss)
 
     def logits(self, inputs: tf.Tensor, training: bool) -> tf.Tensor:
         given = arguments(mapped(self.as_dtype, inputs))

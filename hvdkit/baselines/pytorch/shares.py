@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,12 +43,8 @@ class Shares(Partition):
 
     def __init__(self, session: Stateful, group: Group, slots: Callable[[], dict[str, Share]]) -> None:
         super().__init__(session.adapter, session.trainable.parameters)
-        self._group, self._slots = group, slots
-
-    @property
-    @override
-    def groups(self) -> tuple[Group, ...]:
-        return (self._group,)
+        self.pieces = {name: replace(piece, groups=(group,)) for name, piece in self.pieces.items()}
+        self._slots = slots
 
     @override
     def variables(self) -> dict[str, Any]:

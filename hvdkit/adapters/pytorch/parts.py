@@ -1,0 +1,69 @@
+"""Tensor parallelism in PyTorch: both functions of Megatron-LM, and cross-entropy of divided outputs.
+
+Shoeybi et al. 2019, section 3. Gradients of Horovod's own functions do not serve: that of a sum is a sum again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hvdkit.core.group import Group
+from hvdkit.core.seam import Adapter
+
+
+class Enter(torch.autograd.Function):
+    """f: the identity, whose gradient is the sum of the ranks' gradients."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        context.sum_over_ranks = sum_over_ranks
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return context.sum_over_ranks(gradients[0]), None
+
+
+class Leave(torch.autograd.Function):
+    """g: the sum over ranks, whose gradient is the identity."""
+
+    @staticmethod
+    def forward(context: Any, y: torch.Tensor, sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return sum_over_ranks(y)
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None
+
+
+class DividedOutputs:
+    """Outputs (…, classes) of which each rank of a group has those from class `start` on; labels are the whole's."""
+
+    def __init__(self, adapter: Adapter, group: Group, start: int, classes: int) -> None:
+        self._adapter, self._group, self._start, self._classes = adapter, group, start, classes
+
+    def cross_entropy(
+        self, logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0, reduction: str = "mean"
+    ) -> torch.Tensor:
+        """As `torch.nn.functional.cross_entropy` has it, the same on all ranks; collective.
+
+        The largest logit, which keeps exponentials finite, and three sums over the classes come from all ranks.
+        """
+        rows, own = logits.flatten(0, -2), labels.flatten() - self._start
+        here = (own >= 0) & (own < rows.shape[1])
+        (top,) = self._adapter.allreduce([rows.detach().amax(1)], self._group, "max", "tensor.loss.largest")
+        rows = rows - top[:, None]
+        picked = rows.gather(1, own.where(here, 0)[:, None])[:, 0] * here
+        sums = torch.stack([rows.exp().sum(1), picked, rows.sum(1)])
+        total, label, every = self._adapter.leave_parts(sums, self._group, "tensor.loss.sums")
+        losses = total.log() - (1 - label_smoothing) * label - label_smoothing / self._classes * every
+        return losses if reduction == "none" else losses.mean()
+
+    def whole(self, logits: torch.Tensor) -> torch.Tensor:
+        """The outputs of all ranks; collective."""
+        rows = logits.flatten(0, -2).T.contiguous()
+        every = self._adapter.allgather(rows, self._group, "tensor.outputs")
+        return every.T.unflatten(0, logits.shape[:-1])

@@ -1,0 +1,48 @@
+"""Slices of tensors along an axis, which tensor parallelism makes: cut by a model's table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hvdkit.core.pieces import Part, Piece, Shape, StateEntry, shape_of
+from hvdkit.errors import RequestError
+from hvdkit.tasks.parts import Cut, bounds
+
+if TYPE_CHECKING:
+    from hvdkit.core.group import Group
+    from hvdkit.tasks.task import Architecture
+
+
+def sliced(name: str, shape: Shape, cut: Cut, group: Group) -> Piece:
+    """This rank's slice of a tensor that is divided over the ranks of a group.
+
+    Raises RequestError if it cannot be cut so.
+    """
+    axis, blocks, equal = cut
+    ranks = group.size
+    if shape[axis] < ranks or shape[axis] % (blocks * (ranks if equal else 1)):
+        wanted = f"a multiple of {blocks * ranks}" if equal else f"at least {ranks}"
+        raise RequestError(f"{name}: expected {wanted} along axis {axis}, got the shape {shape}")
+    length = shape[axis] // blocks
+    start, stop = bounds(length, group.index, ranks)
+    parts = tuple(Part(name, shape, begin + start, begin + stop, axis) for begin in range(0, shape[axis], length))
+    return Piece(parts, (*shape[:axis], blocks * (stop - start), *shape[axis + 1 :]), groups=(group,))
+
+
+def pieces_of(table: Architecture, group: Group) -> dict[str, Piece]:
+    """This rank's pieces of the parameters that tensor parallelism divides over a group; none over one rank.
+
+    Raises RequestError if one cannot be cut as the table says.
+    """
+    if group.size == 1:
+        return {}
+    shapes = table.parameter_shapes()
+    return {name: sliced(name, shapes[name], cut, group) for name, cut in table.cuts().items()}
+
+
+def check_pieces(entry: StateEntry) -> None:
+    """Raise RequestError unless each tensor has the shape of its piece."""
+    for name, piece in entry.partition.pieces.items():
+        got = shape_of(entry.tensors[name]) if name in entry.tensors else "none"
+        if got != piece.local_shape:
+            raise RequestError(f"model: {name}: expected this rank's part, of the shape {piece.local_shape}, got {got}")
