@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvdkit.core.group import Mesh, Topology, sets
+from hvdkit.core.group import Mesh, Topology, coordinates, sets
 from hvdkit.errors import RequestError
 
 pytestmark = pytest.mark.check
@@ -20,8 +20,8 @@ def test_each_axis_divides_the_ranks_into_groups() -> None:
         groups = {axis.ranks for axis in found}
         assert sorted(rank for group in groups for rank in group) == list(range(12)), "each rank is in one group"
     assert meshes[0].tensor.ranks == (0, 1) and meshes[0].data.ranks == (0, 2) and meshes[0].pipeline.ranks == (0, 4, 8)
-    coordinates = {tuple(getattr(mesh, name).index for name in axes) for mesh in meshes}
-    assert len(coordinates) == 12
+    places = [tuple(getattr(mesh, name).index for name in axes) for mesh in meshes]
+    assert len(set(places)) == 12 and places == [coordinates(rank, 12, 3, 2) for rank in range(12)]
     around = [[group and group.ranks for group in (mesh.before, mesh.after, mesh.ends)] for mesh in meshes]
     assert [around[rank] for rank in (0, 4, 8)] == [
         [None, (0, 4), (0, 8)],

@@ -144,4 +144,5 @@ def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     with under_way(tmp_path / "run", "gpt-tiny", *options) as process:
         kill_ranks(tmp_path / "run", "pytorch", "gpt", rank=1)
         assert process.stderr and process.wait(60) == 1
-        assert "rank 1 on localhost was killed by SIGKILL" in process.stderr.read()
+        told = process.stderr.read()
+        assert "rank 1 on localhost (data 0, pipeline 0, tensor 1) was killed by SIGKILL" in told

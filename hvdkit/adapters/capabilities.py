@@ -53,7 +53,7 @@ _MODERN = _PRECISIONS | {"gpu", "exact-sums", "recompute", "shard-gradients"}
 CAPABILITIES: dict[str, frozenset[str]] = {
     "pytorch": _MODERN
     | _REDUCED
-    | {"scalars", "empty", "layer-times", "own-profile", "shard-parameters", "order", "tensor"},
+    | {"scalars", "empty", "layer-times", "own-profile", "shard-parameters", "order", "pipeline", "tensor"},
     "tensorflow": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times"},
     "keras": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times"},
     "mxnet": _REDUCED | {"gpu", "fp64", "int8", "uint8", "order"},

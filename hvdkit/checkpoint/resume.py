@@ -121,9 +121,10 @@ def resumed(
     found_state = adapter.allgather_object(found_state, mesh.world, name="resume")[root]
     if "error" in found_state:
         raise RequestError(found_state["error"])
-    session.broadcast_state(mesh.world, root, state if found_state else None)
     if not found_state:
+        session.broadcast_state(mesh.data)
         return Progress(), False, {}, []
+    session.broadcast_state(mesh.world, root, state)
     progress = Progress(**found_state["progress"])
     recounted = recounts(found_state["recipe"], found_state["np"], recipe, mesh.data.size)
     if dataset.fingerprints and found_state["samples"] is not None:

@@ -19,7 +19,7 @@ from hvdkit.baselines import registry
 from hvdkit.commands import checks, own_script
 from hvdkit.commands.checks import Use
 from hvdkit.commands.debug_logs import VARIABLES
-from hvdkit.core.group import threads_per_rank
+from hvdkit.core.group import coordinates, threads_per_rank
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.data.counts import Counts
 from hvdkit.defaults import FRAMEWORK
@@ -190,7 +190,7 @@ def launch(
     try:
         LAUNCHERS[placement.launcher].run(job, on_tick)
     except RankFailure as failure:
-        raise _with_remedy(failure, plan) from None
+        raise _with_remedy(_placed(failure, plan), plan) from None
     finally:
         if placement.debug:
             _collect_debug_logs(job)
@@ -235,6 +235,20 @@ def environment(plan: Plan) -> dict[str, str]:
     if plan.rival is None:
         added |= tuning.environment(plan.recipe, {**os.environ, **plan.runtime.environment, **added})
     return added
+
+
+def _placed(failure: RankFailure, plan: Plan) -> RankFailure:
+    """The failure, whose ranks are named with their place in the mesh, where one has other layers than another."""
+    axes = plan.recipe.parallel
+    if axes.divides:
+
+        def place(named: re.Match[str]) -> str:
+            data, stage, part = coordinates(int(named[1]), plan.np, axes.pipeline, axes.tensor)
+            return f"{named[0]} (data {data}, pipeline {stage}, tensor {part})"
+
+        what, stop, log = str(failure).partition("; all ranks were ended")
+        failure.args = (re.sub(r"\brank (\d+) on [^\s,;:]+", place, what) + stop + log,)
+    return failure
 
 
 def _with_remedy(failure: RankFailure, plan: Plan) -> RunError:

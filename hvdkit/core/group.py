@@ -119,6 +119,12 @@ class Mesh:
         return self.topology.is_root
 
 
+def coordinates(rank: int, size: int, pipeline_size: int, tensor_size: int) -> tuple[int, int, int]:
+    """The place of a rank of `size` along the data, the pipeline and the tensor axis."""
+    stage, within = divmod(rank, size // pipeline_size)
+    return within // tensor_size, stage, within % tensor_size
+
+
 def sets(size: int, pipeline_size: int = 1, tensor_size: int = 1) -> list[Ranks]:
     """The process sets of a mesh of `size` ranks, for all ranks in one order; none if it has a data axis only."""
     axes = _axes(size, pipeline_size, tensor_size)

@@ -158,8 +158,11 @@ class Loop:
         self.session.set_learning_rate(self.rate(self.step))
         self.session.strategy.begin_step(self.step, self.plan.steps_per_epoch)
 
-    def end_step(self, loss: Tensor) -> None:
-        """Count an update, of which `loss` is this rank's mean, and call the handlers. Raises Stopped if they leave."""
+    def end_step(self, loss: Tensor | None) -> None:
+        """Count an update, of which `loss` is this rank's mean, if it has one, and call the handlers.
+
+        Raises Stopped if they leave.
+        """
         self.phase("end of step")
         self.session.strategy.end_step()
         if not self.session.strategy.by_layer:  # else updates are left, or queued
@@ -179,7 +182,7 @@ class Loop:
         for handler in self.handlers:
             handler.on_epoch_end(self)
 
-    def _count(self, loss: Tensor) -> None:
+    def _count(self, loss: Tensor | None) -> None:
         progress, self.last_loss = self.progress, loss
         self.step_samples.append(self.group_sizes[self._step_in_epoch] * self.plan.global_batch)
         self._step_in_epoch += 1

@@ -102,10 +102,10 @@ def summed(
 def _losses(session: Session, batch: Batch, valid: int, ignored: int | None) -> tuple[float, float]:
     """The sum of a batch's cross-entropies and its count: of samples, or with an `ignored` label of targets."""
     if ignored is None:
-        losses = session.trainable.losses(batch)[:valid]
+        losses = session.losses(batch)[:valid]
         if not valid:  # a rank whose samples have run out computes beside the others
             return 0.0, 0.0
         return float(losses.reshape(valid, -1).mean(axis=1).sum(dtype=np.float64)), valid
     counts = batch.targets != ignored
-    losses = session.trainable.losses(Batch(batch.inputs, np.where(counts, batch.targets, 0)))[:valid]
+    losses = session.losses(Batch(batch.inputs, np.where(counts, batch.targets, 0)))[:valid]
     return float(losses[counts[:valid]].sum(dtype=np.float64)), float(counts[:valid].sum())

@@ -13,7 +13,7 @@ first.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -184,6 +184,7 @@ class Partition:
     """
 
     by_kernel = True  # whether a kernel of the framework may update the pieces
+    shared: Sequence[str] = ()  # parameters that other stages of a pipeline have too
 
     def __init__(
         self,
@@ -284,7 +285,8 @@ class Partition:
         owners = [piece.name for piece in self.pieces.values()]
         norms = [dict(zip(owners, map(ops.norm, tensors), strict=True)) for tensors in kinds]
         for group in self.groups:
-            names = self._partial(group)
+            if not (names := self._partial(group)):
+                continue
             own = [self._square(kind, name) for kind in norms for name in names]
             (totals,) = self.adapter.allreduce([ops.concat(own)], group, "sum", f"{self._label}.norms")
             found = iter(ops.part(ops.sqrt(totals), [(1,)] * len(own)))

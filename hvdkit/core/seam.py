@@ -22,6 +22,7 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss
 
 if TYPE_CHECKING:
+    from hvdkit.core.passes import Stage
     from hvdkit.core.trainable import Trainable
     from hvdkit.results.bus import Carried
     from hvdkit.results.recording import Kind
@@ -186,6 +187,14 @@ class Adapter(Tensors):
             return Pending(self.reducescatter(tensor, group, "average", name))
         self.assign(out, self.allgather(tensor, group, name))
         return Pending(out)
+
+    def start_broadcast(self, tensor: Tensor, group: Group, root_rank: int, name: str) -> Pending:
+        """Start a broadcast, which may overwrite the others' tensors. Where none can be started, it is done at once."""
+        return Pending(self.broadcast(tensor, group, root_rank, name))
+
+    def stage(self, trainable: Trainable) -> Stage:
+        """The passes of a model that is a stage of a pipeline. Raises RequestError where the framework has none."""
+        raise RequestError(f"parallel.pipeline: {self.NAME} does not train stages of a model yet; expected 1")
 
     def enter_parts(self, tensor: Tensor, group: Group, name: str) -> Tensor:
         """The tensor, the same on all ranks of a group, as what this rank's part of a layer takes.

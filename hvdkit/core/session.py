@@ -28,6 +28,7 @@ from hvdkit.recipe.schema import AverageWeights, Loss, Optimizer
 
 if TYPE_CHECKING:
     from hvdkit.core.counting import Counting
+    from hvdkit.core.pipeline import Pipeline, Plan
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,10 @@ class Session(Stateful):
     `loss` returns the mean over a batch, or (sum, count): then an update minimizes Σ sum / Σ count over its batches and
     all ranks (`core/counting.py`), and `targets`, about how many a batch has, keeps sums in float16's range.
     `initial` makes a `model_state` to start from, which is never in memory beside the slots; an empty one changes
-    nothing. With `digests`, `initial_sha256` is the digest (`core.state.digest`) of what this rank starts from.
+    nothing, and of a pipeline it has this rank's stage. With `digests`, `initial_sha256` is the digest
+    (`core.state.digest`) of what this rank starts from.
     `pieces` are those of the parameters of which the model has only this rank's part; its whole state is collective.
+    With a `plan` the model is this rank's stage of a pipeline.
     Raises RequestError for a model that cannot be trained, for example because two variables share a name.
     """
 
@@ -70,6 +73,7 @@ class Session(Stateful):
         targets: int = 1,
         digests: bool = False,
         pieces: Mapping[str, Piece] | None = None,
+        plan: Plan | None = None,
     ) -> None:
         self.adapter, self.strategy = adapter, strategy or Strategy()
         self.counting: Counting | None = None  # of a loss that may return (sum, count)
@@ -85,31 +89,40 @@ class Session(Stateful):
                 "model: expected parameters to train, got a model without any; give layers that are built in their "
                 "first call the shape of their inputs, or call the model once in `model`"
             )
-        self.pieces = dict(pieces or {})
-        stored = Partition(adapter, self.trainable.parameters, self.pieces).stored
+        self.pieces, self.stages = dict(pieces or {}), plan and plan.mesh.pipeline
+        held = self.held()
+        stored = held.stored
         if pieces:
             from hvdkit.core.slices import check_pieces  # most models are whole
 
             check_pieces(stored)
-        self.shapes = {name: self._turned_shape(stored.partition.shapes[name]) for name in sorted(stored.tensors)}
-        self.dtype = stored.partition.dtypes[next(iter(self.shapes))]
+        self.shapes = {name: self._turned_shape(held.shapes[name]) for name in sorted(held.shapes)}
+        self.dtype = held.dtypes[next(iter(self.shapes))]
         entries = [stored, whole_tensors(adapter, self.trainable.buffers)]
         if initial is not None and (state := initial()):
-            self._load_all(entries, state)
-            del state
+            own = Partition(adapter, self.trainable.parameters, self.pieces)  # of a pipeline, this stage's alone
+            self._load_all([own.stored, entries[1]], state)
+            del own, state
         # Before a strategy divides parameters further: what a rank has of its own model.
         named = ((name, self.array(tensor)) for name, tensor in self._sorted(entries))
         self.initial_sha256 = digest(named) if digests else None
-        del stored, entries, named  # sharding replaces the parameters, and frees their memory
+        shared = held.shared
+        del held, stored, entries, named  # sharding replaces the parameters, and frees their memory
         self.strategy.bind(self)
         settings = self.strategy.optimizer(optimizer)
         self.update = Update(adapter, self.trainable, settings, precision, self.strategy.partition(settings))
-        self.step = Step(self.strategy, self.update, self.counting)
+        self.pipeline: Pipeline | None = None
+        if plan is not None:
+            from hvdkit.core.pipeline import Pipeline  # most models are in one piece
 
-    def train_step(self, batches: Sequence[Batch]) -> Tensor:
+            self.pipeline = Pipeline(adapter, self.trainable, plan, shared)
+        self.step = Step(self.strategy, self.update, self.counting, self.pipeline)
+
+    def train_step(self, batches: Sequence[Batch]) -> Tensor | None:
         """One update by the mean of the batches' gradients, which is communicated once.
 
         Returns this rank's mean loss over the batches, a tensor of one element; the device may still be computing it.
+        Of a pipeline, only the last stage has one, the others None.
         With `precision: fp16` an update that overflows on any rank is skipped on all ranks.
         """
         return self.step(batches)
@@ -176,6 +189,10 @@ class Session(Stateful):
         """The model's outputs in the parameters' dtype for inputs (n, …), in evaluation mode."""
         return self.trainable.predict(inputs)
 
+    def losses(self, batch: Batch) -> np.ndarray:
+        """As `Trainable.losses`, on all stages of a pipeline; collective over them."""
+        return self.trainable.losses(batch) if self.pipeline is None else self.pipeline.losses(batch)
+
     def mean_loss(self, outputs: np.ndarray, targets: np.ndarray) -> float:
         """The `custom_loss` of outputs that `predict` has returned, and of their targets. No gradient is computed."""
         value, count = self.loss_of(outputs, targets)
@@ -214,6 +231,12 @@ class Session(Stateful):
         swap()
         yield
         swap()
+
+    @property
+    def bytes_per_step(self) -> float | None:
+        """Bytes that this rank sends per update, averaged over this process; None if they are not counted."""
+        sent = self.strategy.bytes_per_step
+        return sent if self.pipeline is None or sent is None else sent + self.pipeline.bytes_per_step
 
     def set_learning_rate(self, value: float) -> None:
         """Set the learning rate of the next updates."""

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from hvdkit.core.group import Group
-from hvdkit.core.pieces import BUCKET_BYTES, Piece, StateEntry, set_from, whole_tensors
+from hvdkit.core.pieces import BUCKET_BYTES, Partition, Piece, StateEntry, set_from, whole_tensors
 from hvdkit.core.seam import Adapter
 from hvdkit.core.state import (
     TURNED,
@@ -32,7 +32,8 @@ class Stateful:
     """The part of `Session` that reads, loads and broadcasts its state; what a strategy knows of a session.
 
     `dtype` is the parameters'; `shapes` has their whole shapes by sorted names, in the layouts of `state`. `pieces` are
-    those of the parameters that this rank has only a part of, by name.
+    those of the parameters that this rank has only a part of, by name. `stages` are the ranks of its pipeline, of which
+    the model is one stage, and `shapes` are of all.
     """
 
     adapter: Adapter
@@ -41,6 +42,15 @@ class Stateful:
     dtype: str
     shapes: dict[str, Shape]
     pieces: Mapping[str, Piece] = MappingProxyType({})
+    stages: Group | None = None
+
+    def held(self) -> Partition:
+        """The parameters as pieces: whole tensors, or what this rank has of its model; collective over a pipeline."""
+        if self.stages is None:
+            return Partition(self.adapter, self.trainable.parameters, self.pieces)
+        from hvdkit.core.stages import Stages  # most models are in one piece
+
+        return Stages(self.adapter, self.trainable.parameters, self.stages, self.pieces)
 
     def complete(self) -> None:
         """Make the updates that a strategy has left to the next forward pass; collective, as `state` is with them."""

@@ -4,6 +4,8 @@
 
 Where ranks keep shares only (ZeRO 2 and 3), each microbatch's gradients are averaged first, and shares accumulated.
 
+In a pipeline, forward and backward of all microbatches are `core/pipeline.py`'s.
+
 It is traced, with the strategy and the update, where a framework compiles (TensorFlow, Keras); the others call it.
 """
 
@@ -23,6 +25,7 @@ from hvdkit.data.dataset import Batch
 
 if TYPE_CHECKING:
     from hvdkit.core.counting import Counting
+    from hvdkit.core.pipeline import Pipeline
 
 Reduction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -34,10 +37,12 @@ class Step:
     `gradient_bytes` is the size of the gradients with which an update begins, on this rank.
     """
 
-    def __init__(self, strategy: Strategy, update: Update, counting: Counting | None) -> None:
+    def __init__(
+        self, strategy: Strategy, update: Update, counting: Counting | None, pipeline: Pipeline | None = None
+    ) -> None:
         trainable = self._trainable = strategy.trainable
         self._adapter = strategy.session.adapter
-        self._strategy, self._update, self._counting = strategy, update, counting
+        self._strategy, self._update, self._counting, self._pipeline = strategy, update, counting, pipeline
         self.sums: dict[str, Tensor] = {}
         self.gradient_bytes = 0
         self._count = 1  # microbatches of the current update
@@ -48,8 +53,18 @@ class Step:
         if during and isinstance(trainable, Hooks):
             trainable.on_ready(self._ready)
 
-    def __call__(self, microbatches: Sequence[Batch]) -> Tensor:
-        """Update once. Returns this rank's mean loss, a tensor of one element that the device may still compute."""
+    def __call__(self, microbatches: Sequence[Batch]) -> Tensor | None:
+        """Update once. Returns this rank's mean loss, a tensor of one element that the device may still compute.
+
+        None where a pipeline has its last stage on another rank.
+        """
+        if self._pipeline is not None:
+            self.prepare()
+            mean, self._count = self._pipeline(microbatches, self.to_device, self.scale, self.add)
+            self._pipeline.share(self.sums)
+            self.end(self._count)
+            self._mark(trace_events.UPDATED, self._trainable.parameters)
+            return mean
         self._count = len(microbatches)
         if self._count > 1:
             self.prepare()

@@ -54,7 +54,7 @@ class Strategy:
 
     def partition(self, settings: Optimizer) -> Partition:
         """The pieces of the parameters that this rank updates, by the optimizer of these settings."""
-        return Partition(self.session.adapter, self.trainable.parameters, self.session.pieces)
+        return self.session.held()
 
     def average(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over `group`, `Mesh.data` in a recipe, of what this rank updates; collective.

@@ -31,7 +31,8 @@ def check_ranks(session: Session, mesh: Mesh, step: int) -> None:
 
     Raises RunError, the same on every rank, naming the ranks that differ from rank 0 and the first tensor that does.
     """
-    mine = {name: digest([(name, array)]) for name, array in session.model_arrays() if name in session.shapes}
+    own = session.trainable.parameters
+    mine = {name: digest([(name, array)]) for name, array in session.model_arrays() if name in own}
     everyone = session.adapter.allgather_object((mesh.pipeline.index, mine), mesh.world, name="check_ranks")[
         : mesh.world.size
     ]

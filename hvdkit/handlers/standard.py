@@ -105,8 +105,10 @@ class Losses(Handler):
         run.progress.train_loss = run.progress.epoch_loss / max(1, run.progress.epoch_steps)
 
     def local(self, run: Loop) -> list[float]:
-        """This rank's losses that are not read yet."""
-        return [float(run.adapter.to_numpy(loss).mean()) for loss in self._unread]
+        """This rank's losses that are not read yet; of a pipeline the last stage's, collective over it."""
+        values = [0.0 if loss is None else float(run.adapter.to_numpy(loss).mean()) for loss in self._unread]
+        pipeline = run.session.pipeline
+        return values if pipeline is None or not values else pipeline.from_last(values)
 
     def read(self, run: Loop) -> None:
         """Add the means over all ranks to the progress; collective. Raises RunError if one is no longer a number."""
@@ -227,7 +229,7 @@ class Log(Handler):
             loss=loss,
             learning_rate=run.learning_rate,
             images_per_second=speed,
-            bytes_per_step=run.session.strategy.bytes_per_step,
+            bytes_per_step=run.session.bytes_per_step,
             rss_mib=_rss_mib(),
             unit=run.task.unit,
             warnings=warnings or None,

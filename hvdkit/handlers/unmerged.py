@@ -36,6 +36,7 @@ def unmerged(
     own = {
         "losses": np.array(losses, np.float64),
         "counts": np.array(counts, np.float64),
+        "axes": _axes(mesh),
         "sums": np.array([getattr(progress, name) for name in _SUMS], np.float64),
         **{f"{_DRAWN}{name}": state for name, state in _drawn(adapter).items()},
     }
@@ -54,13 +55,15 @@ def restore(
 ) -> tuple[list[float], list[float]]:
     """Load this rank's part of `unmerged` from a checkpoint's state; returns its `losses` and `counts`.
 
-    Nothing is loaded from a checkpoint without it, or of another number of ranks.
+    Nothing is loaded from a checkpoint without it, or of ranks in another number or along other axes.
     """
     ranks = {name.removeprefix(_OWN).partition(".")[0] for name in state if name.startswith(_OWN)}
     if len(ranks) != mesh.world.size:
         return [], []
     prefix = f"{_OWN}{mesh.topology.rank}."
     own = {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
+    if "axes" in own and not np.array_equal(own["axes"], _axes(mesh)):
+        return [], []
     session.load_buffers(_named(own, _BUFFER))
     if average := session.update.weight_average:
         for name, array in _named(own, _AVERAGE).items():
@@ -71,6 +74,10 @@ def restore(
         setattr(progress, name, type(getattr(progress, name))(value))
     _draw_on(adapter, _named(own, _DRAWN))
     return own["losses"].tolist(), own["counts"].tolist()
+
+
+def _axes(mesh: Mesh) -> np.ndarray:
+    return np.array([mesh.data.size, mesh.pipeline.size, mesh.tensor.size], np.int64)
 
 
 def _named(own: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:

@@ -31,7 +31,8 @@ def choose(adapter: Adapter, mesh: Mesh, recipe: Recipe, name: str = GRADIENTS) 
 
         return Priority(adapter, mesh.data, compression.method == "fp16", name)
     if recipe.sync is None and compression.method in ("none", "fp16") and recipe.allreduce == "ring":
-        return Dense(adapter, mesh.data, compression.method == "fp16", recipe.accumulate, name)
+        batches = recipe.accumulate * mesh.pipeline.size  # at least so many microbatches of an update
+        return Dense(adapter, mesh.data, compression.method == "fp16", batches, name)
     # Imported here because most runs need none of these.
     from hvdkit.strategies.compressed import Compressed
     from hvdkit.strategies.local_sgd import LocalSgd

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import RequestError
-from hvdkit.tasks.parts import Cut, bounds
+from hvdkit.tasks.parts import Cut, Stage, bounds
 from hvdkit.tasks.task import Activations, Architecture, parameter_count
 
 if TYPE_CHECKING:
@@ -54,15 +54,29 @@ class GPT(Architecture):
     @property
     def blocks(self) -> list[str]:
         """The names of the blocks, in forward order."""
-        return [f"transformer.h.{number}" for number in range(self.layers)]
+        stage = self.here
+        return [f"transformer.h.{number}" for number in range(stage.start, stage.stop)]
+
+    @property
+    def here(self) -> Stage:
+        """The stage that this rank has, which may be all of the model."""
+        return self.stage or Stage(0, self.layers, self.layers)
+
+    def staged(self, parallel: Parallel, index: int) -> GPT:
+        edges = [bounds(self.layers, stage, parallel.pipeline)[0] for stage in range(parallel.pipeline)]
+        if parallel.split != "auto":
+            edges = [sum(parallel.split[:stage]) for stage in range(parallel.pipeline)]
+        start, stop = [*edges, self.layers][index : index + 2]
+        return replace(self, stage=Stage(start, stop, self.layers))
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the trainable parameters, in forward order."""
-        width = self.width
-        shapes: dict[str, tuple[int, ...]] = {
-            "transformer.wte.weight": (self.vocabulary, width),
-            "transformer.wpe.weight": (self.context, width),
-        }
+        width, here = self.width, self.here
+        shapes: dict[str, tuple[int, ...]] = {}
+        if here.is_first or here.is_last:
+            shapes["transformer.wte.weight"] = (self.vocabulary, width)
+        if here.is_first:
+            shapes["transformer.wpe.weight"] = (self.context, width)
         layers = {"attn.c_attn": (width, 3 * width), "attn.c_proj": (width, width)}
         mlp = {"mlp.c_fc": (width, 4 * width), "mlp.c_proj": (4 * width, width)}
         for block in self.blocks:
@@ -70,7 +84,8 @@ class GPT(Architecture):
                 shapes[f"{block}.{norm}.weight"] = shapes[f"{block}.{norm}.bias"] = (width,)
                 for name, shape in matrices.items():
                     shapes[f"{block}.{name}.weight"], shapes[f"{block}.{name}.bias"] = shape, shape[1:]
-        shapes["transformer.ln_f.weight"] = shapes["transformer.ln_f.bias"] = (width,)
+        if here.is_last:
+            shapes["transformer.ln_f.weight"] = shapes["transformer.ln_f.bias"] = (width,)
         return shapes
 
     def check_parallel(self, parallel: Parallel) -> None:
@@ -105,7 +120,8 @@ class GPT(Architecture):
             "mlp.c_fc.weight": Cut(1), "mlp.c_fc.bias": Cut(0), "mlp.c_proj.weight": Cut(0),
         }  # fmt: skip
         cuts = {f"{block}.{name}": cut for block in self.blocks for name, cut in layers.items()}
-        return {"transformer.wte.weight": Cut(0, equal=False)} | cuts
+        ends = self.here.is_first or self.here.is_last
+        return ({"transformer.wte.weight": Cut(0, equal=False)} if ends else {}) | cuts
 
     def work_by_layer(self) -> dict[str, int]:
         """Multiply-adds of a token's forward pass by layer, in forward order.

@@ -1,7 +1,7 @@
-"""Tensor parallelism as data: how a layer's tensors are divided over a group of ranks.
+"""Models divided over ranks, as data: which blocks a stage has, and how a layer's tensors are cut.
 
-Shoeybi et al. 2019, section 3. A matrix is cut by columns where its outputs go on divided, by rows where its inputs
-come divided and the ranks' products are added up.
+A layer is cut as in Shoeybi et al. 2019, section 3: a matrix by columns where its outputs go on divided, by rows where
+its inputs come divided and the ranks' products are added up.
 """
 
 from __future__ import annotations
@@ -17,6 +17,25 @@ class Place(Protocol):
 
     @property
     def size(self) -> int: ...
+
+
+class Stage(NamedTuple):
+    """The blocks from `start` up to `stop` of a model with `blocks` of them; the first has what comes before them, the
+    last what comes after."""
+
+    start: int
+    stop: int
+    blocks: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the stage that gets the samples."""
+        return self.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this is the stage that computes the loss."""
+        return self.stop == self.blocks
 
 
 class Cut(NamedTuple):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # the command line counts parameters and starts without NumPy
     from hvdkit.data.dataset import Dataset
     from hvdkit.recipe.communication import Parallel
     from hvdkit.recipe.schema import Recipe
-    from hvdkit.tasks.parts import Cut, Place
+    from hvdkit.tasks.parts import Cut, Place, Stage
 
 
 class NormalizedLayer(NamedTuple):
@@ -45,7 +45,7 @@ class Architecture:
 
     `dtype` is that of the parameters, `compute_dtype` that of the activations. With `recompute` blocks compute their
     activations again in backward. `norm_momentum` is the share of a batch norm's old running statistic that is kept.
-    With `tensor` the script builds this rank's part of the model, as `cuts` has it.
+    With `tensor` the script builds this rank's part of the model, as `cuts` has it, with `stage` that stage of it.
     """
 
     dtype: str = "float32"
@@ -54,6 +54,7 @@ class Architecture:
     norm_momentum: float = 0.0
     norm_epsilon: float = 1e-5
     tensor: Place | None = None
+    stage: Stage | None = None
 
     def cuts(self) -> dict[str, Cut]:
         """How tensor parallelism divides parameters, by name. The others are whole on each rank."""
@@ -62,6 +63,10 @@ class Architecture:
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the trainable parameters, in forward order, as checkpoints have them."""
         return {}
+
+    def staged(self, parallel: Parallel, index: int) -> Architecture:
+        """The table of one stage of a pipeline, counted from 0."""
+        raise NotImplementedError
 
     def check_parallel(self, parallel: Parallel) -> None:
         """Raise RequestError if the model cannot be divided over ranks so."""

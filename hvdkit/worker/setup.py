@@ -24,7 +24,7 @@ from hvdkit.data.dataset import BatchedSplit, Dataset, StreamedSplit
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe, flat
 from hvdkit.strategies import choose
-from hvdkit.tasks.task import Architecture, Task, parameter_count
+from hvdkit.tasks.task import Architecture, Task, parameter_count, state_shapes
 from hvdkit.worker import startup, tuning
 
 if TYPE_CHECKING:
@@ -74,7 +74,15 @@ class Setup:
         architecture = replace(
             self.architecture, dtype=precision.parameters, compute_dtype=precision.compute, recompute=recipe.recompute
         )
-        pieces = None
+        pieces = plan = None
+        whole = architecture
+        if self.mesh.pipeline.size > 1:
+            from hvdkit.core.pipeline import Plan  # most models are in one piece
+            from hvdkit.recipe.parallel import microbatches_of
+
+            axes = recipe.parallel
+            architecture = architecture.staged(axes, self.mesh.pipeline.index)
+            plan = Plan(self.mesh, axes.schedule, microbatches_of(axes, recipe.batch_size))
         if self.mesh.tensor.size > 1:
             from hvdkit.core.slices import pieces_of  # most models are whole
 
@@ -85,16 +93,17 @@ class Setup:
         loss = self.task.loss or recipe.loss
 
         def initial() -> Mapping[str, Any]:
-            state = architecture.initial_state(recipe.seed)
             if not recipe.model.weights:
-                return state
+                return architecture.initial_state(recipe.seed)
+            state = whole.initial_state(recipe.seed)
             from hvdkit.checkpoint import weights
 
             shapes = {name: value.shape for name, value in state.items()}
-            found = weights.read_fitting(Path(recipe.model.weights), shapes, recipe.model.new_head, architecture)
+            found = weights.read_fitting(Path(recipe.model.weights), shapes, recipe.model.new_head, whole)
             if found.notes and self.mesh.is_root:
                 print("\n".join(found.notes), flush=True)
-            return found.onto(state)
+            state = found.onto(state)
+            return state if plan is None else {name: state[name] for name in state_shapes(architecture)}
 
         with startup.own_pages(self._own_pages_from(recipe)):
             built = self.script.build(architecture)
@@ -111,6 +120,7 @@ class Setup:
                 targets,
                 digests,
                 pieces,
+                plan,
             )
         startup.done()
         return session

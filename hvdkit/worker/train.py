@@ -286,7 +286,7 @@ def _result(
         threads=threads_per_rank(None if recipe.threads == "auto" else recipe.threads, topology.local_size),
         compression=str(recipe.compression),
         sync=recipe.sync and recipe.sync.model_dump(),
-        bytes_per_step=session.strategy.bytes_per_step,
+        bytes_per_step=session.bytes_per_step,
         state_bytes=sizes,
         optimizer=recipe.optimizer.name,
         epochs=progress.epoch + bool(progress.samples) if loop.stopped_early else loop.epochs,

@@ -11,6 +11,7 @@ if __name__ == "__main__":
     startup.begin()  # before the framework, whose start-up it makes faster
 
 import sys
+from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
@@ -94,7 +95,10 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A model from tokens (n, t) to logits (n, t, vocabulary), built from its table. Ranks divide the vocabulary."""
+    """A model from tokens (n, t) to logits (n, t, vocabulary), built from its table. Ranks divide the vocabulary.
+
+    Between two stages of a pipeline are vectors (n, t, width).
+    """
 
     def __init__(self, table: gpt.GPT) -> None:
         super().__init__()
@@ -104,16 +108,26 @@ class GPT(nn.Module):
             from hvdkit.adapters.pytorch.parts import DividedOutputs
 
             self.divided_outputs = DividedOutputs(pytorch, table.tensor, self.first, table.vocabulary)
-        self.transformer = nn.ModuleDict(
-            {
-                "wte": TiedEmbedding(stop - self.first, table.width),
-                "wpe": nn.Embedding(table.context, table.width),
-                "h": nn.ModuleList(Block(table, name) for name in table.blocks),
-                "ln_f": nn.LayerNorm(table.width, table.norm_epsilon),
-            }
-        )
+        self.here, parts = table.here, nn.ModuleDict()
+        if self.here.is_first or self.here.is_last:
+            parts["wte"] = TiedEmbedding(stop - self.first, table.width)
+        if self.here.is_first:
+            parts["wpe"] = nn.Embedding(table.context, table.width)
+        parts["h"] = nn.Sequential(OrderedDict((name.split(".")[-1], Block(table, name)) for name in table.blocks))
+        if self.here.is_last:
+            parts["ln_f"] = nn.LayerNorm(table.width, table.norm_epsilon)
+        self.transformer = parts
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.transformer
+        words = parts["wte"].weight if self.here.is_last else None
+        if self.here.is_first:
+            x, words = self.embedded(x)
+        x = parts["h"](x)
+        return self.parts.enter(parts["ln_f"](x)) @ words.T if self.here.is_last else x
+
+    def embedded(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The vectors of tokens and of their places, and the table for its second use."""
         parts = self.transformer
         if self.parts.group:
             here = (tokens >= self.first) & (tokens < self.first + parts["wte"].num_embeddings)
@@ -121,10 +135,7 @@ class GPT(nn.Module):
             x = self.parts.leave(x * here[..., None])
         else:
             x, words = parts["wte"](tokens)
-        x = x + parts["wpe"].weight[: tokens.shape[1]]
-        for block in parts["h"]:
-            x = block(x)
-        return self.parts.enter(parts["ln_f"](x)) @ words.T
+        return x + parts["wpe"].weight[: tokens.shape[1]], words
 
 
 build = GPT

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import horovod.torch as hvd
 import numpy as np
@@ -19,6 +20,9 @@ from hvdkit.core.group import Group, Topology, threads_per_rank, wants_gpu
 from hvdkit.core.seam import AnyLoss, Observer
 from hvdkit.core.trainable import Trainable
 from hvdkit.errors import RequestError
+
+if TYPE_CHECKING:
+    from hvdkit.core.passes import Stage
 
 
 class PyTorch(TorchTensors, TorchCollectives):
@@ -85,6 +89,12 @@ class PyTorch(TorchTensors, TorchCollectives):
     def _sum(self, group: Group, name: str, tensor: torch.Tensor) -> torch.Tensor:
         # detached and contiguous, as Horovod wants it
         return self.allreduce([tensor.detach().contiguous()], group, "sum", name)[0]
+
+    def stage(self, trainable: Trainable) -> Stage:
+        from hvdkit.adapters.pytorch.stages import TorchStage
+
+        assert isinstance(trainable, training.TrainableModel)
+        return TorchStage(trainable)
 
     def observer(self, trainable: Trainable) -> Observer:
         from hvdkit.adapters.pytorch import timing

@@ -46,6 +46,9 @@ class TorchCollectives(HorovodAdapter):
         start = hvd.allreduce_async_ if what == "average" else hvd.reducescatter_async
         return Started(start(tensor, op=hvd.Average, name=name, **self.how(group)))
 
+    def start_broadcast(self, tensor: torch.Tensor, group: Group, root_rank: int, name: str) -> Pending:
+        return Started(hvd.broadcast_async_(tensor, root_rank, name, **self.how(group)))
+
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:
     """A gradient as it is sent, with all elements; `sparse=True` of an embedding makes one of some rows."""

@@ -124,16 +124,19 @@ class TrainableModel(Trainable, Hooks, Divisible):
 
     def loss_of(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs and mean loss of a batch in training mode."""
-        self._enter_training()
-        with self._autocast():
-            logits = self.forward(*arguments(inputs))
-        logits = one_tensor(logits).to(self._dtype)
+        logits = self.outputs_of(inputs)
         return logits, self._criterion(logits, targets)
 
-    def observe(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    def outputs_of(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Outputs in training mode."""
         self._enter_training()
-        with torch.no_grad(), self._autocast():
-            self.forward(*arguments(inputs))
+        with self._autocast():
+            outputs = self.forward(*arguments(inputs))
+        return one_tensor(outputs).to(self._dtype)
+
+    def observe(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        with torch.no_grad():
+            self.outputs_of(inputs)
 
     def _enter_training(self) -> None:
         """Training mode, but for the layers that the user has put into evaluation mode."""
@@ -152,15 +155,17 @@ class TrainableModel(Trainable, Hooks, Divisible):
         }
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
-        outputs = self._evaluated(mapped(self._put, inputs))
+        outputs = self.evaluated(mapped(self._put, inputs))
         return np.array((self._divided.whole(outputs) if self._divided else outputs).cpu().numpy())
 
     def losses(self, batch: Batch) -> np.ndarray:
-        inputs, targets = self.inputs(batch)
-        losses = self._cross_entropy(self._evaluated(inputs), targets, reduction="none")
-        return np.array(losses.reshape(targets.shape).cpu().numpy())
+        return np.array(self.losses_of(*self.inputs(batch)).cpu().numpy())
 
-    def _evaluated(self, inputs: torch.Tensor) -> torch.Tensor:
+    def losses_of(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Each target's cross-entropy in evaluation mode."""
+        return self._cross_entropy(self.evaluated(inputs), targets, reduction="none").reshape(targets.shape)
+
+    def evaluated(self, inputs: torch.Tensor) -> torch.Tensor:
         """The outputs in evaluation mode."""
         self.model.eval()
         # not inference_mode, whose tensors a model that keeps them cannot train on

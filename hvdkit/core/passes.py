@@ -1,0 +1,36 @@
+"""What a framework gives of a stage of a pipeline: its forward pass, and backward from a gradient of its outputs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from hvdkit.core.tensors import Scalar, Tensor
+
+
+class Passed(ABC):
+    """A microbatch that has gone forward through a stage; what backward needs of it is kept."""
+
+    outputs: Tensor  # what the next stage gets, or on the last stage the mean loss
+
+    @abstractmethod
+    def backward(self, gradient: Tensor | Scalar | None) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """The gradients of the stage's inputs, None if they are samples, and of its parameters by name.
+
+        `gradient` is that of the outputs; of a loss a number, or None for 1. Called once; what was kept is let go. The
+        next backward pass may overwrite the parameters' gradients.
+        """
+
+
+class Stage(ABC):
+    """The passes of a `Trainable` whose model is a stage of a pipeline. Several microbatches may be on their way."""
+
+    @abstractmethod
+    def forward(self, inputs: Tensor, targets: Tensor | None, received: bool) -> Passed:
+        """A forward pass in training mode, with the loss where there are `targets`.
+
+        `inputs` are what the stage before has computed if they were `received`, which need a gradient, else samples.
+        """
+
+    @abstractmethod
+    def evaluate(self, inputs: Tensor, targets: Tensor | None) -> Tensor:
+        """The outputs in evaluation mode; where there are targets, each one's cross-entropy without smoothing."""

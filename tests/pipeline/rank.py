@@ -1,0 +1,225 @@
+"""One rank of four that trains a GPT in stages, beside the whole model on the batches of all ranks:
+
+    python tests/pipeline/rank.py FRAMEWORK REPORT.json
+
+Before each of the `forced` steps both load one state. Each fault that is planted is to be seen in the gradients, or in
+the weights after a step.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvdkit import adapters
+from hvdkit.core.group import Mesh, sets
+from hvdkit.core.pieces import Partition
+from hvdkit.core.pipeline import Plan, divided
+from hvdkit.core.session import Session
+from hvdkit.core.state import digest
+from hvdkit.core.strategy import Strategy
+from hvdkit.data.dataset import Batch
+from hvdkit.recipe.communication import Parallel
+from hvdkit.recipe.schema import AdamW, Lamb, Loss, Optimizer, Sgd
+from hvdkit.strategies.dense import Dense
+from hvdkit.tasks.gpt import GPT
+from tests.tensor.rank import build_of, errors, far, most
+
+STEPS, RANKS, SAMPLES, MICROBATCHES = 20, 4, 8, 4
+TABLE = GPT("gpt", layers=5, heads=2, width=16, context=8, vocabulary=37, dtype="float64", compute_dtype="float64")
+ADAMW = AdamW(learning_rate=0.01, weight_decay=0.1, decay="weights", clip_norm=0.5)
+OTHERS: list[Optimizer] = [Sgd(learning_rate=0.1, momentum=0.9, clip_norm=0.5), Lamb(learning_rate=0.01, clip_norm=0.5)]
+Arrays = dict[str, np.ndarray]
+
+
+def batch(step: int, rank: int) -> Batch:
+    """The samples of a rank of the data axis."""
+    both = np.random.default_rng([step, rank]).integers(0, TABLE.vocabulary, (SAMPLES, TABLE.context + 1))
+    return Batch(both[:, :-1].copy(), both[:, 1:].copy())
+
+
+def recorded(session: Session) -> Arrays:
+    """The gradients of this rank's parameters in the last update, before clipping; empty before one."""
+    found: Arrays = {}
+    unscaled = session.update.unscaled
+
+    def record(gradients: Mapping[str, Any]) -> dict[str, Any]:
+        of_loss = unscaled(gradients)
+        found.update({name: session.array(gradient).copy() for name, gradient in of_loss.items()})
+        return of_loss
+
+    session.update.unscaled = record  # type: ignore[method-assign]
+    return found
+
+
+class Pair:
+    """A model in stages, and the whole one, of the same values everywhere."""
+
+    def __init__(
+        self,
+        framework: str,
+        mesh: Mesh,
+        schedule: str,
+        optimizer: Optimizer = ADAMW,
+        precision: str = "fp64",
+        table: GPT = TABLE,
+    ) -> None:
+        adapter, build, loss = adapters.load(framework), build_of(framework), Loss(label_smoothing=0.1)
+        parallel = Parallel(pipeline=mesh.pipeline.size, microbatches=MICROBATCHES, schedule=schedule)  # type: ignore[arg-type]
+        self.mesh, own = mesh, table.staged(parallel, mesh.pipeline.index)
+        plan, strategy = Plan(mesh, schedule, MICROBATCHES), Dense(adapter, mesh.data, accumulate=2)
+        self.stages = Session(adapter, build(own), optimizer, loss, strategy, precision, plan=plan)
+        adapter.seed(3)  # the same on all ranks
+        self.whole = Session(adapter, build(table), optimizer, loss, Strategy(), precision)
+        random = np.random.default_rng(7)  # other values everywhere, slots too, the same on all ranks
+        self.start = {
+            name: np.asarray(value + 0.1 * random.random(value.shape), value.dtype)
+            for name, value in self.whole.state().items()
+        }
+        for session in (self.stages, self.whole):
+            session.load_state(self.start)
+        self.gradients = [recorded(session) for session in (self.stages, self.whole)]
+
+    def step(self, number: int, batches: int = 1) -> dict[str, float]:
+        """Errors of this stage's gradients and, on the last stage, of the loss."""
+        numbers, data = range(number * batches, (number + 1) * batches), self.mesh.data
+        loss = self.stages.train_step([batch(each, data.index) for each in numbers])
+        every = [batch(each, rank) for rank in range(data.size) for each in numbers]
+        wanted = self.whole.train_step([part for each in every for part in divided(each, MICROBATCHES)])
+        got, reference = self.gradients
+        found = errors(got, {name: reference[name] for name in got})
+        if data.size == 1 and loss is not None:
+            found["loss"] = abs(float(loss) / float(wanted) - 1)
+        return found
+
+    def after(self) -> dict[str, float]:
+        return errors(self.stages.state(), self.whole.state())
+
+
+def trained(framework: str, mesh: Mesh, schedule: str) -> dict[str, Any]:
+    """Errors of each of the forced steps, of others without a teacher, and of evaluations; and whether state is read
+    and loaded whole."""
+    pair = Pair(framework, mesh, schedule)
+    loaded = pair.stages.state()
+    gradients, weights, free = [], [], []
+    for number in range(STEPS):
+        pair.stages.load_state(pair.whole.state())
+        gradients.append(pair.step(number))
+        weights.append(pair.after())
+    recomputes = replace(TABLE, recompute="recompute" in adapters.load(framework).CAPABILITIES)
+    for optimizer in (ADAMW, *OTHERS):
+        other = Pair(framework, mesh, schedule, optimizer, table=recomputes)
+        for number in range(4):
+            other.step(number, 1 + number % 2)
+        free.append(other.after())
+    pair.stages.load_state(pair.whole.state())
+    seen = batch(99, mesh.data.index)
+    own = pair.stages.trainable.parameters
+    return {
+        "gradients": most(gradients),
+        "weights": most(weights),
+        "free": most([{name: error for name, error in each.items() if name in pair.whole.shapes} for each in free]),
+        "evaluation": far(pair.stages.losses(seen), pair.whole.losses(seen)),
+        "loaded": all(np.array_equal(loaded[name], pair.start[name]) for name in pair.start),
+        "names": sorted(own),
+        "digest": [digest(session.model_arrays()) for session in (pair.stages, pair.whole)],
+        "bytes": [session.state_bytes() for session in (pair.stages, pair.whole)],
+        "sent": pair.stages.bytes_per_step,
+    }
+
+
+def overflowed(framework: str, mesh: Mesh) -> list[str]:
+    """What an infinite gradient on the last stage alone changes."""
+    session = Pair(framework, mesh, "1f1b", Sgd(learning_rate=0.1), "fp16").stages
+    before, ops = session.state(), session.adapter
+    gradients = {name: ops.zeros_like(tensor) + 1 for name, tensor in session.trainable.parameters.items()}
+    if mesh.after is None:
+        gradients["transformer.ln_f.weight"] = gradients["transformer.ln_f.weight"] * np.inf
+    session.update(gradients)
+    after = session.state()
+    return sorted(name for name in before if not np.array_equal(before[name], after[name]))
+
+
+def planted(framework: str, mesh: Mesh) -> dict[str, dict[str, float]]:
+    """Errors of gradients, and after a step, with each fault."""
+
+    def dropped(session: Session) -> None:
+        add, calls = session.step.add, []
+
+        def once_less(gradients: Mapping[str, Any]) -> None:
+            calls.append(gradients)
+            if len(calls) != 2:
+                add(gradients)
+
+        session.step.add = once_less  # type: ignore[method-assign]
+
+    def scaled(session: Session) -> None:
+        pipeline: Any = session.pipeline
+        send = pipeline._send
+        pipeline._send = lambda pair, tensor, batch, name: send(
+            pair, tensor * 2 if name == "activation.1" else tensor, batch, name
+        )
+
+    def swapped(session: Session) -> None:
+        pipeline: Any = session.pipeline
+        receive = pipeline._receive
+        others = {"gradient.1": "gradient.2", "gradient.2": "gradient.1"}
+        pipeline._receive = lambda pair, batch, name: receive(pair, batch, others.get(name, name))
+
+    def untied(session: Session) -> None:
+        session.pipeline.share = lambda sums: None  # type: ignore[union-attr, method-assign]
+
+    def by_ranks(session: Session) -> None:
+        end = session.step.end
+        session.step.end = lambda count: end(count * mesh.pipeline.size)  # type: ignore[method-assign]
+
+    def norm_of_a_stage(session: Session) -> None:
+        partition: Any = session.update.partition
+        partition.sum_of_squares = lambda norms: Partition.sum_of_squares(partition, norms)
+
+    faults: dict[str, Callable[[Session], None]] = {
+        "no fault": lambda session: None,
+        "a microbatch dropped": dropped,
+        "gradients of another microbatch": swapped,
+        "an activation scaled twice": scaled,
+        "tied weights not summed": untied,
+        "divided by ranks": by_ranks,
+        "norm over one axis": norm_of_a_stage,
+    }
+    found = {}
+    for name, plant in faults.items():
+        pair = Pair(framework, mesh, "gpipe")
+        plant(pair.stages)
+        found[name] = pair.step(0) | {f"after {name}": error for name, error in pair.after().items()}
+    return found
+
+
+def main(framework: str, report: Path) -> None:
+    adapter = adapters.load(framework)
+    sizes = (2, RANKS)
+    world = adapter.init(
+        "cpu", threads=1, sets=list(dict.fromkeys(each for size in sizes for each in sets(RANKS, size)))
+    )
+    meshes = {size: Mesh(world, size, process_set=adapter.process_set) for size in sizes}
+    found: dict[str, Any] = {
+        f"{schedule} {size}": trained(framework, mesh, schedule)
+        for size, mesh in meshes.items()
+        for schedule in ("gpipe", "1f1b")
+    }
+    found["planted"] = planted(framework, meshes[2])
+    if "fp16" in adapter.CAPABILITIES:
+        found["overflow"] = overflowed(framework, meshes[2])
+    everyone = adapter.allgather_object(found, meshes[2].world, name="report")
+    if world.rank == 0:
+        report.write_text(json.dumps(everyone))
+    adapter.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,125 @@
+"""A pipeline: ranks with stages of a GPT compute what one process with the whole model computes."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvdkit.adapters.capabilities import CAPABILITIES
+from hvdkit.launch.launchers import LAUNCHERS
+from tests.conftest import ROOT, Hvdkit
+from tests.launching import framework_job
+from tests.resuming import kill_ranks, under_way
+from tests.test_tensor import RUN, SMALL, far, header, tensors
+
+FRAMEWORKS = tuple(name for name, own in CAPABILITIES.items() if "pipeline" in own)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What each of four ranks found."""
+
+    @cache
+    def found(framework: str) -> list[dict[str, Any]]:
+        folder = tmp_path_factory.mktemp(framework)
+        asked = (ROOT / "tests" / "pipeline" / "rank.py", framework, folder / "report.json")
+        LAUNCHERS["direct"].run(framework_job(framework, folder / "logs", *asked, np=4))
+        return json.loads((folder / "report.json").read_text())
+
+    return found
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("schedule", ("gpipe", "1f1b"))
+@pytest.mark.parametrize("stages", (2, 4))
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_stages_compute_what_the_whole_model_computes(framework: str, stages: int, schedule: str, report: Any) -> None:
+    """Each gradient and weight in 20 forced steps; weights after free ones of three optimizers; evaluation; state.
+
+    On a mesh of two data ranks × two stages, and on one of four stages.
+    """
+    ranks = [rank[f"{schedule} {stages}"] for rank in report(framework)]
+    for rank in ranks:
+        assert not far(rank["gradients"]) and not far(rank["weights"]) and len(rank["weights"]) > 180
+        assert not far(rank["free"], 1e-9) and rank["evaluation"] < 1e-10
+        assert rank["loaded"] and rank["digest"][0] == rank["digest"][1]
+        assert rank["bytes"][0]["parameters"] < rank["bytes"][1]["parameters"]
+    assert ("loss" in ranks[3]["gradients"]) == (stages == 4)
+    first, last = ranks[0]["names"], ranks[3]["names"]
+    assert set(first) & set(last) == {"transformer.wte.weight"}, "both ends have the table of tokens"
+    assert len({name for rank in ranks for name in rank["names"]}) == 4 + 12 * 5
+    activation = 8 * 8 // 4 * 8 * 16  # bytes of float64: samples of a microbatch × context × width
+    assert ranks[0]["sent"] == 4 * activation + 8 * 37 * 16
+
+
+MEAN = "after optimizer.exp_avg.transformer"  # AdamW divides the norm out of its update
+FAULTS = {
+    # what is seen wrong first on each stage, and what is right still
+    "a microbatch dropped": (("transformer.wpe.weight", "transformer.ln_f.weight"), ""),
+    "gradients of another microbatch": (("transformer.wpe.weight", ""), "transformer.ln_f.weight"),
+    "an activation scaled twice": (("transformer.wpe.weight", "transformer.ln_f.weight"), ""),
+    "tied weights not summed": (("transformer.wte.weight", "transformer.wte.weight"), "transformer.ln_f.weight"),
+    "divided by ranks": (("transformer.wpe.weight", "transformer.ln_f.weight"), ""),
+    "norm over one axis": ((f"{MEAN}.wpe.weight", f"{MEAN}.ln_f.weight"), "transformer.wpe.weight"),
+}
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_each_planted_fault_is_seen(framework: str, report: Any) -> None:
+    """On two data ranks × two stages, of which ranks 0 and 1 have the first."""
+    for number, rank in enumerate(report(framework)):
+        assert not far(rank["planted"]["no fault"])
+        assert rank["planted"].keys() == {"no fault", *FAULTS}
+        for fault, (wrong, right) in FAULTS.items():
+            seen = far(rank["planted"][fault], 1e-6)
+            of_stage = wrong[number // 2]
+            assert (not of_stage or of_stage in seen) and right not in seen, (fault, seen)
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_an_overflow_on_one_stage_skips_the_update_of_all(framework: str, report: Any) -> None:
+    assert [rank["overflow"] for rank in report(framework)] == [["optimizer.loss_scale"]] * 4
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_run_continues_in_other_stages(framework: str, hvdkit: Hvdkit, tmp_path: Path) -> None:
+    """Three steps in two stages, two alone, one in two stages again: as six alone; checkpoints are written alike."""
+    command = (*RUN, "--framework", framework, "checkpoint.every_steps=3", *SMALL)
+    stages = ("-np", 2, "parallel.pipeline=2", "parallel.microbatches=2")
+    done = [hvdkit(*command, *stages, "steps=3")]
+    first = tmp_path / "run" / "checkpoints" / "step-00000003"
+    early = tensors(first), header(first / "model.safetensors"), header(first / "optimizer.safetensors")
+    done += [hvdkit(*command, "--resume", "steps=5"), hvdkit(*command, *stages, "--resume", "steps=6")]
+    last = tensors(tmp_path / "run" / "checkpoints" / "last")
+    results = [json.loads((tmp_path / "run" / "result.json").read_text())]
+    done += [hvdkit(*command, "--overwrite", "steps=6")]
+    results += [json.loads((tmp_path / "run" / "result.json").read_text())]
+    assert not any(each.returncode for each in done), [each.stderr for each in done]
+    assert early[1:] == (header(first / "model.safetensors"), header(first / "optimizer.safetensors"))
+    for got, folder in ((early[0], first), (last, first.parent / "last")):
+        wanted = tensors(folder)
+        errors = {n: float(np.linalg.norm(got[n] - wanted[n]) / (np.linalg.norm(wanted[n]) or 1.0)) for n in wanted}
+        # A key's bias has no gradient but rounding, which AdamW makes as large as any.
+        assert got.keys() == wanted.keys() and not far({n: e for n, e in errors.items() if "c_attn.bias" not in n})
+    assert results[0]["initial_state_sha256"] == results[1]["initial_state_sha256"]
+    for key in ("val_loss", "train_loss"):
+        assert results[0][key] == pytest.approx(results[1][key], rel=1e-10)
+    assert results[0]["parameters"] == results[1]["parameters"]
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_stage_that_is_killed_is_named(tmp_path: Path) -> None:
+    options = ("--framework", "pytorch", "-np", 2, "parallel.pipeline=2", "checkpoint.every_steps=1", "threads=1")
+    with under_way(tmp_path / "run", "gpt-tiny", *options, *SMALL) as process:
+        kill_ranks(tmp_path / "run", "pytorch", "gpt", rank=1)
+        assert process.stderr and process.wait(60) == 1
+        told = process.stderr.read()
+        assert "rank 1 on localhost (data 0, pipeline 1, tensor 0) was killed by SIGKILL" in told
