@@ -151,7 +151,7 @@ class Changes:
             self._slow, since = now, self._recent[0]
             return (
                 f"links: the bandwidth of collectives has fallen from {usual:.3g} to {now:.3g} Mbit/s {_since(since)}; "
-                "`hvdkit bench links` shows which link it is"
+                "hvdkit bench links shows which link it is"
             )
         if self._slow is not None and now > _BACK * usual:
             since = next(each for each in self._recent if each.mbit_per_s > _BACK * usual)
