@@ -196,7 +196,6 @@ GPT = ["model={name: gpt, layers: 4, heads: 2, width: 8, context: 4}", "data={na
             [*GPT, "parallel.split=[0, 4]"],
             "parallel.split: expected 'auto' or how many blocks each stage has, such",
         ),
-        ([*GPT, "parallel.tensor=2"], "parallel.tensor: expected 1 beside parallel.pipeline with a model that is"),
         (["parallel.schedule=gpipe"], "parallel: expected schedule only where pipeline is above 1, got gpipe and"),
         (["parallel.data=0"], "parallel.data: expected 'auto' or a whole number from 1 to"),
         (["parallel.stages=2"], "parallel.stages: unknown key"),

@@ -58,6 +58,19 @@ def test_stages_compute_what_the_whole_model_computes(framework: str, stages: in
 
 
 MEAN = "after optimizer.exp_avg.transformer"  # AdamW divides the norm out of its update
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_stages_in_parts_compute_what_the_whole_model_computes(framework: str, report: Any) -> None:
+    """On a mesh of two stages × two parts of their layers."""
+    for number, rank in enumerate(each["1f1b in parts"] for each in report(framework)):
+        assert not far(rank["gradients"]) and not far(rank["weights"]) and ("loss" in rank["gradients"]) == (number > 1)
+        assert not far(rank["free"], 1e-9) and rank["evaluation"] < 1e-10
+        assert rank["loaded"] and rank["digest"][0] == rank["digest"][1]
+        assert rank["bytes"][0]["parameters"] < 0.35 * rank["bytes"][1]["parameters"]
+
+
 FAULTS = {
     # what is seen wrong first on each stage, and what is right still
     "a microbatch dropped": (("transformer.wpe.weight", "transformer.ln_f.weight"), ""),

@@ -63,7 +63,6 @@ def rules(recipe: Mapping[str, Any], parallel: Parallel) -> Iterator[tuple[objec
         (recipe["order"] != "none", "order", "none", recipe["order"]),
         (recipe["sharding"] != "none", "sharding", "none", recipe["sharding"]),
         (stages > 1 and recipe["average_weights"], "average_weights", "null", "an average"),
-        (stages > 1 and parallel.tensor > 1, "parallel.tensor", "1 beside parallel.pipeline", parallel.tensor),
         (recipe["elastic"], "elastic", "null", "elastic training"),
         (loss["ignored_label"] is not None, "loss.ignored_label", "none", loss["ignored_label"]),
         (recipe["tune"] == "measure", "tune", "rule or none", "measure"),

@@ -22,6 +22,7 @@ from hvdkit.core.group import Mesh, sets
 from hvdkit.core.pieces import Partition
 from hvdkit.core.pipeline import Plan, divided
 from hvdkit.core.session import Session
+from hvdkit.core.slices import pieces_of
 from hvdkit.core.state import digest
 from hvdkit.core.strategy import Strategy
 from hvdkit.data.dataset import Batch
@@ -71,10 +72,13 @@ class Pair:
         table: GPT = TABLE,
     ) -> None:
         adapter, build, loss = adapters.load(framework), build_of(framework), Loss(label_smoothing=0.1)
+        tensor = mesh.tensor if mesh.tensor.size > 1 else None
         parallel = Parallel(pipeline=mesh.pipeline.size, microbatches=MICROBATCHES, schedule=schedule)  # type: ignore[arg-type]
-        self.mesh, own = mesh, table.staged(parallel, mesh.pipeline.index)
+        self.mesh, own = mesh, replace(table.staged(parallel, mesh.pipeline.index), tensor=tensor)
         plan, strategy = Plan(mesh, schedule, MICROBATCHES), Dense(adapter, mesh.data, accumulate=2)
-        self.stages = Session(adapter, build(own), optimizer, loss, strategy, precision, plan=plan)
+        self.stages = Session(
+            adapter, build(own), optimizer, loss, strategy, precision, pieces=pieces_of(own, mesh.tensor), plan=plan
+        )
         adapter.seed(3)  # the same on all ranks
         self.whole = Session(adapter, build(table), optimizer, loss, Strategy(), precision)
         random = np.random.default_rng(7)  # other values everywhere, slots too, the same on all ranks
@@ -93,7 +97,8 @@ class Pair:
         every = [batch(each, rank) for rank in range(data.size) for each in numbers]
         wanted = self.whole.train_step([part for each in every for part in divided(each, MICROBATCHES)])
         got, reference = self.gradients
-        found = errors(got, {name: reference[name] for name in got})
+        pieces = self.stages.held().pieces
+        found = errors(got, {name: pieces[name].of(reference) for name in got})
         if data.size == 1 and loss is not None:
             found["loss"] = abs(float(loss) / float(wanted) - 1)
         return found
@@ -203,15 +208,16 @@ def planted(framework: str, mesh: Mesh) -> dict[str, dict[str, float]]:
 def main(framework: str, report: Path) -> None:
     adapter = adapters.load(framework)
     sizes = (2, RANKS)
-    world = adapter.init(
-        "cpu", threads=1, sets=list(dict.fromkeys(each for size in sizes for each in sets(RANKS, size)))
-    )
+    wanted = [*sets(RANKS, 2), *sets(RANKS, RANKS), *sets(RANKS, 2, 2)]
+    world = adapter.init("cpu", threads=1, sets=list(dict.fromkeys(wanted)))
     meshes = {size: Mesh(world, size, process_set=adapter.process_set) for size in sizes}
+    in_parts = Mesh(world, 2, 2, adapter.process_set)
     found: dict[str, Any] = {
         f"{schedule} {size}": trained(framework, mesh, schedule)
         for size, mesh in meshes.items()
         for schedule in ("gpipe", "1f1b")
     }
+    found["1f1b in parts"] = trained(framework, in_parts, "1f1b")
     found["planted"] = planted(framework, meshes[2])
     if "fp16" in adapter.CAPABILITIES:
         found["overflow"] = overflowed(framework, meshes[2])
