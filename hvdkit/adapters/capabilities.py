@@ -56,7 +56,7 @@ CAPABILITIES: dict[str, frozenset[str]] = {
     | {"scalars", "empty", "layer-times", "own-profile", "shard-parameters", "order", "pipeline", "tensor"},
     "tensorflow": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times"},
     "keras": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times"},
-    "mxnet": _REDUCED | {"gpu", "fp64", "int8", "uint8", "order"},
+    "mxnet": _REDUCED | {"gpu", "fp64", "int8", "uint8", "order", "tensor"},
     "local": _REDUCED | {"fp64", "int8", "uint8", "scalars", "empty"},
 }
 

@@ -35,9 +35,12 @@ STEPS, RANKS, SAMPLES = 20, 4, 2
 # 37 tokens: unequal parts of the vocabulary
 TABLE = GPT("gpt", layers=2, heads=4, width=16, context=8, vocabulary=37, dtype="float64", compute_dtype="float64")
 ADAMW = AdamW(learning_rate=0.01, weight_decay=0.1, decay="weights", clip_norm=0.5)
-OTHERS: dict[str, Optimizer] = {
-    "sgd": Sgd(learning_rate=0.1, momentum=0.9, clip_norm=0.5),
-    "lamb": Lamb(learning_rate=0.01, weight_decay=0.1, clip_norm=0.5),
+# Rules of core, which one framework is enough for.
+OTHERS: dict[str, list[Optimizer]] = {
+    "pytorch": [
+        Sgd(learning_rate=0.1, momentum=0.9, clip_norm=0.5),
+        Lamb(learning_rate=0.01, weight_decay=0.1, clip_norm=0.5),
+    ]
 }
 Arrays = dict[str, np.ndarray]
 
@@ -144,7 +147,7 @@ def trained(framework: str, mesh: Mesh) -> dict[str, Any]:
         weights.append(pair.after())
     free = []
     recomputes = replace(TABLE, recompute="recompute" in adapters.load(framework).CAPABILITIES)
-    for optimizer in (ADAMW, *OTHERS.values()):
+    for optimizer in (ADAMW, *OTHERS.get(framework, [])):
         other = Pair(framework, mesh, optimizer, table=recomputes)
         for number in range(4):
             other.step(number, 1 + number % 2)
@@ -182,7 +185,7 @@ def overflowed(framework: str, mesh: Mesh) -> list[str]:
     gradients = {name: ops.zeros_like(tensor) + 1 for name, tensor in session.trainable.parameters.items()}
     if mesh.tensor.index == mesh.tensor.size - 1:
         gradients["transformer.h.0.mlp.c_fc.weight"] = gradients["transformer.h.0.mlp.c_fc.weight"] * np.inf
-    session.compiled(session.update)(gradients) if session.trainable.traced else session.update(gradients)
+    session.compiled(session.update.__call__)(gradients)
     after = session.state()
     return sorted(name for name in before if not np.array_equal(before[name], after[name]))
 
@@ -217,6 +220,8 @@ def planted(framework: str, mesh: Mesh) -> dict[str, dict[str, float]]:
         "vocabulary": {},
         "norm": {},
     }
+    if framework != "pytorch":  # no fault of core or of the table's
+        faults = {name: methods for name, methods in faults.items() if name in ("no fault", "a sum too many")}
     found = {}
     for name, methods in faults.items():
         for method, wrong in methods.items():
