@@ -78,7 +78,9 @@ class Pipeline:
                     losses.append(passed.outputs)
             elif kind == "send activation":
                 assert self._after
-                sent.append(self._send(self._after, alive[number].outputs, batch, f"activation.{number}"))
+                tensor = alive[number].outputs
+                sent.append(self._send(self._after, tensor, batch, f"activation.{number}"))
+                self.bytes_per_step += self._bytes(tensor)
             elif kind == "receive gradient":
                 assert self._after
                 received[number] = self._receive(self._after, batch, f"gradient.{number}")
@@ -90,7 +92,9 @@ class Pipeline:
                     received[number] = of_inputs
             else:
                 assert self._before
-                sent.append(self._send(self._before, received.pop(number), batch, f"gradient.{number}"))
+                tensor = received.pop(number)
+                sent.append(self._send(self._before, tensor, batch, f"gradient.{number}"))
+                self.bytes_per_step += self._bytes(tensor)
         for pending in sent:
             pending()
         loss = sum(losses[1:], losses[0]) / len(losses) if losses else None
@@ -137,7 +141,6 @@ class Pipeline:
 
     def _send(self, pair: Group, tensor: Tensor, batch: Batch, name: str) -> Pending:
         self._layout(pair, batch, tensor)
-        self.bytes_per_step += self._bytes(tensor)
         return self._adapter.start_broadcast(tensor, pair, pair.ranks[pair.index], f"pipeline.{name}")
 
     def _receive(self, pair: Group, batch: Batch, name: str) -> Tensor:
