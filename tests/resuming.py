@@ -73,6 +73,9 @@ def local_run(
             return None
 
 
+RATE = "communication_mbit_per_s"
+
+
 def by_tag(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """(step, value) by a tracker's tag, as metrics.jsonl has them."""
     points: dict[str, list[tuple[int, float]]] = {}
@@ -81,16 +84,17 @@ def by_tag(folder: Path) -> dict[str, list[tuple[int, float]]]:
         names = (
             {"epoch/train_loss": "loss", "validation/accuracy": "val_accuracy", "validation/loss": "val_loss"}
             if line["ends_epoch"]
-            else {f"train/{name}": name for name in ("loss", "learning_rate", "images_per_second")}
+            else {f"train/{name}": name for name in ("loss", "learning_rate", "images_per_second", RATE)}
         )
         for tag, name in names.items():
-            points.setdefault(tag, []).append((line["step"], line[name]))
+            if name != RATE or name in line:  # ranks without a Horovod that counts have none
+                points.setdefault(tag, []).append((line["step"], line[name]))
     return points
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    own = ("images_per_second", "bytes_per_step", "rss_mib", "communication_mbit_per_s")  # of each process
+    own = ("images_per_second", "bytes_per_step", "rss_mib", RATE)  # of each process
     return [{key: value for key, value in line.items() if key not in own} for line in found]
 
 

@@ -78,7 +78,7 @@ def test_over_real_ranks_and_kill_9(framework: str, hvdkit: Hvdkit, recipe: Path
     done = hvdkit("train", recipe, *options, "--out", "run", "--resume", *settings)
     assert done.returncode == 0, done.stderr
     assert shown(tmp_path / "run" / "tensorboard") == told(tmp_path / "run")
-    assert shown(tmp_path / "run" / "tensorboard").keys() == TAGS
+    assert shown(tmp_path / "run" / "tensorboard").keys() == TAGS | {"train/communication_mbit_per_s"}
     assert [step for step, _ in shown(tmp_path / "run" / "tensorboard")["train/loss"]] == [3, 6, 9]
     if framework == "mxnet":  # the folder is the driver's to clear, which knows no framework
         done = hvdkit("train", recipe, "--framework", framework, "--out", "run", "--overwrite", "steps=1")
