@@ -18,10 +18,15 @@ from hvdkit.core.trainable import Function, Slots, Trainable, UpdateKernel, one_
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.errors import RequestError
-from hvdkit.recipe.schema import AdamW, Loss, Optimizer
+from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Sgd
 
 Variables = list[tuple[str, tf.Variable]]
 Weights = list[tf.Variable] | list[tf.Tensor]
+Corrections = tuple[tf.Tensor, tf.Tensor]
+# Of a variable by its gradient and slots; the last is its decay, 0 if it has none.
+KernelUpdate = Callable[[tf.Variable, tf.Tensor, Slots, float], None]
+# (dtype, rate, corrections) -> the update: what all variables share is once in the graph, which is traced sooner
+Kernel = Callable[[tf.DType, tf.Tensor, Corrections], KernelUpdate]
 
 
 class TrainableModel(Trainable):
@@ -131,11 +136,17 @@ class TrainableModel(Trainable):
     def update_kernel(
         self, settings: Optimizer, shapes: Sequence[Shape], like: Sequence[tf.Variable]
     ) -> UpdateKernel | None:
-        if not isinstance(settings, AdamW):
-            return None  # compiled, core's other rules are as fast as kernels
+        # Compiled, core's rules are as fast as kernels, but take longer to trace at each start.
+        kernel: Kernel
+        if isinstance(settings, AdamW):
+            kernel = partial(_adamw, settings)
+        elif isinstance(settings, Sgd) and not settings.decoupled:
+            kernel = partial(_sgd, settings)
+        else:
+            return None
         decays = [decay_of(settings, shape) for shape in shapes]
         scratch = tf.Variable(tf.zeros(0, like[0].dtype), trainable=False, shape=tf.TensorShape(None))
-        return partial(_adamw, settings, decays, scratch)
+        return partial(_by_kernel, kernel, decays, scratch)
 
 
 class ModuleModel(TrainableModel):
@@ -195,43 +206,69 @@ def counted_cross_entropy(loss: Loss, logits: tf.Tensor, labels: tf.Tensor) -> t
     return total, tf.reduce_sum(tf.cast(count, tf.float64))
 
 
-def _adamw(
-    settings: AdamW,
+def _by_kernel(
+    kernel: Kernel,
     decays: list[float],
     scratch: tf.Variable,
     weights: Weights,
     gradients: list[tf.Tensor],
     slots: list[Slots],
     rate: tf.Tensor,
-    corrections: tuple[tf.Tensor, tf.Tensor],
+    corrections: Corrections,
 ) -> Weights:
-    """The new weights, by TensorFlow's kernel for Adam, which adds epsilon before the second correction, not after it.
+    """The new weights, by a `kernel` for each.
 
     It takes variables: a tensor goes through `scratch`, which takes its memory over, so that nothing is copied.
     """
-    renewed = []
-    own = partial(tf.cast, dtype=scratch.dtype)
-    for weight, gradient, (mean, square), decay in zip(weights, gradients, slots, decays, strict=True):
+    update, renewed = kernel(scratch.dtype, rate, corrections), []
+    for weight, *others in zip(weights, gradients, slots, decays, strict=True):
         variable = weight
         if isinstance(weight, tf.Tensor):
             variable = scratch
             scratch.assign(weight)
-        if decay:
-            variable.assign(variable * (1 - own(rate * decay)))
-        tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle,
-            m=mean.handle,
-            v=square.handle,
-            beta1_power=own(1 - corrections[0]),
-            beta2_power=own(1 - corrections[1]),
-            lr=own(rate),
-            beta1=tf.constant(settings.beta1, scratch.dtype),
-            beta2=tf.constant(settings.beta2, scratch.dtype),
-            epsilon=own(settings.epsilon * tf.sqrt(corrections[1])),
-            grad=gradient,
-        )
+        update(variable, *others)
         renewed.append(tf.reshape(scratch, weight.shape) if variable is scratch else weight)
     return renewed
+
+
+def _sgd(settings: Sgd, dtype: tf.DType, rate: tf.Tensor, _: Corrections) -> KernelUpdate:
+    """Core's SGD with coupled decay. TensorFlow's momentum kernel keeps the rate out of the velocity too."""
+    rate, momentum = tf.cast(rate, dtype), tf.constant(settings.momentum, dtype)
+    decay = tf.constant(settings.weight_decay, dtype)
+
+    def update(variable: tf.Variable, gradient: tf.Tensor, slots: Slots, decays: float) -> None:
+        tf.raw_ops.ResourceApplyMomentum(
+            var=variable.handle,
+            accum=slots[0].handle,
+            lr=rate,
+            grad=gradient + decay * variable if decays else gradient,
+            momentum=momentum,
+            use_nesterov=settings.nesterov,
+        )
+
+    return update
+
+
+def _adamw(settings: AdamW, dtype: tf.DType, rate: tf.Tensor, corrections: Corrections) -> KernelUpdate:
+    """Core's AdamW by TensorFlow's kernel for Adam, which adds epsilon before the second correction, not after it."""
+    own, first, second = partial(tf.cast, dtype=dtype), *corrections
+    kept = 1 - own(rate * settings.weight_decay)
+    shared = {
+        "beta1_power": own(1 - first),
+        "beta2_power": own(1 - second),
+        "lr": own(rate),
+        "beta1": tf.constant(settings.beta1, dtype),
+        "beta2": tf.constant(settings.beta2, dtype),
+        "epsilon": own(settings.epsilon * tf.sqrt(second)),
+    }
+
+    def update(variable: tf.Variable, gradient: tf.Tensor, slots: Slots, decays: float) -> None:
+        mean, square = slots
+        if decays:
+            variable.assign(variable * kept)
+        tf.raw_ops.ResourceApplyAdam(var=variable.handle, m=mean.handle, v=square.handle, grad=gradient, **shared)
+
+    return update
 
 
 def check_kind(model: Any) -> None:
