@@ -2,6 +2,8 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && exit; done; echo python3)
 BIN := .venv/bin
+# Once, or each command and each rank does it where Python is told to write no bytecode, as in many containers.
+COMPILE := $(BIN)/python -m compileall -q hvdkit
 
 .PHONY: help bootstrap runtimes driver compare bench bench-gpt bench-start bench-tools bench-resnet50 validate bench-hosts bench-batch-sizes \
 	bench-simulator check-simulator bench-network bench-memory bench-sharding horovod-matrix gpu-check programs check test test-all cluster-check lint image-check clean
@@ -12,6 +14,7 @@ help: ## Show this list
 
 bootstrap: ## Make the environment of the command line, .venv, with the tools of tests and linters
 	@$(PYTHON) scripts/bootstrap.py
+	@$(COMPILE)
 
 runtimes: bootstrap ## Build an environment with framework and Horovod for each framework, .runtimes
 	@$(BIN)/hvdkit runtime build
@@ -19,6 +22,7 @@ runtimes: bootstrap ## Build an environment with framework and Horovod for each 
 # Without the tools of tests and linters, which `make bootstrap` brings: who compares need not wait for them.
 driver:
 	@$(PYTHON) scripts/bootstrap.py --driver
+	@$(COMPILE)
 
 compare: driver ## Train the digits with all four frameworks at 1 and 2 ranks; table in runs/compare
 	@$(BIN)/hvdkit runtime build
@@ -88,8 +92,7 @@ programs: # Chromium, for tests of pages, where root may install it
 	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit; done; \
 		$(call APT,chromium fonts-dejavu-core)
 
-# Bytecode is written once, or thousands of processes do it where Python writes none.
-PYTEST = $(BIN)/python -m compileall -q hvdkit && $(BIN)/python -m pytest -n auto
+PYTEST = $(BIN)/python -m pytest -n auto
 
 check: lint ## Check style and types, and run the tests that start no ranks: under 3 minutes, needs no runtime
 	@$(PYTEST) -m 'check and not ranks' --dist worksteal

@@ -5,12 +5,14 @@
 A round takes three starts directly after each other, in random order, each of two processes of one thread:
 `plain/bare.py` twice at once (framework, model, optimizer, data, one step; no Horovod), `hvdkit train` by its direct
 launcher, and by horovodrun. Both sides of a ratio are of one round. The first round, which may read from a cold disk,
-is not counted. Writes start.json and start.md beside itself, where frameworks that were not asked for keep what they
-had; exit status 1 if a limit is missed and the interval leaves no doubt.
+is not counted. Bytecode is compiled before, as an installation and `make` do. Writes start.json and start.md beside
+itself, where frameworks that were not asked for keep what they had; exit status 1 if a limit is missed and the interval
+leaves no doubt.
 """
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
 import subprocess
@@ -33,6 +35,8 @@ TIMEOUT_S = 180.0
 def main() -> int:
     """The command line; returns the exit status."""
     args = harness.parser(__doc__, rounds=7, frameworks=True).parse_args()
+    for part in ("hvdkit", "recipes", "benchmarks/plain"):
+        compileall.compile_dir(harness.ROOT / part, quiet=1)
     with tempfile.TemporaryDirectory() as folder:
         taken = harness.rounds(Path(folder), args.framework or FRAMEWORKS, SIDES, args.rounds + 1, seconds)
     found = {name: summary(name, rounds[1:]) for name, rounds in taken.items()}

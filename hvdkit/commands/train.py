@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import hvdkit
 from hvdkit import paths
-from hvdkit.commands import dry_run, fields, tune
+from hvdkit.commands import fields, tune
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.plan import MetricsTail, Plan, Watch, launch, make_plan
 from hvdkit.commands.removed import Removals
@@ -100,6 +100,8 @@ def run(request: TrainRequest) -> TrainResult:
 
 def preview(request: TrainRequest) -> DryRun:
     """What would be started. Raises RequestError if it could not continue from the checkpoints in `out`."""
+    from hvdkit.commands import dry_run  # its imports take a tenth of a run's time before ranks start
+
     plan, out, _ = _checked(request)
     paths.check_free(out, request.overwrite, request.resume, [plan.recipe.model.weights])
     described = dry_run.described("train", plan.recipe, out, [(plan, 1)], plan.unreached)

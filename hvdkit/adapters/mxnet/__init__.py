@@ -9,9 +9,9 @@ from dataclasses import replace
 with contextlib.suppress(ImportError):
     import PIL._imaging  # noqa: F401 - imported to load its library
 
-from hvdkit.adapters.loading import without
+from hvdkit.adapters.loading import compiled_late, without
 
-with without("sklearn", "scipy.stats"):
+with without("sklearn", "scipy.stats"), compiled_late("mxnet"):
     import mxnet as mx
 
 import horovod.mxnet as hvd

@@ -43,7 +43,8 @@ class TrainableModel(Trainable):
             sum_exactly(model)
         self._variances = RunningVariances(model)
         with warnings.catch_warnings():  # of hooks that children would lose; those of the model itself take effect
-            warnings.filterwarnings("ignore", f'(?s)"{re.escape(str(model))}" is being hybridized')
+            if model._forward_hooks or model._forward_pre_hooks:
+                warnings.filterwarnings("ignore", f'(?s)"{re.escape(str(model))}" is being hybridized')
             model.hybridize(static_alloc=True, static_shape=True)
         # By canonical name: Gluon's own names depend on the number of models created before.
         named = {canonical_name(name): parameter for name, parameter in model._collect_params_with_prefix().items()}
