@@ -12,6 +12,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -66,10 +67,12 @@ def rank(number: int, port: int, turn: int, phase: str, number_of_signal: int, f
 
 def one(turn: int, phase: str, number_of_signal: int, folder: Path) -> None:
     folder.mkdir()
-    command = [sys.executable, str(SERVER), "127.0.0.1", "localhost:2", "2"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as server:
+    listening = socket.create_server(("127.0.0.1", 0))
+    port, descriptor = listening.getsockname()[1], listening.fileno()
+    command = [sys.executable, str(SERVER), str(descriptor), "localhost:2", "2"]
+    pipe = subprocess.PIPE
+    with listening, subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=[descriptor]) as server:
         assert server.stdin and server.stdout
-        port = int(server.stdout.readline())
         server.stdout.readline()
         pids = []
         for number in range(2):
