@@ -276,7 +276,7 @@ def test_large_sharded_models_return_smaller_blocks(
     monkeypatch.setattr("hvdkit.worker.setup.Session", lambda *_: None)
     recipe = schema.load(registry.locate(Path(model)), [f"sharding={stage}"])
     adapter: Any = SimpleNamespace(NAME=framework, rival=None)
-    mesh: Any = SimpleNamespace(data=SimpleNamespace(size=ranks))
+    mesh: Any = Mesh(Topology(size=ranks))
     script, nothing = Script(lambda architecture: None), cast("Any", None)
     task = tasks.choose(recipe)
     Setup(adapter, script, recipe, mesh, nothing, task, task.architecture(None)).session(recipe)

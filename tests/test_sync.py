@@ -272,8 +272,8 @@ def test_bytes_of_horovods_own_reduction_are_counted_too() -> None:
         for name in ("none", "fp16"):
             strategy = choose(adapter, Mesh(topology), recipe_of(compression=name))
             assert isinstance(strategy, Dense)
-            trainable = SimpleNamespace(overlaps=True)
-            strategy.bind(SimpleNamespace(dtype="float32", trainable=trainable, shapes={"weight": (1000,)}))
+            trainable = SimpleNamespace(overlaps=True, parameters={"weight": np.zeros(1000)})
+            strategy.bind(SimpleNamespace(dtype="float32", trainable=trainable))
             found[name] = strategy.bytes_per_step
         return found
 

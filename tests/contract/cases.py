@@ -32,7 +32,9 @@ _TRAINS = {"gpu", "fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "recompute", "
     "shard-parameters",
 }
 PROBED = sorted(
-    set(MEANINGS) - _TRAINS - {"layer-times", "order", "own-profile", "shard-gradients", "shard-parameters"}
+    set(MEANINGS)
+    - _TRAINS
+    - {"layer-times", "order", "own-profile", "pipeline", "shard-gradients", "shard-parameters", "tensor"}
 )
 Make = Callable[..., Any]
 seeds_from = 0  # of batches: another value for each group of ranks, so that what leaks from one to the other is seen

@@ -18,13 +18,13 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hvdkit import adapters
-from hvdkit.core.group import Topology
+from hvdkit.core.group import Ranks, Topology
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
 from hvdkit.handlers import stopping
@@ -62,7 +62,8 @@ def adapter_of(framework: str) -> Any:
     adapter: Any = adapters.load(framework)
     enter, shutdown = adapter.init, adapter.shutdown
 
-    def init(device: str, threads: int | None = None) -> Topology:
+    def init(device: str, threads: int | None = None, sets: Sequence[Ranks] = ()) -> Topology:
+        assert not sets  # Horovod makes them when it starts
         if not entered:
             entered.append(enter(device, threads))
             leave.append(shutdown)

@@ -27,7 +27,7 @@ import keras  # isort: skip  # after the other adapter, which sets TensorFlow's 
 import tensorflow as tf  # isort: skip
 
 
-_bound: weakref.WeakSet[TrainableModel] = weakref.WeakSet()
+_bound: weakref.WeakKeyDictionary[TrainableModel, None] = weakref.WeakKeyDictionary()  # in their order
 
 
 class TrainableModel(TensorFlowModel, Driver):
@@ -41,7 +41,7 @@ class TrainableModel(TensorFlowModel, Driver):
         self.take_divided(model, loss)
         self._called = False
         self.warnings = [*_compiled(model), *_other_precision(model, precision)]
-        _bound.add(self)
+        _bound[self] = None
         with floatx(self.dtype):  # the dtype of the sum of losses
             model.compile(
                 optimizer=DistributedOptimizer(self),
@@ -227,8 +227,9 @@ def reseed(value: int) -> None:
 
 
 def seed_states() -> list[keras.Variable]:
-    """The states of the random layers of all models."""
-    return [variable for trainable in _bound for variable in trainable.model.variables if _is_seed(variable)]
+    """The states of the random layers of all models, the newest's first: Python may collect older ones at any time."""
+    variables = (variable for trainable in reversed(list(_bound)) for variable in trainable.model.variables)
+    return list(filter(_is_seed, variables))
 
 
 def _compiled(model: keras.Model) -> list[str]:

@@ -60,16 +60,16 @@ def facts(
     package: str,
     folders: list[str],
     mark: str,
-    sharing: str,
+    sharing: str = "",
 ) -> dict[str, Any]:
     """What the host has; `pythons` are the interpreters of runtimes by name, `package` is hvdkit's folder.
 
     `resolves` lacks the names that the name service gives no answer to. `sharing` is a program that tries whether
-    processes can share memory (hvdkit/runtimes/shared_memory_probe.py).
+    processes can share memory (hvdkit/runtimes/shared_memory_probe.py); without it, that is not known.
     """
     pool = ThreadPoolExecutor(5)
     resolved = {name: pool.submit(_resolved, name) for name in (host, neighbour)}
-    gpus, shared = pool.submit(_gpus), pool.submit(_shared_memory, sharing)
+    gpus, shared = pool.submit(_gpus), pool.submit(_shared_memory, sharing) if sharing else None
     runtimes = pool.submit(lambda: {name: runtime(python, packages) for name, python in pythons.items()})
     answers = {
         "hostname": socket.gethostname(),
@@ -81,11 +81,11 @@ def facts(
         "hvdkit": _digest(sorted(Path(package).rglob("*.py"))),
     }
     wait(resolved.values(), _NAME_S)
-    slow: list[Future[Any]] = [gpus, shared, runtimes]
+    slow: list[Future[Any]] = [gpus, runtimes, *([shared] if shared else [])]
     wait(slow, _PROGRAM_S)
     answers["resolves"] = {name: names.result() for name, names in resolved.items() if names.done()}
     answers["gpus"] = gpus.result() if gpus.done() else []
-    answers["shared_memory"] = shared.result() if shared.done() else None
+    answers["shared_memory"] = shared.result() if shared and shared.done() else None
     answers["runtimes"] = runtimes.result() if runtimes.done() else {}
     return answers
 
