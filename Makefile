@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Once, or each command and each rank does it where Python is told to write no bytecode, as in many containers.
 COMPILE := $(BIN)/python -m compileall -q hvdkit
 
-.PHONY: help bootstrap runtimes driver compare bench bench-gpt bench-start bench-tools bench-resnet50 validate bench-hosts bench-batch-sizes \
+.PHONY: help bootstrap runtimes driver compare bench bench-start bench-tools bench-resnet50 validate bench-hosts bench-batch-sizes \
 	bench-simulator check-simulator bench-network bench-memory bench-sharding horovod-matrix gpu-check programs check test test-all cluster-check lint image-check clean
 
 help: ## Show this list
@@ -29,11 +29,8 @@ compare: driver ## Train the digits with all four frameworks at 1 and 2 ranks; t
 	@$(BIN)/hvdkit compare recipes/resnet20-digits.yaml --framework pytorch --framework tensorflow \
 		--framework keras --framework mxnet -np 1 -np 2 --out runs/compare --overwrite
 
-bench: runtimes ## What hvdkit costs over Horovod by hand: images/s and memory, interleaved; about 25 minutes
+bench: runtimes ## Speed and memory beside loops by hand, Horovod by hand, DDP and processes apart; two hours, quiet, resumable
 	@$(BIN)/python -m benchmarks.cost
-
-bench-gpt: runtimes ## A small GPT beside loops by hand, Horovod by hand and DDP: tokens/s and memory; 25 minutes, resumable
-	@$(BIN)/python -m benchmarks.gpt
 
 bench-sharding: runtimes ## Memory and speed of each stage of sharding, and docs/images/sharding.png; 15 minutes, resumable
 	@$(BIN)/python -m benchmarks.sharding

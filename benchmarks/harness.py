@@ -12,13 +12,15 @@ import argparse
 import gzip
 import importlib
 import json
+import os
 import random
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -303,15 +305,37 @@ def train(
     return result_of(folder)
 
 
-def by_hand(framework: str, kind: str, ranks: int, folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+@contextmanager
+def variables(changes: Mapping[str, str]) -> Iterator[None]:
+    """A context with other environment variables, which the ranks that it starts have too."""
+    before = dict(os.environ)
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def by_hand(
+    framework: str,
+    kind: str,
+    ranks: int,
+    folder: Path,
+    options: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """The result of a script of `plain/`, by its ranks of one thread each, through hvdkit's launcher."""
     script = HERE / "plain" / f"{kind}_{framework}.py"
     arguments = [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
-    start_directly(framework, [str(script), *arguments, "--out", str(folder / "result.json")], ranks, folder)
+    arguments += ["--out", str(folder / "result.json")]
+    start_directly(framework, [str(script), *arguments], ranks, folder, environment)
     return dict(json.loads((folder / "result.json").read_text()))
 
 
-def start_directly(framework: str, arguments: list[str], ranks: int, folder: Path) -> None:
+def start_directly(
+    framework: str, arguments: list[str], ranks: int, folder: Path, environment: Mapping[str, str] | None = None
+) -> None:
     """Start ranks of one thread each on this machine, and wait for them. Raises what the launcher raises."""
     from hvdkit.launch.hosts import Host
     from hvdkit.launch.job import Job
@@ -320,8 +344,8 @@ def start_directly(framework: str, arguments: list[str], ranks: int, folder: Pat
 
     folder.mkdir(parents=True, exist_ok=True)
     runtime = find(framework)
-    variables, hosts = runtime.environment | ONE_THREAD, [Host("localhost", ranks)]
-    LAUNCHERS["direct"].run(Job(runtime.python, arguments, ranks, hosts, variables, folder / "logs"))
+    given, hosts = runtime.environment | ONE_THREAD | dict(environment or {}), [Host("localhost", ranks)]
+    LAUNCHERS["direct"].run(Job(runtime.python, arguments, ranks, hosts, given, folder / "logs"))
 
 
 def result_of(folder: Path) -> dict[str, Any]:

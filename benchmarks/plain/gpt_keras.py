@@ -1,4 +1,4 @@
-"""A small GPT in Keras 3 by hand, from its own layers: what hvdkit is measured against (`make bench-gpt`).
+"""A small GPT in Keras 3 by hand, from its own layers: what hvdkit is measured against (`make bench`).
 
 python benchmarks/plain/gpt_keras.py
 horovodrun -np 2 python benchmarks/plain/gpt_keras.py --horovod

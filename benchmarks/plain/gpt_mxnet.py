@@ -1,4 +1,4 @@
-"""A small GPT in MXNet's Gluon by hand: what hvdkit is measured against (`make bench-gpt`).
+"""A small GPT in MXNet's Gluon by hand: what hvdkit is measured against (`make bench`).
 
 python benchmarks/plain/gpt_mxnet.py
 horovodrun -np 2 python benchmarks/plain/gpt_mxnet.py --horovod

@@ -1,4 +1,4 @@
-"""A small GPT in PyTorch by hand, as nanoGPT trains it: what hvdkit is measured against (`make bench-gpt`).
+"""A small GPT in PyTorch by hand, as nanoGPT trains it: what hvdkit is measured against (`make bench`).
 
 python benchmarks/plain/gpt_pytorch.py
 horovodrun -np 2 python benchmarks/plain/gpt_pytorch.py --horovod

@@ -1,16 +1,18 @@
 """ResNet-20 on the digits in Keras 3 with Horovod, by hand: what hvdkit is measured against.
 
-horovodrun -np 2 python benchmarks/plain/resnet_keras.py --epochs 2
+python benchmarks/plain/resnet_keras.py --epochs 2
+horovodrun -np 2 python benchmarks/plain/resnet_keras.py --epochs 2 --horovod
 
 Horovod's own Keras front end does not work under Keras 3, so the optimizer averages the gradients by
 horovod.tensorflow.
 """
 
-import horovod.tensorflow as hvd
 import keras
 import shared
 import tensorflow as tf
 from keras import layers
+
+hvd = shared.horovod("horovod.tensorflow")
 
 
 class DistributedSGD(keras.optimizers.SGD):

@@ -1,13 +1,15 @@
 """ResNet-20 on the digits in MXNet's Gluon with Horovod, by hand: what hvdkit is measured against.
 
-horovodrun -np 2 python benchmarks/plain/resnet_mxnet.py --epochs 2
+python benchmarks/plain/resnet_mxnet.py --epochs 2
+horovodrun -np 2 python benchmarks/plain/resnet_mxnet.py --epochs 2 --horovod
 """
 
-import horovod.mxnet as hvd
 import mxnet as mx
 import shared
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+
+hvd = shared.horovod("horovod.mxnet")
 
 
 def conv(inputs, outputs, kernel, stride):
@@ -56,7 +58,7 @@ def main():
     net = resnet20()
     params = net.collect_params()
     settings = {"learning_rate": 0.05 * hvd.size(), "momentum": 0.9, "wd": 1e-4}
-    trainer = hvd.DistributedTrainer(params, "sgd", settings)
+    trainer = (hvd.DistributedTrainer if args.horovod else gluon.Trainer)(params, "sgd", settings)
     hvd.broadcast_parameters(params, root_rank=0)
     criterion = gluon.loss.SoftmaxCrossEntropyLoss()
 

@@ -1,13 +1,15 @@
 """ResNet-20 on the digits in PyTorch with Horovod, by hand: what hvdkit is measured against.
 
-horovodrun -np 2 python benchmarks/plain/resnet_pytorch.py --epochs 2
+python benchmarks/plain/resnet_pytorch.py --epochs 2
+horovodrun -np 2 python benchmarks/plain/resnet_pytorch.py --epochs 2 --horovod
 """
 
-import horovod.torch as hvd
 import shared
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+hvd = shared.horovod("horovod.torch")
 
 
 def conv(inputs, outputs, kernel, stride):

@@ -1,12 +1,14 @@
 """ResNet-20 on the digits in TensorFlow with Horovod, by hand: what hvdkit is measured against.
 
-horovodrun -np 2 python benchmarks/plain/resnet_tensorflow.py --epochs 2
+python benchmarks/plain/resnet_tensorflow.py --epochs 2
+horovodrun -np 2 python benchmarks/plain/resnet_tensorflow.py --epochs 2 --horovod
 """
 
-import horovod.tensorflow as hvd
 import numpy as np
 import shared
 import tensorflow as tf
+
+hvd = shared.horovod("horovod.tensorflow")
 
 
 class ConvNorm(tf.Module):

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import importlib
 import importlib.util
 import json
 import math
 import resource
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +25,44 @@ RATE, WARMUP, DECAY, BETAS, CLIP = 4e-3, 100, 0.1, (0.9, 0.95), 1.0  # of the GP
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
+class Alone:
+    """In place of a framework's Horovod without `--horovod`: one process that knows of no other."""
+
+    Average = None
+
+    def init(self) -> None:
+        """Nothing to start."""
+
+    shutdown = init
+
+    def rank(self) -> int:
+        """The only rank."""
+        return 0
+
+    def size(self) -> int:
+        """One process."""
+        return 1
+
+    def same(self, value: Any, *_: Any, **__: Any) -> Any:
+        """What all ranks together have."""
+        return value
+
+    broadcast_parameters = broadcast_optimizer_state = broadcast_variables = same
+    DistributedOptimizer = DistributedGradientTape = grouped_allreduce = allreduce = same
+
+    def allgather_object(self, value: Any, name: str) -> list[Any]:
+        """The only rank's."""
+        return [value]
+
+
+def horovod(module: str) -> Any:
+    """The module of Horovod, if the command line has `--horovod`, else `Alone`."""
+    return importlib.import_module(module) if "--horovod" in sys.argv else Alone()
+
+
 def options() -> argparse.Namespace:
-    """The command line of a script that trains ResNet-20."""
-    parser = argparse.ArgumentParser(description="ResNet-20 on the digits by Horovod, without hvdkit.")
+    """The command line of a script that trains ResNet-20; without `--horovod` it is one process."""
+    parser = argparse.ArgumentParser(description="ResNet-20 on the digits, without hvdkit.")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--steps", type=int, help="stop after so many steps")
     return _common(parser, batch_size=32, warmup_steps=10)
@@ -36,7 +73,6 @@ def text_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A small GPT on the bytes of Python's English text, without hvdkit.")
     for name, default in (("layers", 4), ("heads", 4), ("width", 128), ("context", 64), ("steps", 200)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--horovod", action="store_true", help="average the gradients over Horovod's ranks")
     parser.set_defaults(vocabulary=256)
     return _common(parser, batch_size=4, warmup_steps=20)
 
@@ -45,6 +81,7 @@ def _common(parser: argparse.ArgumentParser, batch_size: int, warmup_steps: int)
     parser.add_argument("--batch-size", type=int, default=batch_size, help="samples per rank and step")
     parser.add_argument("--warmup-steps", type=int, default=warmup_steps, help="first steps that speeds leave out")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads a rank")
+    parser.add_argument("--horovod", action="store_true", help="average the gradients over Horovod's ranks")
     parser.add_argument("--out", type=Path, help="file for the result, JSON")
     return parser.parse_args()
 
