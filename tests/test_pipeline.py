@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hvdkit.adapters.capabilities import CAPABILITIES
-from hvdkit.launch.launchers import LAUNCHERS
-from tests.conftest import ROOT, Hvdkit
-from tests.launching import framework_job
+from tests.conftest import Hvdkit
+from tests.divided import SMALL, continues, far, reports
 from tests.resuming import kill_ranks, under_way
-from tests.test_tensor import RUN, SMALL, far, header, tensors
 
 FRAMEWORKS = tuple(name for name, own in CAPABILITIES.items() if "pipeline" in own)
 
@@ -23,15 +18,7 @@ FRAMEWORKS = tuple(name for name, own in CAPABILITIES.items() if "pipeline" in o
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each of four ranks found."""
-
-    @cache
-    def found(framework: str) -> list[dict[str, Any]]:
-        folder = tmp_path_factory.mktemp(framework)
-        asked = (ROOT / "tests" / "pipeline" / "rank.py", framework, folder / "report.json")
-        LAUNCHERS["direct"].run(framework_job(framework, folder / "logs", *asked, np=4))
-        return json.loads((folder / "report.json").read_text())
-
-    return found
+    return reports("pipeline", tmp_path_factory)
 
 
 @pytest.mark.usefixtures("warm")
@@ -105,25 +92,8 @@ def test_an_overflow_on_one_stage_skips_the_update_of_all(framework: str, report
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_run_continues_in_other_stages(framework: str, hvdkit: Hvdkit, tmp_path: Path) -> None:
-    """Three steps in two stages, two alone, one in two stages again: as six alone; checkpoints are written alike."""
-    command = (*RUN, "--framework", framework, "checkpoint.every_steps=3", *SMALL)
     stages = ("-np", 2, "parallel.pipeline=2", "parallel.microbatches=2")
-    done = [hvdkit(*command, *stages, "steps=3")]
-    first = tmp_path / "run" / "checkpoints" / "step-00000003"
-    early = tensors(first), header(first / "model.safetensors"), header(first / "optimizer.safetensors")
-    done += [hvdkit(*command, "--resume", "steps=5"), hvdkit(*command, *stages, "--resume", "steps=6")]
-    last = tensors(tmp_path / "run" / "checkpoints" / "last")
-    results = [json.loads((tmp_path / "run" / "result.json").read_text())]
-    done += [hvdkit(*command, "--overwrite", "steps=6")]
-    results += [json.loads((tmp_path / "run" / "result.json").read_text())]
-    assert not any(each.returncode for each in done), [each.stderr for each in done]
-    assert early[1:] == (header(first / "model.safetensors"), header(first / "optimizer.safetensors"))
-    for got, folder in ((early[0], first), (last, first.parent / "last")):
-        wanted = tensors(folder)
-        errors = {n: float(np.linalg.norm(got[n] - wanted[n]) / (np.linalg.norm(wanted[n]) or 1.0)) for n in wanted}
-        # A key's bias has no gradient but rounding, which AdamW makes as large as any.
-        assert got.keys() == wanted.keys() and not far({n: e for n, e in errors.items() if "c_attn.bias" not in n})
-    assert results[0]["initial_state_sha256"] == results[1]["initial_state_sha256"]
+    results = continues(hvdkit, framework, stages, tmp_path)
     for key in ("val_loss", "train_loss"):
         assert results[0][key] == pytest.approx(results[1][key], rel=1e-10)
     assert results[0]["parameters"] == results[1]["parameters"]

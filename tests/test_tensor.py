@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from hvdkit.adapters.capabilities import CAPABILITIES
-from hvdkit.launch.launchers import LAUNCHERS
-from tests.conftest import ROOT, Hvdkit
-from tests.launching import framework_job
+from tests.conftest import Hvdkit
+from tests.divided import SMALL, continues, far, reports
 from tests.resuming import kill_ranks, under_way
 
 FRAMEWORKS = tuple(name for name, own in CAPABILITIES.items() if "tensor" in own)
@@ -22,26 +17,12 @@ FRAMEWORKS = tuple(name for name, own in CAPABILITIES.items() if "tensor" in own
 TENSORFLOW_THOROUGH = [
     pytest.param(name, marks=pytest.mark.thorough) if name == "tensorflow" else name for name in FRAMEWORKS
 ]
-LARGEST_ERROR = 1e-10
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each of four ranks found."""
-
-    @cache
-    def found(framework: str) -> list[dict[str, Any]]:
-        folder = tmp_path_factory.mktemp(framework)
-        asked = (ROOT / "tests" / "tensor" / "rank.py", framework, folder / "report.json")
-        LAUNCHERS["direct"].run(framework_job(framework, folder / "logs", *asked, np=4))
-        return json.loads((folder / "report.json").read_text())
-
-    return found
-
-
-def far(found: dict[str, float], limit: float = LARGEST_ERROR) -> dict[str, float]:
-    """The tensors with a larger error."""
-    return {name: error for name, error in found.items() if not error <= limit}
+    return reports("tensor", tmp_path_factory)
 
 
 @pytest.mark.usefixtures("warm")
@@ -96,49 +77,12 @@ def test_an_overflow_in_one_part_skips_the_update_of_all(framework: str, report:
         assert changed == [None] * 4
 
 
-SMALL = ("model={name: gpt, layers: 2, heads: 2, width: 16, context: 16, vocabulary: 256}", "batch_size=4")
-RUN = ("train", "gpt-tiny", "--out", "run", "precision=fp64", "threads=1", "data.validation=0.01", "check_ranks=2")
-
-
-def tensors(folder: Path) -> dict[str, np.ndarray]:
-    """A checkpoint's tensors."""
-    return {
-        name: own for file in ("model", "optimizer") for name, own in load_file(folder / f"{file}.safetensors").items()
-    }
-
-
-def header(path: Path) -> bytes:
-    """The part of a safetensors file that says where each tensor is."""
-    content = path.read_bytes()
-    return content[: 8 + int.from_bytes(content[:8], "little")]
-
-
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     "framework", [FRAMEWORKS[0], *(pytest.param(name, marks=pytest.mark.thorough) for name in FRAMEWORKS[1:])]
 )
 def test_a_run_continues_in_other_parts(framework: str, hvdkit: Hvdkit, tmp_path: Path) -> None:
-    """Three steps in two parts, two alone, one in two parts again: as six alone; and checkpoints are written alike."""
-    parts, command = (
-        ("-np", 2, "parallel.tensor=2"),
-        (*RUN, "--framework", framework, "checkpoint.every_steps=3", *SMALL),
-    )
-    done = [hvdkit(*command, *parts, "steps=3")]
-    first = tmp_path / "run" / "checkpoints" / "step-00000003"
-    early = tensors(first), header(first / "model.safetensors"), header(first / "optimizer.safetensors")
-    done += [hvdkit(*command, "--resume", "steps=5"), hvdkit(*command, *parts, "--resume", "steps=6")]
-    last = tensors(tmp_path / "run" / "checkpoints" / "last")
-    results = [json.loads((tmp_path / "run" / "result.json").read_text())]
-    done += [hvdkit(*command, "--overwrite", "steps=6")]
-    results += [json.loads((tmp_path / "run" / "result.json").read_text())]
-    assert not any(each.returncode for each in done), [each.stderr for each in done]
-    assert early[1:] == (header(first / "model.safetensors"), header(first / "optimizer.safetensors"))
-    for got, folder in ((early[0], first), (last, first.parent / "last")):
-        wanted = tensors(folder)
-        errors = {n: float(np.linalg.norm(got[n] - wanted[n]) / (np.linalg.norm(wanted[n]) or 1.0)) for n in wanted}
-        # A key's bias has no gradient but rounding, which AdamW makes as large as any.
-        assert got.keys() == wanted.keys() and not far({n: e for n, e in errors.items() if "c_attn.bias" not in n})
-    assert results[0]["initial_state_sha256"] == results[1]["initial_state_sha256"]
+    results = continues(hvdkit, framework, ("-np", 2, "parallel.tensor=2"), tmp_path)
     assert results[0]["val_loss"] == pytest.approx(results[1]["val_loss"], rel=1e-10)
     assert [result["np"] for result in results] == [2, 1]
     parameters = [result["state_bytes"]["parameters"] for result in results]

@@ -1,0 +1,77 @@
+"""What the tests of models that are divided over ranks share: what four ranks report, and a run that continues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from hvdkit.launch.launchers import LAUNCHERS
+from tests.conftest import ROOT, Hvdkit
+from tests.launching import framework_job
+
+LARGEST_ERROR = 1e-10
+SMALL = ("model={name: gpt, layers: 2, heads: 2, width: 16, context: 16, vocabulary: 256}", "batch_size=4")
+RUN = ("train", "gpt-tiny", "--out", "run", "precision=fp64", "threads=1", "data.validation=0.01", "check_ranks=2")
+
+
+def reports(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
+    """What each of four ranks of a framework finds by `rank.py` in that folder of the tests."""
+
+    @cache
+    def found(framework: str) -> list[dict[str, Any]]:
+        place = tmp_path_factory.mktemp(framework)
+        asked = (ROOT / "tests" / folder / "rank.py", framework, place / "report.json")
+        LAUNCHERS["direct"].run(framework_job(framework, place / "logs", *asked, np=4))
+        return json.loads((place / "report.json").read_text())
+
+    return found
+
+
+def far(found: dict[str, float], limit: float = LARGEST_ERROR) -> dict[str, float]:
+    """The tensors with a larger error."""
+    return {name: error for name, error in found.items() if not error <= limit}
+
+
+def tensors(folder: Path) -> dict[str, np.ndarray]:
+    """A checkpoint's tensors."""
+    return {
+        name: own for file in ("model", "optimizer") for name, own in load_file(folder / f"{file}.safetensors").items()
+    }
+
+
+def header(path: Path) -> bytes:
+    """The part of a safetensors file that says where each tensor is."""
+    content = path.read_bytes()
+    return content[: 8 + int.from_bytes(content[:8], "little")]
+
+
+def continues(hvdkit: Hvdkit, framework: str, divided: tuple[str | int, ...], tmp_path: Path) -> list[dict[str, Any]]:
+    """Three steps of a divided model, two alone, one divided again: as six alone; checkpoints are written alike.
+
+    Returns the results of the last divided step and of the six alone.
+    """
+    command = (*RUN, "--framework", framework, "checkpoint.every_steps=3", *SMALL)
+    done = [hvdkit(*command, *divided, "steps=3")]
+    first = tmp_path / "run" / "checkpoints" / "step-00000003"
+    early = tensors(first), header(first / "model.safetensors"), header(first / "optimizer.safetensors")
+    done += [hvdkit(*command, "--resume", "steps=5"), hvdkit(*command, *divided, "--resume", "steps=6")]
+    last = tensors(tmp_path / "run" / "checkpoints" / "last")
+    results = [json.loads((tmp_path / "run" / "result.json").read_text())]
+    done += [hvdkit(*command, "--overwrite", "steps=6")]
+    results += [json.loads((tmp_path / "run" / "result.json").read_text())]
+    assert not any(each.returncode for each in done), [each.stderr for each in done]
+    assert early[1:] == (header(first / "model.safetensors"), header(first / "optimizer.safetensors"))
+    for got, folder in ((early[0], first), (last, first.parent / "last")):
+        wanted = tensors(folder)
+        errors = {n: float(np.linalg.norm(got[n] - wanted[n]) / (np.linalg.norm(wanted[n]) or 1.0)) for n in wanted}
+        # A key's bias has no gradient but rounding, which AdamW makes as large as any.
+        assert got.keys() == wanted.keys() and not far({n: e for n, e in errors.items() if "c_attn.bias" not in n})
+    assert results[0]["initial_state_sha256"] == results[1]["initial_state_sha256"]
+    return results
