@@ -311,9 +311,10 @@ def test_a_real_run_is_interrupted_and_goes_on_in_the_same_runs(hvdkit: Hvdkit, 
     assert done.returncode == 0 and SECRET not in done.stdout + done.stderr, done.stderr
     (found, points), files = run_of(tmp_path), Offline(tmp_path / "run")
     assert (found.info.status, files.exits, len(files.ids)) == ("FINISHED", [255, 0], 1)
-    wanted, speeds = by_tag(tmp_path / "run"), "train/images_per_second"
+    wanted = by_tag(tmp_path / "run")
     assert points == files.points and points.keys() == wanted.keys()
-    assert [step for step, _ in points.pop(speeds)] == [step for step, _ in wanted.pop(speeds)] == [3, 6, 9]
+    for speed in ("train/images_per_second", "train/communication_mbit_per_s"):
+        assert [step for step, _ in points.pop(speed)] == [step for step, _ in wanted.pop(speed)] == [3, 6, 9]
     assert points == wanted, "a step that was made again has the same loss, but another speed"
     assert list((tmp_path / "run" / "tensorboard").iterdir())
     done = hvdkit("train", recipe, "--framework", "mxnet", "--out", "run", "--overwrite", "steps=1")
