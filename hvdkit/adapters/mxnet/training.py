@@ -25,6 +25,7 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Sgd
 
 _KERNEL_TENSORS = 50  # the most that one call of MXNet's multi-tensor kernels takes
+_ALIKE = 16_384  # how many elements more than another tensor of a call its largest may have
 
 
 class TrainableModel(Trainable):
@@ -125,11 +126,13 @@ class TrainableModel(Trainable):
         if self.dtype != "float32":
             return None
         decays = [decay_of(settings, shape) for shape in shapes]
+        parts = _alike([math.prod(tensor.shape) for tensor in like])
         if isinstance(settings, AdamW):
-            return partial(_in_parts, partial(_adamw, settings), decays, [])
+            return partial(_in_parts, partial(_adamw, settings), parts, decays, [])
         if not isinstance(settings, Sgd) or (settings.decoupled and settings.weight_decay > 0):
             return None
-        return partial(_in_parts, partial(_sgd, settings), decays, [mx.nd.zeros_like(tensor) for tensor in like])
+        scratch = [mx.nd.zeros_like(tensor) for tensor in like]
+        return partial(_in_parts, partial(_sgd, settings), parts, decays, scratch)
 
     def _put(self, inputs: np.ndarray) -> mx.nd.NDArray:
         """Inputs on the device; images (n, height, width, channels) as (n, channels, height, width)."""
@@ -220,8 +223,19 @@ Arrays = list[mx.nd.NDArray]
 Corrections = tuple[float, float]
 
 
+def _alike(sizes: Sequence[int]) -> list[list[int]]:
+    """Which tensors one call of a kernel takes: of similar sizes, as for each element it goes through all of them."""
+    parts: list[list[int]] = []
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        if not parts or len(parts[-1]) == _KERNEL_TENSORS or sizes[number] + _ALIKE < sizes[parts[-1][0]]:
+            parts.append([])
+        parts[-1].append(number)
+    return parts
+
+
 def _in_parts(
     kernel: Callable[..., None],
+    parts: list[list[int]],
     decays: list[float],
     scratch: Arrays,
     weights: Arrays,
@@ -230,11 +244,13 @@ def _in_parts(
     rate: float,
     corrections: Corrections,
 ) -> Arrays:
-    """The weights, updated by a kernel for as many at a time as it takes."""
-    for start in range(0, len(weights), _KERNEL_TENSORS):
-        part = slice(start, start + _KERNEL_TENSORS)
-        by_slot = [list(slot) for slot in zip(*slots[part], strict=True)]
-        kernel(decays[part], scratch[part], weights[part], gradients[part], by_slot, rate, corrections)
+    """The weights, updated by a kernel for some tensors at a time."""
+    for part in parts:
+        by_slot = [list(slot) for slot in zip(*(slots[number] for number in part), strict=True)]
+        some, written, read = (
+            [arrays[number] for number in part] for arrays in (weights, scratch or weights, gradients)
+        )
+        kernel([decays[number] for number in part], written, some, read, by_slot, rate, corrections)
     return weights
 
 
