@@ -106,9 +106,9 @@ def _by_kernels(
 
     TensorFlow's fused CPU kernel sums one value after the other. The errors of its mean and variance are about 20 times
     as large, 3,000 times in an image that is mostly background, and so are those of a model's logits, since they affect
-    whole channels (benchmarks/batch_norm.md). Here sums are taken in a tree. The fused kernels do the rest: forward with
-    the statistics as if they were constants, backward with them in place of the values that the forward kernel would
-    save. Over all ranks, they are constants for it too, and what they add to the gradient comes after it.
+    whole channels (benchmarks/batch_norm.md). Here sums are taken in a tree. The fused kernels do the rest: forward
+    with the statistics as if they were constants, backward with them in place of the values that the forward kernel
+    would save. Over all ranks, they are constants for it too, and what they add to the gradient comes after it.
     """
 
     @tf.custom_gradient
