@@ -13,6 +13,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.recipe import registry, schema
+from hvdkit.simulator import memory
 from tests.conftest import ROOT, Hvdkit
 from tests.launching import framework_job
 
@@ -74,4 +76,20 @@ def continues(hvdkit: Hvdkit, framework: str, divided: tuple[str | int, ...], tm
         # A key's bias has no gradient but rounding, which AdamW makes as large as any.
         assert got.keys() == wanted.keys() and not far({n: e for n, e in errors.items() if "c_attn.bias" not in n})
     assert results[0]["initial_state_sha256"] == results[1]["initial_state_sha256"]
+    check_stages(results[0], framework, [str(each) for each in divided if "=" in str(each)])
     return results
+
+
+def check_stages(result: dict[str, Any], framework: str, divided: list[str]) -> None:
+    """What `result.json` says of stages, whose states are as large as `hvdkit memory` counts."""
+    recipe = schema.load(registry.locate(Path("gpt-tiny")), ["precision=fp64", *SMALL, *divided])
+    shape, several = memory.sample_shape(recipe), recipe.parallel.pipeline > 1
+    assert len(result["stages"]) == recipe.parallel.pipeline
+    assert [rank for stage in result["stages"] for rank in stage["ranks"]] == list(range(result["np"]))
+    assert [block for stage in result["stages"] for block in stage["blocks"]] == ["transformer.h.0", "transformer.h.1"]
+    for number, stage in enumerate(result["stages"]):
+        counted = memory.parts_of_stage(recipe, shape, framework, False, 1, "none", number).model_dump()
+        sizes = stage["state_bytes"]
+        assert sizes == pytest.approx({name: counted[name] for name in sizes}, rel=0.05)
+        assert several is bool(stage["busy_ms"])
+    assert 0 < result["bubble"] < 1 if several else result["bubble"] is None

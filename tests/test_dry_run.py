@@ -154,7 +154,7 @@ def test_activations_are_counted_from_the_table() -> None:
     """By hand: the stem and three blocks of ResNet-8 at 32×32, two values for each output of a convolution."""
     stem, first = 2 * 32 * 32 * 16, 4 * 32 * 32 * 16
     second, third = 4 * 16 * 16 * 32 + 16 * 16 * 32, 4 * 8 * 8 * 64 + 8 * 8 * 64
-    assert resnet.architecture("resnet8", 10).activations((32, 32, 3)) == (stem + first + second + third, 0, 0)
+    assert resnet.architecture("resnet8", 10).activations((32, 32, 3))[:3] == (stem + first + second + third, 0, 0)
 
 
 def test_time_is_that_of_an_earlier_run_of_the_same_recipe(inside: Hvdkit, tmp_path: Path) -> None:

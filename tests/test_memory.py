@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from hvdkit.commands import memory as command
 from hvdkit.core.pieces import BUCKET_BYTES
 from hvdkit.errors import RequestError
 from hvdkit.recipe import registry, schema
+from hvdkit.recipe.communication import Parallel
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.memory import FILE, MemoryNeed, Parts
 from hvdkit.runtimes.store import find
 from hvdkit.simulator import memory, sharding
 from hvdkit.simulator.sharding import STAGES, States
 from hvdkit.tasks import choose, gpt, resnet
+from hvdkit.tasks.parts import Part
 from tests.conftest import ROOT, Hvdkit, run
 
 pytestmark = pytest.mark.check
@@ -145,15 +148,49 @@ def test_recompute_keeps_the_inputs_of_blocks() -> None:
         assert less.compute < full.compute and less.full <= full.full
 
 
+def test_stages_of_a_model_add_up_to_it_but_for_the_table_of_both_ends() -> None:
+    def held(*divided: str) -> list[Parts]:
+        found = command.need(recipe("gpt2", "batch_size=8", "accumulate=1", *divided), [4], None, "pytorch").rows
+        ranks = [rank for row in found for rank in row.held_by or []]
+        assert ranks == list(range(4)) and all(row.supported for row in found)
+        return [row.parts for row in found]
+
+    count, table, places = 124_439_808, 50_257 * 768, 1024 * 768
+    block = (count - table - places - 2 * 768) // 12
+    stages = held("parallel.pipeline=4", "parallel.microbatches=8")
+    ends = table + places, 0, 0, table + 2 * 768
+    assert [each.parameters for each in stages] == [4 * (3 * block + end) for end in ends]
+    assert [each.gradients for each in stages] == [2 * each.parameters for each in stages], "with their sum"
+    assert [each.communication for each in stages] == [4 * table, 0, 0, 4 * table]
+    gpipe = held("parallel.pipeline=4", "parallel.microbatches=8", "parallel.schedule=gpipe")
+    for at, (few, many) in enumerate(zip(stages[:3], gpipe, strict=False)):
+        assert few.activations and many.activations and few.activations * 8 == many.activations * (4 - at)
+    outputs = 1024 * 50_257 * 2  # of one sample, in bf16
+    assert stages[3].activations and gpipe[3].activations
+    assert gpipe[3].activations - outputs == 8 * (stages[3].activations - outputs)
+    (part,) = held("parallel.tensor=4")
+    divided = 12 * (12 * 768**2 + 7 * 768) // 4 + -(-50_257 // 4) * 768
+    whole = places + 12 * 6 * 768 + 2 * 768
+    assert part.parameters == 4 * (divided + whole)
+
+
 @pytest.mark.ranks
 def test_activations_are_what_pytorch_saves() -> None:
     """What autograd keeps after forward; the block that `recompute` computes again comes only in backward."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = run([str(find("pytorch").python), str(ROOT / "tests" / "saved_tensors.py")], 120, env=environment)
     assert done.returncode == 0, done.stderr
-    table = {"gpt": gpt.GPT("gpt", 3, 4, 64, 128, 1000), "resnet": resnet.architecture("resnet18", 10)}
+    gpt_table = gpt.GPT("gpt", 3, 4, 64, 128, 1000)
+    table = {"gpt": gpt_table, "resnet": resnet.architecture("resnet18", 10)}
     shape = {"gpt": (128,), "resnet": (64, 64, 3)}
-    for half, recompute, name, measured in json.loads(done.stdout.splitlines()[-1]):
+    *found, first, middle, last, in_parts = json.loads(done.stdout.splitlines()[-1])
+    for number, (*_, name, measured) in ((0, first), (1, middle), (2, last), (1, in_parts)):
+        stage = replace(
+            table["gpt"].staged(Parallel(pipeline=3), number), tensor=Part(1, 2) if "parts" in name else None
+        )
+        kept = stage.activations((128,))
+        assert 4 * (kept.compute - kept.outputs + kept.full) == pytest.approx(measured, rel=0.03), name
+    for half, recompute, name, measured in found:
         kept = table[name].activations(shape[name], recompute)
         low = 2 if half else 4
         counted = low * kept.compute + 4 * kept.full

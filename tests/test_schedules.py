@@ -6,7 +6,7 @@ from collections import Counter, deque
 
 import pytest
 
-from hvdkit.core.schedules import SCHEDULES, Action, actions, bubble
+from hvdkit.core.schedules import SCHEDULES, Action, actions, alive, bubble
 
 pytestmark = pytest.mark.check
 
@@ -98,15 +98,6 @@ def test_the_bubble_is_that_of_the_formula(schedule: str, stages: int, microbatc
     for of_stage in spans:
         busy = sum(end - begin for _, begin, end in of_stage)
         assert 1 - busy / step == pytest.approx(bubble(stages, microbatches))
-
-
-def alive(of_stage: list[Action]) -> int:
-    """The most microbatches that have gone forward and not yet back."""
-    most = now = 0
-    for action in of_stage:
-        now += {"forward": 1, "backward": -1}.get(action.kind, 0)
-        most = max(most, now)
-    return most
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), SIZES)

@@ -126,11 +126,9 @@ def _within_hosts(plan: Plan) -> str | None:
 
 
 def _memory(plan: Plan) -> Parts | None:
-    """What a rank keeps; None where only the script knows the model, or ranks have parts of it."""
+    """What the rank with the most keeps; None where only the script knows the model."""
     recipe, shape = plan.recipe, plan.samples.shape if plan.samples else None
     ranks = data_ranks(plan.recipe, plan.np, plan.rival)
-    if recipe.parallel.divides:
-        return None
     parts = memory.parts(recipe, shape, plan.framework, _on_gpus(plan), ranks, recipe.sharding)
     return parts if parts.parameters else None
 

@@ -10,7 +10,7 @@ from typing import Annotated
 from rich.table import Table
 
 from hvdkit import paths, tasks
-from hvdkit.adapters.capabilities import RESIDENT_SOURCE
+from hvdkit.adapters.capabilities import CAPABILITIES, RESIDENT_SOURCE
 from hvdkit.commands.fields import Framework, Overrides, Overwrite, RecipeFile
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.request import Option, Request
@@ -29,6 +29,7 @@ from hvdkit.runtimes.store import unknown
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import memory, sharding
 from hvdkit.tasks.task import parameter_count
+from hvdkit.worker import stages
 
 _UNITS = {"mib": 2**20, "gib": 2**30, "mb": 10**6, "gb": 10**9}
 _MOST_RANKS = 10**9
@@ -60,7 +61,10 @@ class MemoryRequest(Request):
 
 def run(request: MemoryRequest) -> MemoryNeed:
     """Count, and write memory.json where that is asked for."""
-    needs = need(loaded(request), request.ranks or [1], request.device, request.framework)
+    recipe = loaded(request)
+    axes = recipe.parallel
+    fewest = axes.model * (1 if axes.data == "auto" else axes.data)
+    needs = need(recipe, request.ranks or [fewest], request.device, request.framework)
     if not request.out:
         return needs
     with paths.claimed(request.out, request.overwrite) as folder:
@@ -98,35 +102,45 @@ def need(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: st
     ]
     if framework not in FRAMEWORKS:
         faults.append(unknown("framework", framework, FRAMEWORKS))
-    with faults.collected():
-        parallel.check_whole(recipe.parallel, "hvdkit memory")
-    shape = memory.sample_shape(recipe)
+    axes, shape = recipe.parallel, memory.sample_shape(recipe)
     architecture = tasks.choose(recipe).architecture(shape)
+    for number in dict.fromkeys(ranks) if axes.divides else ():
+        with faults.collected():
+            parallel.check_ranks(axes, number)
+    with faults.collected():
+        architecture.check_parallel(axes)
     count = parameter_count(architecture)
     if not count:
         faults.append(f"{recipe.name}: only its script knows the model; expected a recipe of a ResNet or a GPT")
     faults.report()
     gpu = recipe.device != "cpu" and (device is not None or recipe.device == "gpu")
     value, once = ITEM_BYTES[PRECISIONS[recipe.precision].parameters], memory.gathered_once(architecture)
+    divides = {axis for axis in ("pipeline", "tensor") if getattr(axes, axis) > 1}
     rows = []
     for number, stage in ((one, stage) for one in dict.fromkeys(ranks) for stage in sharding.STAGES):
         data = recipe.data_ranks(number)
-        if number == 1 and stage != "none":
+        if stage != "none" and (number == 1 or axes.divides):
             continue
-        parts = memory.parts(recipe, shape, framework, gpu, data, stage)
-        sent = value * sharding.values_sent(count, data, stage, recipe.accumulate, once)
-        rows.append(
-            MemoryRow(
-                ranks=number,
-                stage=stage,
-                parts=parts,
-                total_bytes=parts.total,
-                sent_bytes_per_step=round(sent),
-                supported=stage in sharding.supported(framework),
-                fits=None if room is None else parts.total <= room,
-                largest_batch=None if room is None else memory.largest_batch(parts, recipe.batch_size, room),
+        of_stages = stages.planned(architecture, axes, number) if axes.divides else [None]
+        for at, held in enumerate(of_stages):
+            parts = memory.parts_of_stage(recipe, shape, framework, gpu, data, stage, at)
+            sent = value * sharding.values_sent(count, data, stage, recipe.accumulate, once)
+            largest = None if room is None else memory.largest_batch(parts, recipe.batch_size, room)
+            if largest and axes.pipeline > 1:
+                largest -= largest % parallel.microbatches_of(axes, recipe.batch_size)
+            rows.append(
+                MemoryRow(
+                    ranks=number,
+                    stage=stage,
+                    held_by=held and held.ranks,
+                    parts=parts,
+                    total_bytes=parts.total,
+                    sent_bytes_per_step=None if held else round(sent),
+                    supported=stage in sharding.supported(framework) and divides <= CAPABILITIES[framework],
+                    fits=None if room is None else parts.total <= room,
+                    largest_batch=largest,
+                )
             )
-        )
     notes = [] if shape else ["activations: unknown, as only the ranks know the shape of a sample"]
     needs = MemoryNeed(
         recipe=recipe.name,
@@ -149,6 +163,10 @@ def need(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: st
 def _advice(need: MemoryNeed, recipe: Recipe, ranks: int) -> str:
     """The first stage that fits, or what else makes the recipe smaller."""
     who = "1 rank" if ranks == 1 else f"{ranks} ranks"
+    if recipe.parallel.divides:
+        mine = [row for row in need.rows if row.ranks == ranks]
+        full = [f"stage {number}" for number, row in enumerate(mine) if not row.fits]
+        return f"{who}: fits" if not full else f"{who}: {', '.join(full)} of {len(mine)} do not fit"
     stage = need.cheapest(ranks)
     if stage is not None:
         return f"{who}: fits" + ("" if stage == "none" else f" from stage {stage} on")

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from hvdkit.core import trace_events
 from hvdkit.core.schedules import actions
 from hvdkit.core.tensors import Scalar, Tensor
 from hvdkit.data.dataset import Batch, PooledBatch, mapped
@@ -39,7 +41,8 @@ class Pipeline:
     """This rank's part in the steps and evaluations of a pipeline.
 
     `shared` are the parameters that this rank and the other end of the pipeline both have. `bytes_per_step` is what
-    this rank has sent in the last step, without gradients that are averaged.
+    this rank has sent in the last step, without gradients that are averaged. `busy` has the seconds of each step's
+    forward and backward passes.
     """
 
     def __init__(self, adapter: Adapter, trainable: Trainable, plan: Plan, shared: Sequence[str] = ()) -> None:
@@ -49,6 +52,7 @@ class Pipeline:
         self._plan, self._shared = plan, list(shared)
         self._layouts: dict[tuple[Group, tuple[int, ...]], tuple[tuple[int, ...], str]] = {}
         self.bytes_per_step = 0.0
+        self.busy: list[float] = []
 
     def __call__(
         self,
@@ -67,6 +71,7 @@ class Pipeline:
         losses: list[Tensor] = []
         sent: list[Pending] = []
         self.bytes_per_step = 0.0
+        busy, before = 0, perf_counter_ns()
         for kind, number in actions(self._plan.schedule, self._stages.index, self._stages.size, len(microbatches)):
             batch = microbatches[number]
             if kind == "receive activation":
@@ -95,8 +100,14 @@ class Pipeline:
                 tensor = received.pop(number)
                 sent.append(self._send(self._before, tensor, batch, f"gradient.{number}"))
                 self.bytes_per_step += self._bytes(tensor)
+            now = perf_counter_ns()
+            trace_events.note(f"{trace_events.ACTION}{kind}:{number}", now)
+            busy += now - before if kind in ("forward", "backward") else 0
+            before = now
         for pending in sent:
             pending()
+        trace_events.mark(trace_events.DELIVERED)
+        self.busy.append(busy / 1e9)
         loss = sum(losses[1:], losses[0]) / len(losses) if losses else None
         return loss, len(microbatches)
 

@@ -6,7 +6,7 @@ stages send each other follows from that. A send waits for nobody, a receive wai
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 Pass = Literal["forward", "backward"]
@@ -62,6 +62,15 @@ def actions(schedule: str, stage: int, stages: int, microbatches: int) -> list[A
             after = [] if is_first else [Action("send gradient", number)]
         listed += [*before, Action(kind, number), *after]
     return listed
+
+
+def alive(listed: Sequence[Action]) -> int:
+    """The most microbatches of a stage that have gone forward and not yet back, whose activations it keeps."""
+    most = now = 0
+    for action in listed:
+        now += {"forward": 1, "backward": -1}.get(action.kind, 0)
+        most = max(most, now)
+    return most
 
 
 def bubble(stages: int, microbatches: int) -> float:

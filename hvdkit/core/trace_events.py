@@ -17,6 +17,9 @@ The events of a step come in this order; those of a batch are repeated for each 
 | END       | the device has finished its work                                                |
 
 Between BACKWARD and REDUCED there may be several pairs of SENT and RECEIVED, one after another.
+A pipeline records an ACTION for each one of its schedule when it ends: it begins when the one before ends. DELIVERED
+comes after the last one, when what this rank sends has come.
+
 READY is recorded for each gradient when backward has computed it, LAYER for each layer when its forward pass ends. PUT
 is recorded for each collective that core calls, with its kind, this rank's input bytes, and the bytes that the busiest
 link between hosts (on one host: between ranks) carries in one direction. When ranks average their weights, SENT,
@@ -30,6 +33,7 @@ from time import perf_counter_ns
 OPEN, STEP, BEGIN, INPUTS, FORWARD, BACKWARD = "open", "step", "begin", "inputs", "forward", "backward"
 SENT, RECEIVED, REDUCED, UPDATED, END = "sent", "received", "reduced", "updated", "end"
 READY, LAYER, PUT = "ready:", "layer:", "put:"  # a name follows; for PUT, for example, allgather:4096:12288
+ACTION, DELIVERED = "action:", "delivered"  # for ACTION, for example, send activation:3 follows
 
 Mark = tuple[str, int]  # the name, and nanoseconds of this machine's monotonic clock
 

@@ -85,7 +85,7 @@ def _steps(run: PlannedRun) -> str:
 
 def _memory(memory: Parts | None) -> str:
     if memory is None:
-        return "not known: only the script knows the model, or each rank has a part of it"
+        return "not known: only the script knows the model"
     sizes = [f"{name} {size(value)}" for name, value in memory if value]
     return f"a rank needs at least {', '.join(sizes)}, and more for data and scratch space"
 

@@ -16,22 +16,36 @@ def title(need: MemoryNeed) -> str:
 
 
 def tables(need: MemoryNeed) -> Iterator[Table]:
-    """One for each number of ranks: a row for each part that is not empty, a column for each stage of sharding."""
+    """One for each number of ranks: a row for each part that is not empty, a column for each stage of sharding, or of
+    a model that is divided over ranks.
+    """
     for ranks in dict.fromkeys(row.ranks for row in need.rows):
         mine = [row for row in need.rows if row.ranks == ranks]
         lines = [[Cell(name), *(cell_of(row) for row in mine)] for name, cell_of in _lines(need, mine).items()]
-        heading = "1 rank" if ranks == 1 else f"{ranks} ranks, sharding:"
-        yield Table("memory", [heading, *(row.stage if ranks > 1 else "" for row in mine)], lines)
+        heading, columns = f"{ranks} ranks, sharding:", [str(row.stage) for row in mine]
+        if ranks == 1:
+            heading, columns = "1 rank", [""]
+        elif mine[0].held_by:
+            heading, columns = f"{ranks} ranks, stage:", [f"{at}: {_listed(row)}" for at, row in enumerate(mine)]
+        yield Table("memory", [heading, *columns], lines)
 
 
 def notes(need: MemoryNeed) -> list[str]:
     """What stands below the tables."""
-    missing = dict.fromkeys(row.stage for row in need.rows if not row.supported)
+    missing = dict.fromkeys(
+        "parallel" if row.held_by else f"sharding: {row.stage}" for row in need.rows if not row.supported
+    )
     return [
         *need.notes,
-        *(f"sharding: {stage} is counted only: training under {need.framework} refuses it" for stage in missing),
+        *(f"{what} is counted only: training under {need.framework} refuses it" for what in missing),
         f"framework: {need.framework}'s own memory, {need.framework_source}; scratch space of kernels is not counted",
     ]
+
+
+def _listed(row: MemoryRow) -> str:
+    """Its ranks, which follow each other."""
+    first, *more = row.held_by or [0]
+    return f"ranks {first}–{more[-1]}" if more else f"rank {first}"
 
 
 def _lines(need: MemoryNeed, rows: list[MemoryRow]) -> dict[str, Callable[[MemoryRow], Cell]]:
@@ -42,7 +56,7 @@ def _lines(need: MemoryNeed, rows: list[MemoryRow]) -> dict[str, Callable[[Memor
 
     lines = {name: part(name) for name in Parts.model_fields if any(getattr(row.parts, name) for row in rows)}
     lines["total"] = lambda row: _mib(row.total_bytes)
-    if rows[0].ranks > 1:
+    if rows[0].ranks > 1 and not rows[0].held_by:
         lines["sent in a step"] = lambda row: _mib(row.sent_bytes_per_step)
     if need.device_bytes is not None:
         lines["fits"] = lambda row: Cell("yes" if row.fits else "no", bad=not row.fits)

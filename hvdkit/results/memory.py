@@ -38,13 +38,17 @@ class Parts(Figures):
 
 
 class MemoryRow(Figures):
-    """A number of ranks and a stage of sharding. What is not known, or was not asked for, is None."""
+    """A number of ranks and a stage of sharding. What is not known, or was not asked for, is None.
+
+    Of a model that is divided over ranks, a row is of the ranks that have one stage of its blocks, `held_by`.
+    """
 
     ranks: Count
     stage: Stage
+    held_by: list[int] | None = None
     parts: Parts
     total_bytes: Count
-    sent_bytes_per_step: Count = Field(description="bytes that a rank sends in a step without compression")
+    sent_bytes_per_step: Count | None = Field(description="bytes that a rank sends in a step without compression")
     supported: bool = Field(description="whether hvdkit trains so under the framework")
     fits: bool | None = Field(description="whether the device has as much memory")
     largest_batch: Count | None = Field(description="the largest batch_size that fits; 0: none does")

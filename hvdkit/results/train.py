@@ -105,6 +105,26 @@ class Recovery(Figures):
     seconds: float
 
 
+class Stage(Figures):
+    """The `ranks` that have these `blocks` of a model, and what comes before or after them, in one part or several.
+
+    `parameters` counts those of all parts.
+    """
+
+    blocks: list[str]
+    parameters: Count
+    ranks: list[int]
+
+
+class TrainedStage(Stage):
+    """A stage in a run. `busy_ms` is how long its forward and backward passes take in a step, the mean over the
+    measured steps and its ranks; None without a pipeline. `state_bytes` are as the run's, of its largest rank.
+    """
+
+    busy_ms: float | None
+    state_bytes: dict[str, int]
+
+
 class TrainResult(Figures, Result):
     """`result.json` of one run.
 
@@ -135,7 +155,9 @@ class TrainResult(Figures, Result):
     `ended_at` is the wall clock, UTC. `bytes_per_step` is what one rank (the one that sends most) sends of gradients
     and weights for an update, without protocol overhead; None with a rival. `state_bytes` are the sizes of the largest
     rank's tensors: `parameters`, `gradients` as an update begins, `optimizer`, its slots, and `average`, if weights are
-    averaged; None with a rival that does not shard.
+    averaged; None with a rival that does not shard. A model that is divided over ranks has `stages`, in their order;
+    with several of them, `bubble` is the share of a step (0 to 1) in which a rank computes neither forward nor
+    backward, the mean over the stages.
     `compression` names the method and its
     options that differ from the default, `sync` is the recipe's. `checkpoints` are the folders of the weights that are
     kept, relative to this file: `last`, and `best` by validation accuracy if there is one. `stopped_early` says why
@@ -172,6 +194,8 @@ class TrainResult(Figures, Result):
     bytes_per_step: float | None = None
     sharding: str = "none"
     state_bytes: dict[str, int] | None = None
+    bubble: float | None = None
+    stages: list[TrainedStage] | None = None
     optimizer: str
     precision: str
     accumulate: int

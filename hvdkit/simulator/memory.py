@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 from hvdkit import tasks
 from hvdkit.adapters import capabilities
 from hvdkit.core.pieces import BUCKET_BYTES, BUCKETS_AT_ONCE, ROOT_BLOCK
 from hvdkit.core.precision import PRECISIONS
+from hvdkit.core.schedules import actions, alive
 from hvdkit.core.update_rules import rule_of
 from hvdkit.data.counts import KNOWN
+from hvdkit.recipe.parallel import microbatches_of
 from hvdkit.recipe.schema import GptModel, ImageFolder, Recipe, Synthetic
 from hvdkit.results.memory import Parts, Stage
 from hvdkit.results.profile import ITEM_BYTES
 from hvdkit.simulator import sharding
-from hvdkit.simulator.sharding import States, block_of
-from hvdkit.tasks.task import Architecture, parameter_count
+from hvdkit.simulator.sharding import States
+from hvdkit.tasks.parts import Part, block_of, held_sizes
+from hvdkit.tasks.task import Architecture
 from hvdkit.worker import tuning
 
 _TARGET_BYTES = 8  # of a class or a token
@@ -37,11 +41,29 @@ def sample_shape(recipe: Recipe) -> tuple[int, ...] | None:
 
 
 def parts(recipe: Recipe, shape: tuple[int, ...] | None, framework: str, gpu: bool, ranks: int, stage: Stage) -> Parts:
-    """What the rank with the most keeps, for samples of `shape`. A model that only its script knows has no bytes."""
-    architecture, precision = tasks.choose(recipe).architecture(shape), PRECISIONS[recipe.precision]
-    count, full, low = parameter_count(architecture), ITEM_BYTES[precision.parameters], ITEM_BYTES[precision.compute]
+    """What the rank with the most keeps, of `ranks` along the data axis, for samples of `shape`.
+
+    A model that only its script knows has no bytes.
+    """
+    stages = range(recipe.parallel.pipeline)
+    of_stages = [parts_of_stage(recipe, shape, framework, gpu, ranks, stage, number) for number in stages]
+    return max(of_stages, key=lambda needs: needs.total)
+
+
+def parts_of_stage(
+    recipe: Recipe, shape: tuple[int, ...] | None, framework: str, gpu: bool, ranks: int, stage: Stage, number: int
+) -> Parts:
+    """As `parts`, on the ranks of one stage of a pipeline, counted from 0."""
+    axes, precision = recipe.parallel, PRECISIONS[recipe.precision]
+    whole = tasks.choose(recipe).architecture(shape)
+    architecture = whole.staged(axes, number) if axes.pipeline > 1 else whole
+    if axes.tensor > 1:
+        architecture = replace(architecture, tensor=Part(axes.tensor - 1, axes.tensor))  # none has more than the last
+    sizes, full, low = held_sizes(architecture), ITEM_BYTES[precision.parameters], ITEM_BYTES[precision.compute]
+    count = sum(sizes.values())
     slots, averages = len(rule_of(recipe.optimizer).slots), int(recipe.average_weights is not None)
-    state_bytes = States(full, full * (2 if recipe.accumulate > 1 else 1), full * (slots + averages))
+    sums = recipe.accumulate > 1 or axes.pipeline > 1
+    state_bytes = States(full, full * (2 if sums else 1), full * (slots + averages))
     kept = sharding.held(state_bytes, count, ranks, stage)
     average = int(kept.optimizer) * averages // (slots + averages) if averages else 0  # divided as slots are
     gathers = stage == "parameters" and ranks > 1
@@ -49,7 +71,12 @@ def parts(recipe: Recipe, shape: tuple[int, ...] | None, framework: str, gpu: bo
     # Backward keeps the casts of all weights, unless blocks are computed again.
     casts = (present if recipe.recompute else count) * low if low < full else 0
     gathered = present * full if gathers else 0
-    activations, batch = _of_samples(recipe, architecture, shape, framework)
+    activations, batch = _of_samples(recipe, architecture, shape, framework, number)
+    communication = _communication(recipe, architecture, framework, full, gpu, ranks, stage) if ranks > 1 else 0
+    if axes.pipeline > 1:
+        ends = (whole.staged(axes, at).parameter_shapes() for at in (0, axes.pipeline - 1))
+        shared = set.intersection(*map(set, ends))  # both ends add up their gradients of it
+        communication += full * sum(size for name, size in sizes.items() if name in shared)
     counted = Parts(
         parameters=int(kept.parameters),
         gradients=int(kept.gradients),
@@ -57,14 +84,14 @@ def parts(recipe: Recipe, shape: tuple[int, ...] | None, framework: str, gpu: bo
         average=average,
         casts=casts,
         gathered=gathered,
-        communication=_communication(recipe, architecture, framework, full, gpu, ranks, stage) if ranks > 1 else 0,
+        communication=communication,
         activations=activations,
         batch=batch,
         framework=capabilities.RESIDENT_MIB[framework]["gpu" if gpu else "cpu"] * 2**20,
     )
-    sizes = [math.prod(shape) for shape in architecture.parameter_shapes().values()]
-    # The initial weights are in main memory beside the whole model, and a tensor of them once more while it is set.
-    start = 0 if gpu else counted.framework + full * (2 * count + max(sizes, default=0))
+    initial = [math.prod(shape) for shape in architecture.parameter_shapes().values()]
+    # The initial weights are in main memory beside the model, and a tensor of them once more while it is set.
+    start = 0 if gpu else counted.framework + full * (count + sum(initial) + max(initial, default=0))
     return counted.model_copy(update={"start": max(0, start - counted.total)})
 
 
@@ -77,9 +104,9 @@ def largest_batch(needs: Parts, batch_size: int, room: int) -> int | None:
 
 
 def _of_samples(
-    recipe: Recipe, architecture: Architecture, shape: tuple[int, ...] | None, framework: str
+    recipe: Recipe, architecture: Architecture, shape: tuple[int, ...] | None, framework: str, stage: int
 ) -> tuple[int | None, int | None]:
-    """Bytes of the activations, and of the batch itself."""
+    """Bytes of the activations, in a pipeline of those microbatches that are kept at once, and of the batch itself."""
     kept = architecture.activations(shape, recipe.recompute) if shape else None
     if kept is None or shape is None:
         return None, None
@@ -88,7 +115,14 @@ def _of_samples(
     scores = kept.scores if framework in capabilities.KEEPS_ATTENTION_WEIGHTS else 0
     is_text = isinstance(recipe.model, GptModel)
     sample = math.prod(shape) * (_TARGET_BYTES if is_text else full) + (shape[0] if is_text else 1) * _TARGET_BYTES
-    return recipe.batch_size * ((kept.compute + scores) * low + kept.full * full), recipe.batch_size * sample
+    at_once, of_once, axes = recipe.batch_size, 0, recipe.parallel
+    if axes.pipeline > 1:
+        microbatches = microbatches_of(axes, recipe.batch_size)
+        size, all_of_step = recipe.batch_size // microbatches, microbatches * recipe.accumulate
+        at_once = size * alive(actions(axes.schedule, stage, axes.pipeline, all_of_step))
+        of_once = (at_once - size) * kept.outputs * low
+    activations = at_once * ((kept.compute + scores) * low + kept.full * full) - of_once
+    return activations, recipe.batch_size * sample
 
 
 def _communication(
@@ -98,7 +132,7 @@ def _communication(
 
     `value` are the bytes of one gradient value.
     """
-    sizes = [math.prod(shape) * value for shape in architecture.parameter_shapes().values()]
+    sizes = [size * value for size in held_sizes(architecture).values()]
     gradient_bytes = sum(sizes)
     residuals = int(getattr(recipe.compression, "error_feedback", False))
     copies = 0 if recipe.sync is None else 2 if recipe.sync.outer else 1  # the last common weights, and their velocity
@@ -122,7 +156,12 @@ def _communication(
 def _joins(recipe: Recipe, framework: str, gpu: bool) -> bool:
     """Whether gradients are sent from where they are. Beside them there is one until it is copied there."""
     dense = recipe.compression.method == "none" and recipe.sync is None and recipe.allreduce == "ring"
-    return dense and recipe.accumulate == 1 and not gpu and framework in capabilities.JOINS_GRADIENTS
+    return (
+        dense
+        and recipe.accumulate == recipe.parallel.pipeline == 1
+        and not gpu
+        and framework in capabilities.JOINS_GRADIENTS
+    )
 
 
 def _fused(recipe: Recipe, gradient_bytes: int, gpu: bool) -> int:

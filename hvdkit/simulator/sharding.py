@@ -48,13 +48,6 @@ def supported(framework: str) -> tuple[Stage, ...]:
     return tuple(stage for stage in STAGES if stage in ("none", "optimizer") or f"shard-{stage}" in able)
 
 
-def block_of(parameter: str) -> str:
-    """The block of a parameter: its name up to a number, such as `layer1.0`; else its layer, such as `conv1`."""
-    words = parameter.split(".")
-    numbered = next((index for index, word in enumerate(words) if word.isdigit()), len(words) - 2)
-    return ".".join(words[: numbered + 1])
-
-
 def held(states: States, parameters: int, ranks: int, stage: Stage) -> States:
     """What the rank with the most keeps of a model of so many parameters; `states` are of one parameter.
 

@@ -18,7 +18,8 @@ from hvdkit.results.profile import Profile, Spread
 from hvdkit.simulator import batch_curves
 from hvdkit.simulator.batch_curves import BatchCurve, ComputeTimes
 from hvdkit.simulator.piecewise_linear import Floats
-from hvdkit.simulator.sharding import NO_STATES, STAGES, States, block_of, held_of, supported
+from hvdkit.simulator.sharding import NO_STATES, STAGES, States, held_of, supported
+from hvdkit.tasks.parts import block_of
 
 FIXED_PART = 0.08  # of forward and backward: TensorFlow's published speeds at batch 32 and 64 (docs/simulator.md)
 

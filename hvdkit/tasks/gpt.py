@@ -152,16 +152,19 @@ class GPT(Architecture):
         Korthikanti et al. 2022, section 4.1, without dropout. Two of the 16, the inputs of the layer norms, are in the
         parameters' dtype. The end keeps the inputs of the last layer norm and of the output layer, the logits, and
         their logarithmic probabilities in the parameters' dtype. With `recompute` the blocks keep their inputs, and one
-        block all.
+        block all. Of the 16, heads and MLP are divided over a tensor group but for the inputs of the layer norms and
+        what these give (section 4.2.1). A stage that is not the last keeps what it sends in place of the end.
         """
         (tokens,) = shape
-        block, norms, scores = 14 * self.width, 2 * self.width, self.heads * tokens
-        blocks = 1 if recompute else self.layers
-        inputs = (self.layers - 1) * self.width if recompute else 0
+        parts, here, layers, width = self.tensor.size if self.tensor else 1, self.here, len(self.blocks), self.width
+        kept = 1 if recompute else layers  # blocks of which all is kept
+        classes = -(-self.vocabulary // parts) if here.is_last else 0
+        end = width if here.is_last else 0
         return Activations(
-            compute=tokens * (blocks * block + self.width + self.vocabulary),
-            full=tokens * (blocks * norms + inputs + self.width + self.vocabulary),
-            scores=tokens * blocks * scores,
+            compute=tokens * (kept * (2 * width + 12 * width // parts) + end + classes),
+            full=tokens * (kept * 2 * width + (layers - kept) * width + width + classes),
+            scores=tokens * kept * self.heads // parts * tokens,
+            outputs=tokens * classes,
         )
 
     def transformers_config(self) -> dict[str, Any]:

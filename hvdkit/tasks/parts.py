@@ -6,7 +6,12 @@ its inputs come divided and the ranks' products are added up.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from hvdkit.tasks.task import Architecture
 
 
 class Place(Protocol):
@@ -17,6 +22,14 @@ class Place(Protocol):
 
     @property
     def size(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """A place, without the others."""
+
+    index: int
+    size: int
 
 
 class Stage(NamedTuple):
@@ -50,3 +63,23 @@ class Cut(NamedTuple):
 def bounds(total: int, index: int, size: int) -> tuple[int, int]:
     """The first of `total` things that are of part `index` of `size`, and the first that is of the next."""
     return index * total // size, (index + 1) * total // size
+
+
+def block_of(parameter: str) -> str:
+    """The block of a parameter: its name up to a number, such as `layer1.0`; else its layer, such as `conv1`."""
+    words = parameter.split(".")
+    numbered = next((index for index, word in enumerate(words) if word.isdigit()), len(words) - 2)
+    return ".".join(words[: numbered + 1])
+
+
+def held_sizes(table: Architecture) -> dict[str, int]:
+    """How many values of each parameter a rank has: of those that tensor parallelism divides, its part."""
+    shapes, place = table.parameter_shapes(), table.tensor
+    sizes = {name: prod(shape) for name, shape in shapes.items()}
+    if place is None:
+        return sizes
+    for name, cut in table.cuts().items():
+        length = shapes[name][cut.axis] // cut.blocks
+        start, stop = bounds(length, place.index, place.size)
+        sizes[name] = sizes[name] // length * (stop - start)
+    return sizes

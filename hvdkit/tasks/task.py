@@ -31,12 +31,14 @@ class Activations(NamedTuple):
     """How many values of one sample are kept until backward, by the dtype that they have.
 
     `compute` are in the dtype of the activations, `full` in that of the parameters. `scores` are the weights of
-    attention, in the dtype of the activations; a fused kernel keeps none and computes them again.
+    attention, in the dtype of the activations; a fused kernel keeps none and computes them again. `outputs` of the
+    `compute` ones are the model's outputs: where several microbatches are kept, only one's are there at once.
     """
 
     compute: int
     full: int
     scores: int = 0
+    outputs: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,7 @@ class Architecture:
         """Raise RequestError if the model cannot be divided over ranks so."""
 
     def activations(self, shape: tuple[int, ...], recompute: bool = False) -> Activations | None:
-        """About what of one sample of `shape` is kept until backward; None if that is unknown."""
+        """About what of one sample of `shape` a rank keeps until backward, of its part; None if that is unknown."""
         return None
 
     def from_file(self, given: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -259,10 +259,14 @@ def _result(
     weights = ((name, array) for name, array in session.model_arrays(keep=mesh.is_root) if name in session.shapes)
     final = digest(weights)
     everyone = adapter.allgather_object(list(dataset.corrupt), mesh.world, name="corrupt")
-    sizes, chosen = None, None
+    sizes, chosen, divided = None, None, dict[str, Any]()
     if adapter.rival is None or session.update.partition.groups:  # hvdkit itself, and baselines that shard
         every = adapter.allgather_object(session.state_bytes(), mesh.world, name="state_bytes")
         sizes = max(every, key=lambda of_rank: sum(of_rank.values()))
+        if recipe.parallel.divides:
+            from hvdkit.worker import stages  # most models are whole
+
+            divided = stages.figures(setup, loop, every)
     if adapter.rival is None:
         own = capabilities.chosen(adapter.CHOSEN[topology.device], recipe)
         chosen = tuning.listed(tuning.apply(recipe), own, recipe.model.TASK)
@@ -271,6 +275,7 @@ def _result(
         **recipe.model_dump(include=same),
         **measured.figures,
         **scores(progress.validation, progress.average_validation),
+        **divided,
         framework=adapter.NAME,
         rival=adapter.rival,
         framework_version=versions["framework"],
