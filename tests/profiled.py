@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.core import trace_events
+from hvdkit.core.schedules import actions
 from hvdkit.results.recording import Kind, RankRecord, RunRecord, Samples, StepRecord, TensorRecord
 from hvdkit.worker.tuning import CACHE, CYCLE, FUSION
 
@@ -85,6 +86,50 @@ def record(boots: tuple[str, str] = ("here", "there")) -> RunRecord:
         tells_layers=True, parameter_bytes=4 * 156, optimizer_bytes=4 * 156, bytes_per_step=4.0 * 156,
         tensors=tensors, ranks=ranks,
     )  # fmt: skip
+
+
+def pipelined(stages: int, microbatches: int, forward: int, backward: int) -> RunRecord:
+    """A run in as many ranks as stages by 1F1B, all of whose passes take equally long (ms), and messages no time.
+
+    Input takes 1 ms; after the last pass come 1 ms until messages have come, 3 ms of update and 1 ms of other work.
+    """
+    length, made = (microbatches + stages - 1) * (forward + backward), record(("here", "here"))
+    ranks = []
+    for stage in range(stages):
+        listed = actions("1f1b", stage, stages, microbatches)
+        # Forward passes follow each other in time, then those after a stage's first backward pass alternate.
+        first = {"forward": stage * forward, "backward": stages * forward + (stages - 1 - stage) * backward}
+        ahead, ends = stages - 1 - stage, dict[tuple[str, int], int]()
+        for number in range(microbatches):
+            begin = first["backward"] + number * (forward + backward)
+            ends["backward", number] = begin + backward
+            warm = number <= ahead
+            ends["forward", number] = (
+                first["forward"] + (number + 1) * forward if warm else ends["backward", number - ahead - 1] + forward
+            )
+        marks, last = [(trace_events.OPEN, 0), (trace_events.STEP, 1)], 1
+        for action in listed:
+            took = {"forward": forward, "backward": backward}
+            what = "forward" if action.kind.endswith("activation") else "backward"
+            if action.kind in took:
+                last = 1 + ends[action.kind, action.microbatch]
+            elif action.kind.startswith("receive"):
+                last = 1 + ends[what, action.microbatch] - took[what]
+            marks.append((f"{trace_events.ACTION}{action.kind}:{action.microbatch}:0", last))
+        marks += [
+            (trace_events.DELIVERED, 2 + length),
+            (trace_events.UPDATED, 5 + length),
+            (trace_events.END, 6 + length),
+        ]
+        several = [
+            StepRecord(
+                kind="marked", turn=0, ns=(6 + length) * MS,
+                marks=[(name, (1000 + number * (6 + length) + ms) * MS) for name, ms in marks],
+            )
+            for number in range(3)
+        ]  # fmt: skip
+        ranks.append(made.ranks[0].model_copy(update={"rank": stage, "steps": several}))
+    return made.model_copy(update={"ranks": ranks})
 
 
 def timeline() -> list[dict[str, Any]]:

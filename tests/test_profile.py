@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
+from hvdkit.commands import predict
 from hvdkit.commands import profile as profile_
 from hvdkit.core import trace_events
 from hvdkit.errors import RequestError, RunError
 from hvdkit.launch.placement import Placement
-from hvdkit.profiling import assemble, chrome_trace, timeline
+from hvdkit.profiling import assemble, breakdown, chrome_trace, pipeline, timeline
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
+from hvdkit.report.pipeline import picture as draw_pipeline
 from hvdkit.report.profile import picture, sentences, tables
 from hvdkit.report.tabular import size
+from hvdkit.results import pipeline as pipelines
 from hvdkit.results import profile
 from hvdkit.results.profile import Profile
 from tests import profiled
@@ -363,3 +366,46 @@ def test_a_wrong_request_is_told_before_anything_starts(
 def test_the_plan_lets_horovod_begin_its_timeline_late(checked: Recipe) -> None:
     plan = profile_.plan(checked, "pytorch", Placement(2))
     assert plan.plan.settings["HOROVOD_TIMELINE"] == "DYNAMIC"
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (3, 5)])
+def test_a_step_of_a_pipeline_is_told_as_it_was(stages: int, microbatches: int, tmp_path: Path) -> None:
+    """Measured and predicted passes are at the same times, and both bubbles are those of the formula."""
+    forward, backward = 3, 6
+    divided = f"parallel.pipeline={stages}", f"parallel.microbatches={microbatches}", f"batch_size={microbatches}"
+    recipe = schema.load(ROOT / "recipes" / "gpt-tiny.yaml", divided)
+    found = assemble.gather(profiled.pipelined(stages, microbatches, forward, backward), [], recipe)
+    step = pipeline.measured(found, recipe)
+    busy, length = microbatches * (forward + backward), (microbatches + stages - 1) * (forward + backward)
+    assert step.predicted_ms == pytest.approx(length) and step.step_ms == pytest.approx(length + 6)
+    assert step.equal_bubble == pytest.approx((stages - 1) / (microbatches + stages - 1))
+    assert step.predicted_bubble == pytest.approx(step.equal_bubble)
+    assert step.bubble == pytest.approx(1 - busy / (length + 6))
+    assert step.forward_ms == pytest.approx([forward] * stages) and step.backward_ms == pytest.approx(
+        [backward] * stages
+    )
+    for rank in step.ranks:
+        passes = [span for span in rank.measured if span.doing in ("forward", "backward")]
+        assert [span.model_dump() for span in passes] == [
+            pytest.approx(span.moved(1).model_dump()) for span in rank.predicted
+        ]
+        kinds = {span.doing: 0.0 for span in rank.measured}
+        for span in rank.measured:
+            kinds[span.doing] += span.end_ms - span.start_ms
+        waits = length - busy - (rank.stage * backward if rank.stage else 0)  # those before its last pass
+        assert kinds["wait"] == pytest.approx(waits) and kinds["update"] == pytest.approx(3)
+    split = breakdown.split(found.durations, False, 0.0)
+    assert split.forward_ms and split.forward_ms.mean == pytest.approx(microbatches * forward)
+    assert sum(part.mean for part in split.parts().values()) == pytest.approx(length + 6)
+    paths = tmp_path / "pipeline.png", tmp_path / "pipeline.svg"
+    draw_pipeline(step, *paths)
+    assert paths[0].read_bytes().startswith(b"\x89PNG") and b"<svg" in paths[1].read_bytes()
+    pipelines.save(step, tmp_path / pipelines.FILE)
+    assert pipelines.load(tmp_path / pipelines.FILE) == step
+
+
+def test_a_profile_of_stages_is_not_predicted_from(made: Profile, tmp_path: Path) -> None:
+    settings = made.settings | {"parallel": made.settings["parallel"] | {"pipeline": 2}}
+    profile.save(made.model_copy(update={"settings": settings}), tmp_path / "profile.json")
+    with pytest.raises(RequestError, match=r"settings\.parallel: hvdkit predict and advise do not know"):
+        predict.read(tmp_path / "profile.json")

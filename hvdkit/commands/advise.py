@@ -25,7 +25,7 @@ from hvdkit.defaults import FRAMEWORK, LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S
 from hvdkit.errors import LARGEST, Faults, RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
-from hvdkit.recipe import registry, schema, yaml_files
+from hvdkit.recipe import parallel, registry, schema, yaml_files
 from hvdkit.report import csv_files
 from hvdkit.report.predict import advice_lines, advice_markdown
 from hvdkit.results.profile import Profile
@@ -187,6 +187,8 @@ def _of_recipe(request: AdviseRequest) -> tuple[ProfilePlan, Question]:
     faults = Faults()
     if question.cluster is None and placement.np == 1:
         faults.append(f"--cluster: {predict.NO_LINKS}; or -np 2 or more, whose own links are taken")
+    with faults.collected():
+        parallel.check_whole(recipe.parallel, "hvdkit advise")
     with faults.collected():
         measuring = profiling.plan(recipe, request.framework or FRAMEWORK, placement, request.steps or STEPS)
     faults.report()

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hvdkit import tasks
 from hvdkit.adapters.capabilities import CHOSEN as OF_ADAPTERS
 from hvdkit.adapters.capabilities import chosen
 from hvdkit.commands.checks import data_ranks
@@ -23,10 +24,11 @@ from hvdkit.recipe import schema
 from hvdkit.recipe.schema import ImageFolder, Model, Recipe, flat
 from hvdkit.results.dry_run import DryRun, PlannedRank, PlannedRun
 from hvdkit.results.memory import Parts
-from hvdkit.results.train import TrainResult, read_result
+from hvdkit.results.train import PlannedStage, TrainResult, read_result
 from hvdkit.runtimes import machine
 from hvdkit.simulator import memory
 from hvdkit.tasks import duration, few_samples, resnet
+from hvdkit.worker import stages
 from hvdkit.worker.tuning import CHOSEN, SHARED, listed
 
 # Keys of a recipe that do not change how long a step takes; the number of threads is in the result.
@@ -102,6 +104,7 @@ def _run(plan: Plan, times: int, former: list[tuple[Path, TrainResult]]) -> Plan
         steps_per_epoch=steps.steps_per_epoch if steps else None,
         epochs=steps.epochs if steps else None,
         steps=steps.total_steps if steps else recipe.steps,
+        stages=_stages(plan),
         memory=_memory(plan),
         seconds=seconds,
         seconds_from=seconds_from,
@@ -123,6 +126,16 @@ def _within_hosts(plan: Plan) -> str | None:
         return f"sockets, as hosts have unequal numbers of ranks, {fewest} to {most}"
     between = "" if len(ranks) == 1 else f" by the {most} ranks of each, and sockets between hosts"
     return f"shared memory{between}; {SHARED}=0 turns it off"
+
+
+def _stages(plan: Plan) -> list[PlannedStage] | None:
+    """The stages of a model that is divided over ranks, with their ranks and hosts."""
+    axes = plan.recipe.parallel
+    if not axes.divides or plan.rival is not None:
+        return None
+    hosts = [rank.hostname for rank in fill(plan.placement.hosts, plan.np)]
+    shape = plan.samples.shape if plan.samples else None
+    return stages.planned(tasks.choose(plan.recipe).architecture(shape), axes, hosts)
 
 
 def _memory(plan: Plan) -> Parts | None:

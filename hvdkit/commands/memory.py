@@ -29,7 +29,6 @@ from hvdkit.runtimes.store import unknown
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import memory, sharding
 from hvdkit.tasks.task import parameter_count
-from hvdkit.worker import stages
 
 _UNITS = {"mib": 2**20, "gib": 2**30, "mb": 10**6, "gb": 10**9}
 _MOST_RANKS = 10**9
@@ -121,8 +120,8 @@ def need(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: st
         data = recipe.data_ranks(number)
         if stage != "none" and (number == 1 or axes.divides):
             continue
-        of_stages = stages.planned(architecture, axes, number) if axes.divides else [None]
-        for at, held in enumerate(of_stages):
+        size = number // axes.pipeline
+        for at in range(axes.pipeline):
             parts = memory.parts_of_stage(recipe, shape, framework, gpu, data, stage, at)
             sent = value * sharding.values_sent(count, data, stage, recipe.accumulate, once)
             largest = None if room is None else memory.largest_batch(parts, recipe.batch_size, room)
@@ -132,10 +131,10 @@ def need(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: st
                 MemoryRow(
                     ranks=number,
                     stage=stage,
-                    held_by=held and held.ranks,
+                    held_by=list(range(at * size, (at + 1) * size)) if axes.divides else None,
                     parts=parts,
                     total_bytes=parts.total,
-                    sent_bytes_per_step=None if held else round(sent),
+                    sent_bytes_per_step=None if axes.divides else round(sent),
                     supported=stage in sharding.supported(framework) and divides <= CAPABILITIES[framework],
                     fits=None if room is None else parts.total <= room,
                     largest_batch=largest,

@@ -138,6 +138,12 @@ def question(cluster: Path | None, ranks: Sequence[int], texts: Sequence[str], p
 def read(profile: Path) -> Profile:
     """A profile whose numbers are in range. Raises RequestError with file, key and what was expected."""
     content = profiles.load(profile)
+    axes = content.settings.get("parallel")
+    if isinstance(axes, dict) and any(axes.get(axis, 1) != 1 for axis in ("pipeline", "tensor")):
+        raise RequestError(
+            f"{profile}: settings.parallel: hvdkit predict and advise do not know models that are divided over ranks "
+            f"yet; expected pipeline 1 and tensor 1, got {axes.get('pipeline')} and {axes.get('tensor')}"
+        )
     for key, value in _numbers(content.model_dump(exclude={"settings"})):
         # no run has such a value; sums and squares of it would be infinite
         most = 1e15 if isinstance(value, int) else 1e9

@@ -22,15 +22,17 @@ from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.profiling import assemble, batch_curves, chrome_trace
-from hvdkit.recipe import parallel, schema
+from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report import csv_files
 from hvdkit.report.profile import sentences, tables
+from hvdkit.results import pipeline as pipelines
 from hvdkit.results.dry_run import DryRun
 from hvdkit.results.profile import Profile, save
 from hvdkit.worker.profile import LEAST_STEPS, turns
 
 FILE, TRACE, PICTURE = "profile.json", "trace.json", "profile.png"
+GANTT = "pipeline.png", "pipeline.svg"
 # With it Horovod's timeline can be started and stopped during a run.
 _SETTINGS = {"HOROVOD_TIMELINE": "DYNAMIC"}
 _LONGEST_ROUND = 1000  # updates between two synchronizations; a profile takes at least four rounds
@@ -126,7 +128,13 @@ def lines(request: ProfileRequest, result: Profile) -> Iterator[str | Table]:
     """Where the time goes, and what bounds the step."""
     yield from tables(result)
     yield from sentences(result)
-    yield f"written to {result.folder / FILE}, {TRACE} and {PICTURE}"
+    files = [TRACE, PICTURE]
+    if (result.folder / pipelines.FILE).exists():
+        from hvdkit.report import pipeline
+
+        yield from pipeline.sentences(pipelines.load(result.folder / pipelines.FILE))
+        files += [pipelines.FILE, *GANTT]
+    yield f"written to {result.folder / FILE}, {', '.join(files[:-1])} and {files[-1]}"
 
 
 def _checked(request: ProfileRequest) -> tuple[ProfilePlan, Path]:
@@ -160,8 +168,6 @@ def plan(
         recipe = recipe.model_copy(update={"batch_size": max(batch_sizes)})
     if own_profile and "own-profile" not in CAPABILITIES.get(framework, frozenset()):
         faults.append(f"--torch-profiler: {framework} has none; leave it out or choose --framework pytorch")
-    with faults.collected():
-        parallel.check_whole(recipe.parallel, "hvdkit profile")
     sync = recipe.sync
     if sync is not None and sync.every > _LONGEST_ROUND:
         faults.append(f"sync.every: expected at most {_LONGEST_ROUND} to profile whole rounds, got {sync.every}")
@@ -181,6 +187,10 @@ def _steady(recipe: Recipe) -> tuple[Recipe, list[str]]:
     """The recipe in its steady state, without checkpoints or evaluation; and a line for each part that is left out."""
     changes: dict[str, Any] = {"elastic": None, "checkpoint": None, "early_stopping": None, "tensorboard": False}
     left_out, sync = [], recipe.sync
+    if recipe.parallel.tensor > 1:
+        left_out.append(
+            "parallel.tensor: sums over the parts of layers count to forward and backward, which wait for them"
+        )
     if recipe.elastic is not None:
         left_out.append("elastic: what it costs is not profiled; the steps are those of a run whose ranks stay")
     if recipe.order == "priority":
@@ -211,6 +221,13 @@ def measured(plan: ProfilePlan, folder: Path) -> Profile:
     from hvdkit.report.profile import picture
 
     picture(profile, findings, folder / PICTURE)
+    if plan.given.parallel.pipeline > 1:
+        from hvdkit.profiling import pipeline  # most models are in one piece
+        from hvdkit.report import pipeline as of_pipeline
+
+        step = pipeline.measured(findings, plan.given)
+        pipelines.save(step, folder / pipelines.FILE)
+        of_pipeline.picture(step, *(folder / name for name in GANTT))
     return profile
 
 

@@ -101,7 +101,7 @@ class Pipeline:
                 sent.append(self._send(self._before, tensor, batch, f"gradient.{number}"))
                 self.bytes_per_step += self._bytes(tensor)
             now = perf_counter_ns()
-            trace_events.note(f"{trace_events.ACTION}{kind}:{number}", now)
+            trace_events.note(f"{trace_events.ACTION}{kind}:{number}:0", now)
             busy += now - before if kind in ("forward", "backward") else 0
             before = now
         for pending in sent:

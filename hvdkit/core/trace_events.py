@@ -33,7 +33,7 @@ from time import perf_counter_ns
 OPEN, STEP, BEGIN, INPUTS, FORWARD, BACKWARD = "open", "step", "begin", "inputs", "forward", "backward"
 SENT, RECEIVED, REDUCED, UPDATED, END = "sent", "received", "reduced", "updated", "end"
 READY, LAYER, PUT = "ready:", "layer:", "put:"  # a name follows; for PUT, for example, allgather:4096:12288
-ACTION, DELIVERED = "action:", "delivered"  # for ACTION, for example, send activation:3 follows
+ACTION, DELIVERED = "action:", "delivered"  # for ACTION, for example, send activation:3:0 of microbatch 3, chunk 0
 
 Mark = tuple[str, int]  # the name, and nanoseconds of this machine's monotonic clock
 

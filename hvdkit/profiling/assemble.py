@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import hvdkit
+from hvdkit.core.group import coordinates
 from hvdkit.errors import RunError
 from hvdkit.profiling import breakdown, clocks, communication_time, layers, timeline
 from hvdkit.profiling.breakdown import COMMUNICATION, NEGOTIATION, OVERLAPPED, REDUCTION, TracedStep
@@ -35,20 +36,29 @@ class Findings:
     traced: list[list[TracedStep]]
     detailed: list[list[TracedStep]]
     compresses: bool
+    data_groups: list[list[int]]  # of each rank, those with which it averages gradients
+
+    def beside(self, row: Sequence[TracedStep], rank: int) -> list[TracedStep]:
+        """A step of the ranks with which a rank averages gradients, itself among them."""
+        return [row[other] for other in self.data_groups[rank]]
+
+    def of(self, rows: Sequence[Sequence[TracedStep]], share: float | None = None) -> list[list[Counter[str]]]:
+        """The breakdown of each rank's steps."""
+        return [
+            [breakdown.durations(one, self.beside(row, rank), share) for rank, one in enumerate(row)] for row in rows
+        ]
 
     @property
     def negotiation(self) -> float:
         """The fraction of negotiation in negotiation and communication together, from Horovod's timeline."""
-        times = sum(
-            (breakdown.durations(one, row) for row in self.traced if row[0].operations for one in row), Counter[str]()
-        )
+        rows = self.of([row for row in self.traced if row[0].operations])
+        times = sum((one for row in rows for one in row), Counter[str]())
         return times[NEGOTIATION] / max(1, times[NEGOTIATION] + times[COMMUNICATION])
 
     @property
     def durations(self) -> list[list[Counter[str]]]:
         """The breakdown of the steps with trace events."""
-        share = self.negotiation
-        return [[breakdown.durations(one, row, share) for one in row] for row in self.marked]
+        return self.of(self.marked, self.negotiation)
 
 
 def read(folder: Path, recipe: Recipe) -> Findings:
@@ -74,7 +84,10 @@ def gather(record: RunRecord, operations: Sequence[timeline.Operation], recipe: 
     for row in of(TRACED):
         mine = communication_time.within(operations, row[0])
         traced.append([replace(step, operations=mine) for step in row])
-    return Findings(record, own, of("marked"), traced, of("detailed"), compresses)
+    axes, count = recipe.parallel, len(record.ranks)
+    places = [coordinates(rank, count, axes.pipeline, axes.tensor)[1:] for rank in range(count)]
+    groups = [[other for other in range(count) if places[other] == place] for place in places]
+    return Findings(record, own, of("marked"), traced, of("detailed"), compresses, groups)
 
 
 def profile(findings: Findings, recipe: Recipe) -> Profile:
@@ -83,14 +96,16 @@ def profile(findings: Findings, recipe: Recipe) -> Profile:
     if not rows or not all(step.phases for row in findings.marked for step in row):
         raise RunError("profile: no step recorded trace events; is the recipe's script one of hvdkit's?")
     count = len(record.ranks)
-    traced = [[breakdown.durations(one, row)[OVERLAPPED] for one in row] for row in findings.traced]
+    traced = [[times[OVERLAPPED] for times in row] for row in findings.of(findings.traced)]
     hidden = [float(np.mean([row[rank] for row in traced])) if traced else 0.0 for rank in range(count)]
     measured = breakdown.split(rows, findings.compresses, float(np.mean(hidden)))
     assert measured.forward_ms is not None and measured.backward_ms is not None
     details = [step for row in findings.detailed[1:] for step in row]  # the first one includes setting the hooks
     tensors = layers.tensors(record.tensors, details, measured.backward_ms.median)
-    lanes = record.hosts if record.shared_memory_ranks else 0
+    lanes, divides = record.hosts if record.shared_memory_ranks else 0, recipe.parallel.divides
     communications = communication_time.of_step([row[0] for row in findings.traced], count, lanes)
+    if divides:  # collectives of several groups
+        communications = [op.model_copy(update={"link_bytes": None}) for op in communications]
     latencies = communication_time.alone(record.ranks, findings.clocks)
     return Profile(
         schema_version=1,
@@ -129,7 +144,7 @@ def profile(findings: Findings, recipe: Recipe) -> Profile:
             )
             for rank, clock in zip(record.ranks, findings.clocks, strict=True)
         ],
-        slowest=slowest(findings.marked, record.ranks),
+        slowest=None if divides else slowest(findings.marked, record.ranks),
         bound=bound(measured),
         communications=communications,
         bytes_per_step=round(record.bytes_per_step),

@@ -30,7 +30,10 @@ _ENDS = {
     trace_events.REDUCED: COMPRESSION,
     trace_events.UPDATED: UPDATE,
     trace_events.END: GAPS,
+    trace_events.DELIVERED: COMMUNICATION,
 }
+# The same of an action of a pipeline; a send only starts one.
+_ACTIONS = {"forward": FORWARD, "backward": BACKWARD, "receive": WAITING, "send": COMMUNICATION}
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class Phase:
 class TracedStep:
     """A step of one rank. `ns` is its duration by the training loop's own clock.
 
-    `details` are the READY, LAYER and PUT events. `operations` are those of Horovod's timeline, empty without one.
+    `details` are the READY, LAYER, PUT and ACTION events. `operations` are those of Horovod's timeline, empty without
+    one.
     """
 
     ns: int
@@ -76,21 +80,30 @@ class TracedStep:
 def read(record: StepRecord, clock: Callable[[int], int], compresses: bool) -> TracedStep:
     """A rank's step, with its times put on rank 0's clock."""
     events = [(name, clock(at)) for name, at in record.marks]
-    prefixes = (trace_events.READY, trace_events.LAYER, trace_events.PUT)
+    prefixes = (trace_events.READY, trace_events.LAYER, trace_events.PUT, trace_events.ACTION)
     details = [(name, at) for name, at in events if name.startswith(prefixes)]
     phases: list[Phase] = []
     before = None
     for name, at in events:
-        if name in _ENDS and before is not None:
-            kind = _ENDS[name]
-            phases.append(Phase(GAPS if kind == COMPRESSION and not compresses else kind, before, at))
-        if name in _ENDS or name == trace_events.OPEN:
+        if (kind := _ends(name)) and before is not None:
+            kind = GAPS if kind == COMPRESSION and not compresses else kind
+            if phases and phases[-1].kind == kind and name.startswith(trace_events.ACTION):
+                before = phases.pop().start  # a pass, and what belongs to it
+            phases.append(Phase(kind, before, at))
+        if kind or name == trace_events.OPEN:
             before = at
     return TracedStep(record.ns, phases, details)
 
 
+def _ends(name: str) -> str | None:
+    """The kind of the phase that ends with a trace event, if one does."""
+    if name.startswith(trace_events.ACTION):
+        return _ACTIONS[name.removeprefix(trace_events.ACTION).split(" ")[0].split(":")[0]]
+    return _ENDS.get(name)
+
+
 def phases(step: TracedStep, all_ranks: Sequence[TracedStep], share: float | None = None) -> list[Phase]:
-    """The phases of one rank's step with each reduction split into its parts; `all_ranks` have the same step.
+    """The phases of one rank's step with each reduction split into its parts; `all_ranks` of it have the same step.
 
     A rank first waits for the last rank to submit its gradients, then for Horovod to negotiate; the rest is
     communication. The timeline says when negotiation ends; without one, it takes the fraction `share` of the remaining

@@ -41,7 +41,7 @@ def dump(findings: Findings) -> str:
     for title, steps in rows:
         for number, row in enumerate(steps):
             for rank, step in enumerate(row):
-                phases = breakdown.phases(step, row, None if step.operations else share)
+                phases = breakdown.phases(step, findings.beside(row, rank), None if step.operations else share)
                 events += _step(step, phases, f"step {number + 1}, {title}", rank, zero)
     events += _operations(operations, zero)
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}) + "\n"
@@ -76,7 +76,7 @@ def _details(
     starts = sorted(phase.start for phase in phases)
     before = 0
     for name, at in details:
-        if name.startswith(trace_events.PUT):
+        if name.startswith((trace_events.PUT, trace_events.ACTION)):
             continue
         forward = name.startswith(trace_events.LAYER)
         bare = name.removeprefix(trace_events.LAYER) if forward else name.removeprefix(trace_events.READY)

@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 
 from hvdkit.recipe import yaml_files
+from hvdkit.report import mesh
 from hvdkit.report.tabular import size
 from hvdkit.results.dry_run import DryRun, PlannedRun
 from hvdkit.results.memory import Parts
@@ -16,7 +17,7 @@ _MOST_RANKS = 8  # named one by one
 def lines(plan: DryRun) -> list[str]:
     """The resolved recipe, then what would be started, a line for each thing."""
     if len(plan.runs) == 1:
-        about = _one(plan.runs[0])
+        about = _one(plan.runs[0], plan.recipe["parallel"]["tensor"])
     else:
         about = [(run.title, _brief(run)) for run in plan.runs]
         known = [run.seconds * run.times for run in plan.runs if run.seconds is not None]
@@ -33,7 +34,7 @@ def lines(plan: DryRun) -> list[str]:
     ]
 
 
-def _one(run: PlannedRun) -> list[tuple[str, str]]:
+def _one(run: PlannedRun, tensor: int) -> list[tuple[str, str]]:
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     about = [
         ("run", run.title),
@@ -44,6 +45,9 @@ def _one(run: PlannedRun) -> list[tuple[str, str]]:
     ]
     if run.within_hosts:
         about.insert(2, ("in a host", run.within_hosts))
+    if run.stages:
+        shares_memory = (run.within_hosts or "").startswith("shared memory")
+        about += mesh.lines(mesh.Mesh.of(run.stages, tensor, shares_memory))
     if run.threads:
         about.append(("threads", f"{run.threads} per rank"))
     for name, choice in run.tuning.items():

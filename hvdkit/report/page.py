@@ -6,68 +6,35 @@ import base64
 import hashlib
 import os
 import shlex
-import time
 import urllib.parse
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import hvdkit
 from hvdkit import paths
 from hvdkit.errors import RequestError
 from hvdkit.files import closed_to_writes, write_atomic
-from hvdkit.report import collect, reproduce
+from hvdkit.report import collect, profile_page, reproduce, stages
 from hvdkit.report.canvas import Chart, ranks
 from hvdkit.report.charts import Charts
 from hvdkit.report.collect import Found, Run
-from hvdkit.report.documents import TEMPLATES, render
-from hvdkit.report.findings import Headline, above_one, findings, why_accuracies_differ
+from hvdkit.report.documents import TEMPLATES, Page, Section, render
+from hvdkit.report.findings import above_one, findings, why_accuracies_differ
 from hvdkit.report.parity import deviations, parity_table, reference
-from hvdkit.report.reproduce import CommandLine
 from hvdkit.report.rounds import RunGroup, grouped, own_metrics
 from hvdkit.report.tables import baseline_table, groups_table, machine_table, runs_table, tuning_table
-from hvdkit.report.tabular import Table
 from hvdkit.results import intervals
 
 _OF_A_RUN = ("learning", "steps", "course", "communication")  # charts
 _OF_A_COMPARISON = ("learning", "steps", "parity", "extra", "scaling", "memory", "speed", "ratios")
 
 
-@dataclass(frozen=True)
-class Section:
-    """A section. `text` are its paragraphs; if there are no charts and no tables, they say why."""
-
-    key: str
-    title: str
-    text: list[str] = field(default_factory=list)
-    charts: list[Chart] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Page:
-    """What the templates show. `accuracies` says why accuracies differ, `parity_link` leads to docs/parity.md."""
-
-    title: str
-    about: str
-    findings: list[Headline]
-    results: Table
-    accuracies: str
-    parity_link: str
-    notes: list[str]
-    sections: list[Section]
-    machine: Table
-    commands: list[CommandLine]
-    own_command: str
-    written: str
-    version: str
-
-
 def write(folder: Path, out: Path | None = None) -> tuple[Path, Path]:
-    """Write report.html and report.md about `folder` into `out`, by default `folder`; returns their paths.
+    """Write report.html and report.md about `folder`, of runs or a profile, into `out`, by default `folder`; returns
+    their paths.
 
     Raises RequestError if the folder has no results, or damaged ones, or if `out` cannot be written.
     """
-    given = collect.read(folder)
+    of_profile = (folder / profile_page.FILE).is_file() and not (folder / "result.json").exists()
+    given = None if of_profile else collect.read(folder)
     target = out or folder
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -76,7 +43,7 @@ def write(folder: Path, out: Path | None = None) -> tuple[Path, Path]:
     if reason := closed_to_writes(target):
         raise RequestError(f"{target}: cannot be written ({reason}); name another folder with --out")
     own_command = shlex.join(["hvdkit", "report", str(folder), *(["--out", str(out)] if out else [])])
-    page = make(given, own_command, target)
+    page = profile_page.make(folder, own_command) if given is None else make(given, own_command, target)
     write_atomic(target / "report.html", as_html(page).encode(errors="replace"))  # a path need not be UTF-8
     write_atomic(target / "report.md", as_markdown(page).encode(errors="replace"))
     return target / "report.html", target / "report.md"
@@ -102,8 +69,6 @@ def make(given: Found, own_command: str, target: Path = Path()) -> Page:
         machine=machine_table(given),
         commands=[*filter(None, [reproduce.of_all(given)]), *commands],
         own_command=own_command,
-        written=time.strftime("%-d %B %Y"),
-        version=hvdkit.__version__,
     )
 
 
@@ -182,7 +147,8 @@ def _sections(given: Found, groups: list[RunGroup]) -> list[Section]:
         text = [] if course else [f"No curve: {unread}."]
         throughput = Section("throughput", "Throughput", text, [*course, *drawn["communication"]])
         text = [] if drawn["steps"] else ["No distribution: fewer than two steps were measured."]
-        return [throughput, Section("steps", "Step times", text, drawn["steps"]), learning, tuning]
+        steps = Section("steps", "Step times", text, drawn["steps"])
+        return [throughput, steps, *stages.section(given.runs[0]), learning, tuning]
 
     text = ["Bars: the median over the rounds; dots: the rounds; lines: the median's interval."]
     if all(len(group.runs) == 1 for group in groups):

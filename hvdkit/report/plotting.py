@@ -10,7 +10,7 @@ import functools
 import io
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,16 +38,20 @@ def settings(own: Mapping[str, Any] | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def picture(path: Path, width: float, height: float, layout: Any = None) -> Iterator[Figure]:
-    """An empty figure, sized in inches, written to `path` as PNG at the end of the context. Raises RunError."""
+def picture(path: Path, width: float, height: float, layout: Any = None, more: Sequence[Path] = ()) -> Iterator[Figure]:
+    """An empty figure, sized in inches, written to `path` at the end of the context, and to `more`.
+
+    Files are PNG, or SVG by their names. Raises RunError.
+    """
     with settings({"text.parse_math": False}):  # a name with $ in it is a name
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(width, height), layout=layout)
         yield figure
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format="png", dpi=110)
-        write_atomic(path, drawn.getvalue())
+        for target in (path, *more):
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format="svg" if target.suffix == ".svg" else "png", dpi=110)
+            write_atomic(target, drawn.getvalue())
 
 
 def logarithmic(axes: Axes, *names: str) -> None:

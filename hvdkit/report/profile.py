@@ -189,7 +189,7 @@ def picture(profile: Profile, findings: Findings, path: Path) -> None:
         above, below = figure.subplots(2, 1, height_ratios=(height - 0.6, 2.6))
         zero, used = min(step.open for step in row), set()
         for rank, step in enumerate(row):
-            for phase in breakdown.phases(step, row, findings.negotiation):
+            for phase in breakdown.phases(step, findings.beside(row, rank), findings.negotiation):
                 bar = (phase.start - zero) / 1e6, (phase.end - phase.start) / 1e6
                 above.broken_barh([bar], (rank - 0.38, 0.76), color=_COLOURS[phase.kind], lw=0)
                 used.add(phase.kind)

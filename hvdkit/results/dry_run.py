@@ -8,6 +8,7 @@ from pydantic import Field
 
 from hvdkit.results.json_files import Figures
 from hvdkit.results.memory import Parts
+from hvdkit.results.train import PlannedStage
 
 
 class PlannedRank(Figures):
@@ -23,8 +24,9 @@ class PlannedRun(Figures):
 
     `environment` has the variables that hvdkit adds. `tuning` has `value` and `why` by setting. `train` and `val` count
     samples, `global_batch` those of all ranks in a batch; `steps` counts updates, of which `first_step` are made
-    already. `within_hosts` says how ranks of one host will exchange tensors on CPUs, and why. `seconds` is the time of
-    one run, estimated from what `seconds_from` says. What is not known is None.
+    already. `within_hosts` says how ranks of one host will exchange tensors on CPUs, and why. `stages` are those of a
+    model that is divided over ranks. `seconds` is the time of one run, estimated from what `seconds_from` says. What is
+    not known is None.
     """
 
     title: str
@@ -48,6 +50,7 @@ class PlannedRun(Figures):
     epochs: int | None
     steps: int | None
     first_step: int = 0
+    stages: list[PlannedStage] | None = None
     memory: Parts | None
     seconds: float | None
     seconds_from: str

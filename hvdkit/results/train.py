@@ -105,18 +105,19 @@ class Recovery(Figures):
     seconds: float
 
 
-class Stage(Figures):
+class PlannedStage(Figures):
     """The `ranks` that have these `blocks` of a model, and what comes before or after them, in one part or several.
 
-    `parameters` counts those of all parts.
+    `parameters` counts those of all parts. `hosts` has the host of each of the ranks.
     """
 
     blocks: list[str]
     parameters: Count
     ranks: list[int]
+    hosts: list[str]
 
 
-class TrainedStage(Stage):
+class TrainedStage(PlannedStage):
     """A stage in a run. `busy_ms` is how long its forward and backward passes take in a step, the mean over the
     measured steps and its ranks; None without a pipeline. `state_bytes` are as the run's, of its largest rank.
     """

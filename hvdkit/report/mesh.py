@@ -1,0 +1,172 @@
+"""A mesh of ranks: which has which part of the model, and who talks to whom, as lines and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hvdkit.core.group import coordinates
+from hvdkit.report.canvas import INK, MUTED, SURFACE, Chart, brief, drawing, series
+from hvdkit.report.tabular import Cell
+from hvdkit.results.train import PlannedStage
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MOST_RANKS = 64  # of a picture
+_LISTED = 4  # groups that a line names
+WHAT = {
+    "pipeline": "activations and their gradients, of each microbatch",
+    "data": "gradients, once in a step",
+    "tensor": "sums of activations, in each layer of each microbatch",
+}
+_COLOURS = {"pipeline": series(0), "data": series(2), "tensor": series(1)}
+
+
+class Talk(NamedTuple):
+    """Ranks that exchange tensors along an axis, and by what: memory or sockets."""
+
+    axis: str
+    ranks: tuple[int, ...]
+    way: str
+
+
+class Mesh(NamedTuple):
+    """The axes' sizes, the stages, and whether ranks of one host exchange tensors through memory."""
+
+    data: int
+    pipeline: int
+    tensor: int
+    stages: Sequence[PlannedStage]
+    shares_memory: bool
+
+    @staticmethod
+    def of(stages: Sequence[PlannedStage], tensor: int, shares_memory: bool) -> Mesh:
+        """The mesh of a model in these stages."""
+        return Mesh(len(stages[0].ranks) // tensor, len(stages), tensor, stages, shares_memory)
+
+    @property
+    def shape(self) -> str:
+        """The axes in words."""
+        return f"{self.data} (data) × {self.pipeline} (pipeline) × {self.tensor} (tensor)"
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """The host of each rank."""
+        return {rank: host for stage in self.stages for rank, host in zip(stage.ranks, stage.hosts, strict=True)}
+
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """A rank's place along the data, the pipeline and the tensor axis."""
+        return coordinates(rank, self.data * self.pipeline * self.tensor, self.pipeline, self.tensor)
+
+    def talks(self) -> list[Talk]:
+        """Who talks to whom: neighbors along the pipeline, and groups along the other axes."""
+        found, hosts = [], self.hosts
+        for number, axis in ((1, "pipeline"), (2, "tensor"), (0, "data")):
+            lines: dict[tuple[int, ...], list[int]] = {}
+            for rank in hosts:
+                place = self.place(rank)
+                lines.setdefault(place[:number] + place[number + 1 :], []).append(rank)
+            for line in lines.values():
+                groups = list(pairwise(line)) if axis == "pipeline" else [tuple(line)]
+                for ranks in groups if len(line) > 1 else ():
+                    one_host = len({hosts[rank] for rank in ranks}) == 1
+                    found.append(Talk(axis, ranks, "memory" if one_host and self.shares_memory else "sockets"))
+        return found
+
+
+def lines(mesh: Mesh) -> Iterator[tuple[str, str]]:
+    """A name and a text: the axes, each stage, and who talks to whom along each axis."""
+    yield "mesh", mesh.shape
+    several = len(set(mesh.hosts.values())) > 1
+    for number, stage in enumerate(mesh.stages):
+        places = zip(stage.ranks, stage.hosts, strict=True)
+        ranks = [f"{rank} on {host}" if several else str(rank) for rank, host in places]
+        who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
+        yield f"stage {number}", f"{blocks(stage.blocks)}, {stage.parameters:,} parameters; {who}"
+    for axis, what in WHAT.items():
+        mine = [talk for talk in mesh.talks() if talk.axis == axis]
+        ways = dict.fromkeys(talk.way for talk in mine)
+        told = []
+        for way in ways:
+            groups = ["–".join(map(str, talk.ranks)) for talk in mine if talk.way == way]
+            more = f" and {len(groups) - _LISTED} more" if len(groups) > _LISTED else ""
+            told.append(f"ranks {', '.join(groups[:_LISTED])}{more} through {way}")
+        if told:
+            yield f"along {axis}", f"{'; '.join(told)}: {what}"
+
+
+def blocks(names: Sequence[str]) -> str:
+    """Blocks that follow each other, such as `transformer.h.0–5`; in several runs, each of them."""
+    runs: list[list[str]] = []
+    for name in names:
+        start, _, number = name.rpartition(".")
+        follows = runs and number.isdecimal() and runs[-1][-1] == f"{start}.{int(number) - 1}"
+        if follows:
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return ", ".join(run[0] if len(run) == 1 else f"{run[0]}–{run[-1].rpartition('.')[2]}" for run in runs)
+
+
+def chart(mesh: Mesh) -> Iterator[Chart]:
+    """The picture: a row for each stage, a box for each rank, a line for each two that talk. None of a large mesh."""
+    if len(mesh.hosts) > _MOST_RANKS:
+        return
+    talks, columns = mesh.talks(), ["axis", "ranks", "through", "what"]
+    with drawing(46 + 92 * mesh.pipeline, "mesh", "The mesh: who has what, and talks to whom", columns) as canvas:
+        axes = canvas.figure.subplots()
+        draw(axes, mesh)
+        canvas.legend(axes)
+        for talk in talks:
+            cells = [talk.axis, "–".join(map(str, talk.ranks)), talk.way, WHAT[talk.axis]]
+            canvas.table.rows.append([Cell(text) for text in cells])
+        ways = dict.fromkeys(talk.way for talk in talks)
+        summary = f"A mesh of {mesh.shape}; ranks exchange tensors through {' and '.join(ways)}."
+        yield canvas.chart(summary, "A full line is memory of one host, a dashed one is sockets.")
+
+
+def draw(axes: Axes, mesh: Mesh) -> None:
+    """Draw a mesh; the page's colours are placeholders, which `canvas` replaces."""
+    from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+    width, several = mesh.data * mesh.tensor, len(set(mesh.hosts.values())) > 1
+    high, half = 0.17, min(0.4, 0.09 * max(4, 10 / width))
+
+    def at(rank: int) -> tuple[float, float]:
+        data, stage, tensor = mesh.place(rank)
+        return data * mesh.tensor + tensor + 0.25 * data * (mesh.tensor > 1), float(stage)
+
+    labelled: set[str] = set()
+    for talk in mesh.talks():
+        dashes = "-" if talk.way == "memory" else (0, (3, 2))
+        style: dict[str, Any] = {"color": _COLOURS[talk.axis], "lw": 1.6, "ls": dashes, "arrowstyle": "<|-|>"}
+        style |= {"mutation_scale": 7, "shrinkA": 1, "shrinkB": 1}
+        for first, second in pairwise(talk.ranks):
+            (left, above), (right, below) = at(first), at(second)
+            bend = "arc3"
+            if talk.axis == "pipeline":
+                above, below = above + high, below - high
+            elif talk.axis == "tensor":
+                left, right = left + half, right - half
+            else:
+                bend = f"arc3,rad={0.22 / (right - left):.3f}"
+                left, right, above, below = left + 0.4 * half, right - 0.4 * half, above + high, below + high
+            axes.add_patch(FancyArrowPatch((left, above), (right, below), connectionstyle=bend, **style))
+        if talk.axis not in labelled:
+            axes.plot([], [], color=_COLOURS[talk.axis], lw=1.6, label=talk.axis)
+            labelled.add(talk.axis)
+    for rank, host in mesh.hosts.items():
+        x, y = at(rank)
+        box = "round,pad=0,rounding_size=0.04"
+        axes.add_patch(FancyBboxPatch((x - half, y - high), 2 * half, 2 * high, boxstyle=box, fc=SURFACE, ec=MUTED))
+        name = f"{rank}: {brief(host, 10)}" if several else f"rank {rank}"
+        axes.text(x, y, name, color=INK, size=9, ha="center", va="center")
+    for number, stage in enumerate(mesh.stages):
+        told = blocks(stage.blocks).replace("transformer.h.", "blocks ")
+        text = f"stage {number}: {brief(told, 30)}, {stage.parameters / 1e6:.3g} M parameters"
+        ground = {"fc": SURFACE, "ec": "none", "pad": 1.5}
+        axes.text(-0.5, number - high - 0.07, text, color=MUTED, size=9, ha="left", va="bottom", bbox=ground)
+    axes.set(xlim=(-0.55, at(mesh.stages[-1].ranks[-1])[0] + 0.5), ylim=(mesh.pipeline - 0.5, -0.42))
+    axes.set_axis_off()

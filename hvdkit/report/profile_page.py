@@ -1,0 +1,56 @@
+"""The page of a profile: where the time of a step goes, and of a pipeline what each rank does when."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from hvdkit.report import mesh, pipeline
+from hvdkit.report.canvas import ranks
+from hvdkit.report.documents import Page, Section
+from hvdkit.report.findings import Headline
+from hvdkit.report.profile import sentences
+from hvdkit.report.reproduce import CommandLine
+from hvdkit.report.tabular import Cell, Table, number, percent
+from hvdkit.results import pipeline as pipelines
+from hvdkit.results import profile as profiles
+
+FILE = "profile.json"
+
+
+def make(folder: Path, own_command: str) -> Page:
+    """The page about the folder of a profile. Raises RequestError if a file of it is damaged."""
+    profile = profiles.load(folder / FILE)
+    columns = ["part of a step", "mean, ms", "share", "10 %, ms", "90 %, ms"]
+    rows = [
+        [
+            Cell(row["part"]),
+            number(row["mean"], 2),
+            percent(row["share"]),
+            number(row["low"], 2),
+            number(row["high"], 2),
+        ]
+        for row in profile.records()
+    ]
+    sections, told = [], [Headline("plain", "Where the time goes", " ".join(sentences(profile)))]
+    if (folder / pipelines.FILE).exists():
+        step = pipelines.load(folder / pipelines.FILE)
+        told.append(Headline("plain", "The pipeline", " ".join(pipeline.sentences(step))))
+        whole = mesh.Mesh.of(step.of_stages, step.tensor, step.shares_memory)
+        sections.append(Section("pipeline", "The pipeline", [], [*pipeline.chart(step), *mesh.chart(whole)]))
+    words = ["hvdkit", "profile", str(folder / "config.yaml"), "--framework", profile.framework, "-np", str(profile.np)]
+    machine = {
+        "processor": f"{profile.processor}, {profile.threads} thread(s) a rank",
+        profile.framework: f"{profile.framework_version}, Horovod {profile.horovod_version or 'none'}",
+        "launcher": f"{profile.launcher}, {profile.hosts} host(s)",
+    }
+    return Page(
+        title=f"{profile.recipe}: a profile of {profile.framework}, {ranks(profile.np)}",
+        about=f"{profile.model}; batch {profile.batch_size}, {profile.precision}, {profile.measured_steps} steps",
+        findings=told,
+        results=Table("results", columns, rows),
+        sections=sections,
+        machine=Table("machine", ["item", "value"], [[Cell(key), Cell(value)] for key, value in machine.items()]),
+        commands=[CommandLine("the profile", shlex.join(words))],
+        own_command=own_command,
+    )
