@@ -28,7 +28,8 @@ from hvdkit.folder_lock import FolderLock
 from hvdkit.handlers.metrics_file import MetricsFile
 from hvdkit.launch.agent import process_tree, scratch
 from hvdkit.recipe import schema
-from hvdkit.results.train import MetricLine, TrainResult, damage, read_metrics
+from hvdkit.results.doubts import damage
+from hvdkit.results.train import MetricLine, TrainResult, read_metrics
 from hvdkit.runtimes.store import find
 from tests import hygiene
 from tests.conftest import ROOT

@@ -18,7 +18,8 @@ from hvdkit.errors import RequestError
 from hvdkit.handlers.metrics_file import is_before
 from hvdkit.launch.launchers import Launcher
 from hvdkit.recipe import registry, schema
-from hvdkit.results.train import doubts, read_metrics
+from hvdkit.results.doubts import doubts
+from hvdkit.results.train import read_metrics
 from tests.conftest import Hvdkit
 from tests.resuming import local_recipe, local_run
 

@@ -73,7 +73,7 @@ REQUESTS: list[tuple[str, Words, Words, str, Words]] = [
     ("train", TEXT, ("-np", 2, "parallel.tensor=2", "--framework", "keras"), "tensor: keras does not train parts", ()),
     ("train", TEXT, ("-np", 2, STAGES, "--rival", "plain"), "--rival plain: does not divide models over ranks", ()),
     ("parity", TEXT, ("-np", 2, STAGES), "parallel: hvdkit parity does not know models that are divided", ()),
-    ("profile", TEXT, (STAGES,), "parallel: hvdkit profile does not know models that are divided", ()),
+    ("advise", TEXT, (STAGES,), "parallel: hvdkit advise does not know models that are divided", ()),
     ("train", DIGITS, ("--rival", "ddp", "-np", 1), "--rival ddp: expected -np 2 or more", ("--rival", "plain")),
     ("train", DIGITS, ("-np", 2, "elastic={max_np: 1}"), "-np 2: expected 1 to 1, as elastic says", ("-np", 2)),
     ("train", DIGITS, ("-np", 3, "-H", "localhost:2"), "-np 3: -H offers 2 slots", ("-np", 2, "-H", "localhost:2")),

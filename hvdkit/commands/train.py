@@ -31,12 +31,11 @@ from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report import csv_files
 from hvdkit.report.progress import RunProgress
+from hvdkit.results.doubts import damage, doubts
 from hvdkit.results.dry_run import DryRun
 from hvdkit.results.train import (
     MetricLine,
     TrainResult,
-    damage,
-    doubts,
     kept_lines,
     read_metrics,
     read_result,

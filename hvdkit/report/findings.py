@@ -12,7 +12,8 @@ from hvdkit.report.parity import reference
 from hvdkit.report.rounds import RunGroup, efficiency, ratio
 from hvdkit.results import intervals
 from hvdkit.results.compare import BaselineRow, Comparison, Ratio
-from hvdkit.results.train import doubts, shown_scores
+from hvdkit.results.doubts import doubts
+from hvdkit.results.train import shown_scores
 
 _CONFIDENT = 0.9  # a finding with less confidence comes with a caution
 

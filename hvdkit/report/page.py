@@ -16,10 +16,11 @@ from hvdkit.report import collect, profile_page, reproduce, stages
 from hvdkit.report.canvas import Chart, ranks
 from hvdkit.report.charts import Charts
 from hvdkit.report.collect import Found, Run
-from hvdkit.report.documents import TEMPLATES, Page, Section, render
+from hvdkit.report.documents import TEMPLATES, render
 from hvdkit.report.findings import above_one, findings, why_accuracies_differ
 from hvdkit.report.parity import deviations, parity_table, reference
 from hvdkit.report.rounds import RunGroup, grouped, own_metrics
+from hvdkit.report.sections import Page, Section
 from hvdkit.report.tables import baseline_table, groups_table, machine_table, runs_table, tuning_table
 from hvdkit.results import intervals
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from hvdkit.report import mesh, pipeline
 from hvdkit.report.canvas import ranks
-from hvdkit.report.documents import Page, Section
 from hvdkit.report.findings import Headline
 from hvdkit.report.profile import sentences
 from hvdkit.report.reproduce import CommandLine
+from hvdkit.report.sections import Page, Section
 from hvdkit.report.tabular import Cell, Table, number, percent
 from hvdkit.results import pipeline as pipelines
 from hvdkit.results import profile as profiles

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hvdkit.report import mesh
 from hvdkit.report.collect import Run
-from hvdkit.report.documents import Section
+from hvdkit.report.sections import Section
 from hvdkit.report.tabular import Cell, Table, number
 from hvdkit.results.train import TrainResult
 

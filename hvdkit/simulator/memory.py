@@ -19,7 +19,7 @@ from hvdkit.results.memory import Parts, Stage
 from hvdkit.results.profile import ITEM_BYTES
 from hvdkit.simulator import sharding
 from hvdkit.simulator.sharding import States
-from hvdkit.tasks.parts import Part, block_of, held_sizes
+from hvdkit.tasks.parts import Part, block_of, bounds
 from hvdkit.tasks.task import Architecture
 from hvdkit.worker import tuning
 
@@ -59,7 +59,7 @@ def parts_of_stage(
     architecture = whole.staged(axes, number) if axes.pipeline > 1 else whole
     if axes.tensor > 1:
         architecture = replace(architecture, tensor=Part(axes.tensor - 1, axes.tensor))  # none has more than the last
-    sizes, full, low = held_sizes(architecture), ITEM_BYTES[precision.parameters], ITEM_BYTES[precision.compute]
+    sizes, full, low = _held(architecture), ITEM_BYTES[precision.parameters], ITEM_BYTES[precision.compute]
     count = sum(sizes.values())
     slots, averages = len(rule_of(recipe.optimizer).slots), int(recipe.average_weights is not None)
     sums = recipe.accumulate > 1 or axes.pipeline > 1
@@ -93,6 +93,19 @@ def parts_of_stage(
     # The initial weights are in main memory beside the model, and a tensor of them once more while it is set.
     start = 0 if gpu else counted.framework + full * (count + sum(initial) + max(initial, default=0))
     return counted.model_copy(update={"start": max(0, start - counted.total)})
+
+
+def _held(table: Architecture) -> dict[str, int]:
+    """How many values of each parameter a rank has: of those that tensor parallelism divides, its part."""
+    shapes, place = table.parameter_shapes(), table.tensor
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    if place is None:
+        return sizes
+    for name, cut in table.cuts().items():
+        length = shapes[name][cut.axis] // cut.blocks
+        start, stop = bounds(length, place.index, place.size)
+        sizes[name] = sizes[name] // length * (stop - start)
+    return sizes
 
 
 def largest_batch(needs: Parts, batch_size: int, room: int) -> int | None:
@@ -132,7 +145,7 @@ def _communication(
 
     `value` are the bytes of one gradient value.
     """
-    sizes = [size * value for size in held_sizes(architecture).values()]
+    sizes = [size * value for size in _held(architecture).values()]
     gradient_bytes = sum(sizes)
     residuals = int(getattr(recipe.compression, "error_feedback", False))
     copies = 0 if recipe.sync is None else 2 if recipe.sync.outer else 1  # the last common weights, and their velocity

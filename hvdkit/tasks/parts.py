@@ -7,11 +7,7 @@ its inputs come divided and the ranks' products are added up.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from hvdkit.tasks.task import Architecture
+from typing import NamedTuple, Protocol
 
 
 class Place(Protocol):
@@ -70,16 +66,3 @@ def block_of(parameter: str) -> str:
     words = parameter.split(".")
     numbered = next((index for index, word in enumerate(words) if word.isdigit()), len(words) - 2)
     return ".".join(words[: numbered + 1])
-
-
-def held_sizes(table: Architecture) -> dict[str, int]:
-    """How many values of each parameter a rank has: of those that tensor parallelism divides, its part."""
-    shapes, place = table.parameter_shapes(), table.tensor
-    sizes = {name: prod(shape) for name, shape in shapes.items()}
-    if place is None:
-        return sizes
-    for name, cut in table.cuts().items():
-        length = shapes[name][cut.axis] // cut.blocks
-        start, stop = bounds(length, place.index, place.size)
-        sizes[name] = sizes[name] // length * (stop - start)
-    return sizes
