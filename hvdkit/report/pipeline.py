@@ -25,7 +25,7 @@ _INCHES: dict[str, str] = {  # the colours of a picture
 }  # fmt: skip
 _PAGE: dict[str, str] = {
     "forward": series(0), "backward": series(6), "wait": GRID, "send": BAD, "average": series(1),
-    "update": series(2), "input": series(5), "other": MUTED, "ink": SURFACE, "on backward": SURFACE,
+    "update": series(2), "input": series(4), "other": MUTED, "ink": SURFACE, "on backward": SURFACE,
 }  # fmt: skip
 
 
