@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +21,9 @@ WHAT = {
     "data": "gradients, once in a step",
     "tensor": "sums of activations, in each layer of each microbatch",
 }
-_COLOURS = {"pipeline": series(0), "data": series(2), "tensor": series(1)}
+_PAGE = {
+    "pipeline": series(0), "data": series(2), "tensor": series(1), "ink": INK, "muted": MUTED, "ground": SURFACE,
+}  # fmt: skip
 
 
 class Talk(NamedTuple):
@@ -127,8 +129,8 @@ def chart(mesh: Mesh) -> Iterator[Chart]:
         yield canvas.chart(summary, "A full line is memory of one host, a dashed one is sockets.")
 
 
-def draw(axes: Axes, mesh: Mesh) -> None:
-    """Draw a mesh; the page's colours are placeholders, which `canvas` replaces."""
+def draw(axes: Axes, mesh: Mesh, colours: Mapping[str, str] = _PAGE) -> None:
+    """Draw a mesh in these colours, by default the page's."""
     from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
     width, several = mesh.data * mesh.tensor, len(set(mesh.hosts.values())) > 1
@@ -141,7 +143,7 @@ def draw(axes: Axes, mesh: Mesh) -> None:
     labelled: set[str] = set()
     for talk in mesh.talks():
         dashes = "-" if talk.way == "memory" else (0, (3, 2))
-        style: dict[str, Any] = {"color": _COLOURS[talk.axis], "lw": 1.6, "ls": dashes, "arrowstyle": "<|-|>"}
+        style: dict[str, Any] = {"color": colours[talk.axis], "lw": 1.6, "ls": dashes, "arrowstyle": "<|-|>"}
         style |= {"mutation_scale": 7, "shrinkA": 1, "shrinkB": 1}
         for first, second in pairwise(talk.ranks):
             (left, above), (right, below) = at(first), at(second)
@@ -155,18 +157,22 @@ def draw(axes: Axes, mesh: Mesh) -> None:
                 left, right, above, below = left + 0.4 * half, right - 0.4 * half, above + high, below + high
             axes.add_patch(FancyArrowPatch((left, above), (right, below), connectionstyle=bend, **style))
         if talk.axis not in labelled:
-            axes.plot([], [], color=_COLOURS[talk.axis], lw=1.6, label=talk.axis)
+            axes.plot([], [], color=colours[talk.axis], lw=1.6, label=talk.axis)
             labelled.add(talk.axis)
     for rank, host in mesh.hosts.items():
         x, y = at(rank)
         box = "round,pad=0,rounding_size=0.04"
-        axes.add_patch(FancyBboxPatch((x - half, y - high), 2 * half, 2 * high, boxstyle=box, fc=SURFACE, ec=MUTED))
-        name = f"{rank}: {brief(host, 10)}" if several else f"rank {rank}"
-        axes.text(x, y, name, color=INK, size=9, ha="center", va="center")
+        axes.add_patch(
+            FancyBboxPatch(
+                (x - half, y - high), 2 * half, 2 * high, boxstyle=box, fc=colours["ground"], ec=colours["muted"]
+            )
+        )
+        name = f"{rank} on {brief(host, 10)}" if several else f"rank {rank}"
+        axes.text(x, y, name, color=colours["ink"], size=9, ha="center", va="center")
     for number, stage in enumerate(mesh.stages):
         told = blocks(stage.blocks).replace("transformer.h.", "blocks ")
         text = f"stage {number}: {brief(told, 30)}, {stage.parameters / 1e6:.3g} M parameters"
-        ground = {"fc": SURFACE, "ec": "none", "pad": 1.5}
-        axes.text(-0.5, number - high - 0.07, text, color=MUTED, size=9, ha="left", va="bottom", bbox=ground)
+        ground = {"fc": colours["ground"], "ec": "none", "pad": 1.5}
+        axes.text(-0.5, number - high - 0.07, text, color=colours["muted"], size=9, ha="left", va="bottom", bbox=ground)
     axes.set(xlim=(-0.55, at(mesh.stages[-1].ranks[-1])[0] + 0.5), ylim=(mesh.pipeline - 0.5, -0.42))
     axes.set_axis_off()
