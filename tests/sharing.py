@@ -20,7 +20,7 @@ from hvdkit.strategies.sharded_parameters import ShardedParameters
 from tests.contract.grown import worst
 from tests.crowd import together
 
-STEPS, FEATURES, CLASSES = 20, 5, 3
+STEPS, FEATURES, CLASSES = 8, 5, 3
 
 
 class InBlocks(TrainableModel, Divisible):

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_today_has_one_speed_everywhere() -> None:
     assert alone.efficiency < 0.9
 
 
-@pytest.mark.parametrize(("spread", "mbit_per_s"), [(0.0, 100.0), (0.5, 1000.0), (0.5, 1e5)])
+@pytest.mark.parametrize(("spread", "mbit_per_s"), [(0.0, 100.0), (0.5, 1e5)])
 def test_gains_lie_within_their_intervals(spread: float, mbit_per_s: float) -> None:
     made = simulating.cluster(mbit_per_s=mbit_per_s)
     advice = advising.advise(noisy(spread), made, 8, Settings(), Money())
@@ -67,7 +68,7 @@ def test_gains_lie_within_their_intervals(spread: float, mbit_per_s: float) -> N
 
 def test_twice_the_ranks_are_never_more_than_twice_as_fast() -> None:
     """Nor at the fast end of the interval, which had 4 ranks instead of 2 at 1.68 to 2.01 times the speed."""
-    for made in (noisy(0.0), noisy(), published.profile("resnet50", 2470, 256, "a100")):
+    for made in (noisy(), published.profile("resnet50", 2470, 256, "a100")):
         suggestions = advising.advise(made, V100, 8, Settings(), Money()).suggestions
         more = [suggestion for suggestion in suggestions if "ranks instead of" in suggestion.what]
         assert more
@@ -75,7 +76,7 @@ def test_twice_the_ranks_are_never_more_than_twice_as_fast() -> None:
             assert suggestion.gain <= suggestion.gain_high <= suggestion.ranks / 8
 
 
-@pytest.mark.parametrize("speed", [0.4, 1.0, 3.0])
+@pytest.mark.parametrize("speed", [0.4, 3.0])
 def test_the_gain_of_another_device_is_as_unsure_as_it_is_far(speed: float) -> None:
     """Also where today's device is off the profile's on the other side: H100s were 4.66 × (4.59 to 4.68) as fast."""
     a100 = published.profile("resnet50", 2470, 256, "a100")
@@ -91,7 +92,6 @@ def test_a_guess_comes_first_and_ranks_nothing_as_sure(inside: Hvdkit, tmp_path:
     profiles.save(simulating.profile(), tmp_path / "cpu.json")
     profiles.save(noisy(0.0), tmp_path / "gpu.json")
     for name, settings, guess in (
-        ("cpu.json", [], "the profile is of CPUs"),
         ("cpu.json", ["--set", "speed=30"], "the profile is of CPUs"),
         ("gpu.json", [], None),
     ):
@@ -156,6 +156,7 @@ def test_money_has_a_currency_and_the_digits_that_matter(inside: Hvdkit, tmp_pat
     assert lost.get("compress gradients: topk 0.01", 1.1) == pytest.approx(1.1)
 
 
+@cache
 def limits(**more: Any) -> Advice:
     money = Money(1_281_167, 90, 3.06, "USD", "a test", ranks_per_host=8, **more)
     return advising.advise(noisy(0.0), clusters.load(Path("aws-p3-16xlarge")), 8, Settings(), money)

@@ -24,7 +24,7 @@ from hvdkit.results.train import MetricLine
 from tests import hygiene
 from tests.attacks import HVDKIT, attack, refused, sound
 from tests.comparisons import change
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Hvdkit
 from tests.simulating import profile
 
 pytestmark = pytest.mark.check
@@ -220,7 +220,7 @@ def test_a_recipe_with_thousands_of_faults_tells_the_first_and_counts_the_rest(t
     assert len(lines) == 51 and "more faults" in lines[-1] and "k0: unknown key" in lines[0] + lines[4]
 
 
-def test_a_profile_from_elsewhere_decides_nothing_but_what_it_measured(tmp_path: Path) -> None:
+def test_a_profile_from_elsewhere_decides_nothing_but_what_it_measured(inside: Hvdkit, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     profiles.save(profile(), path)
     document = json.loads(path.read_text())
@@ -233,7 +233,7 @@ def test_a_profile_from_elsewhere_decides_nothing_but_what_it_measured(tmp_path:
     plan = predict.question(Path("p100-roce25"), [8], [], None).of(predict.read(path))
     money = advise.money(plan, AdviseRequest(subject=path, price=1.0))
     assert (money.samples, money.epochs) == (None, None)
-    done = attack(tmp_path, f"{HVDKIT} advise profile.json --cluster p100-roce25 -n 8")
+    done = inside("advise", "profile.json", "--cluster", "p100-roce25", "-n", 8)
     assert done.returncode == 0, done.stderr
     sound(done)
     assert [each.name for each in tmp_path.iterdir() if each.name != "profile.json"] == ["runs"]

@@ -34,7 +34,6 @@ def here(tmp_path: Path) -> Path:
     "environment",
     [
         {"PYTHONIOENCODING": "ascii:strict"},
-        {"PYTHONIOENCODING": "latin-1"},
         {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
     ],
 )
@@ -56,7 +55,7 @@ def test_letters_that_an_encoding_has_not_are_replaced_by_plain_ones() -> None:
     assert "a\udcffb".encode("utf-8", "hvdkit") == b"a\xffb"  # a path that is no UTF-8, byte by byte
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&-", "<&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
 def test_closed_streams_lose_nothing_but_what_is_printed(here: Path, closed: str) -> None:
     done = attack(here, f"{HVDKIT} {ADVISE} {closed}")
     assert done.returncode == 0, done.stderr
@@ -99,7 +98,7 @@ def test_a_signal_between_loading_and_the_end_makes_no_fuss(here: Path, number: 
         "sys.meta_path.insert(0, Clock())\n"
     )
     reached = set()
-    for at in [1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 80, 120, 170, 230, 300, 400]:
+    for at in [1, 2, 4, 8, 20, 50, 120, 230, 400]:
         path = f"{here}:{os.environ['PYTHONPATH']}"
         done = attack(here, f"exec {HVDKIT} {ADVISE} --overwrite", AT=str(at), PYTHONPATH=path)
         sound(done)

@@ -8,6 +8,7 @@ import pytest
 
 from hvdkit.results import profile as profiles
 from tests.attacks import HVDKIT, attack, refused
+from tests.conftest import Hvdkit
 from tests.simulating import profile
 
 pytestmark = pytest.mark.check
@@ -32,17 +33,17 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("command", "words"), REFUSED, ids=range(len(REFUSED)))
-def test_a_number_beyond_all_bounds(command: str, words: list[str], tmp_path: Path) -> None:
+def test_a_number_beyond_all_bounds(command: str, words: list[str], inside: Hvdkit, tmp_path: Path) -> None:
     profiles.save(profile(), tmp_path / "profile.json")
-    done = attack(tmp_path, f"{HVDKIT} {command}")
+    done = inside(*command.split())
     refused(done, *words)
     assert {path.name for path in tmp_path.iterdir()} == {"profile.json"}
 
 
-def test_the_largest_numbers_that_are_taken_make_an_answer(tmp_path: Path) -> None:
+def test_the_largest_numbers_that_are_taken_make_an_answer(inside: Hvdkit, tmp_path: Path) -> None:
     profiles.save(profile(), tmp_path / "profile.json")
     most = "--images 9007199254740992 --epochs 9007199254740992 --price 999999999"
-    done = attack(tmp_path, f"{HVDKIT} {ADVISE} {most}")
+    done = inside(*f"{ADVISE} {most}".split())
     assert done.returncode == 0 and (tmp_path / "out" / "advise.json").exists(), done.stderr
 
 
@@ -52,4 +53,3 @@ def test_a_path_that_is_no_utf_8_is_shown_as_it_is(tmp_path: Path) -> None:
     done = attack(tmp_path, f"{advise} | od -An -v -w1 -c | tr -d ' \\n' | grep -o a377")
     assert done.stdout.strip() == "a377", done.stdout + done.stderr
     refused(attack(tmp_path, f"{HVDKIT} report $'\\xff\\xfe'"), "no such folder")
-    refused(attack(tmp_path, f"{HVDKIT} train resnet20-digits --framework $'\\xff'"), "unknown framework")

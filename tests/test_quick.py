@@ -73,7 +73,7 @@ def test_help_of_a_command_loads_that_command_and_no_plotting_library() -> None:
     assert "hvdkit.commands.compare" in modules and "hvdkit.commands.advise" not in modules
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["advise", "--help"], ["runtime", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["advise", "--help"]])
 def test_help_is_what_typer_makes_of_the_commands(arguments: list[str]) -> None:
     """Less is loaded for it, and nothing of it is written elsewhere."""
     texts = []

@@ -15,12 +15,18 @@ import pytest
 
 from hvdkit import paths
 from hvdkit.recipe import schema
-from hvdkit.report import collect, page, reproduce, tables
+from hvdkit.report import canvas, collect, page, reproduce, tables
 from hvdkit.report.rounds import RunGroup, grouped, interval, ratio
 from tests.comparisons import change, several_rounds
 from tests.conftest import Hvdkit, run
 
 pytestmark = pytest.mark.check
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charts have their points and tables, and no picture, which test_report.py and test_quick.py look at."""
+    monkeypatch.setattr(canvas, "_inline", lambda figure, key: "<svg></svg>")
 
 
 def test_the_command_writes_a_page_and_markdown_beside_the_results(hvdkit: Hvdkit, real: Path) -> None:

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -61,38 +62,38 @@ def test_each_element_has_one_owner(ranks: int, most_bytes: int, may_span: bool)
     assert all(0 <= bucket.padding < ranks for bucket in found)
 
 
-@pytest.mark.parametrize("most_bytes", [8, 10_000])
-@pytest.mark.parametrize("stage", ["optimizer", "gradients", "parameters"])
+@cache
+def states(title: str, ranks: int, stage: str, **more: Any) -> list[dict[str, np.ndarray]]:
+    """Rank 0's state after each step, with gradients apart."""
+    return on_ranks(ranks, OPTIMIZERS[title], lambda adapter, topology: staged(adapter, topology, stage, **more))
+
+
+@pytest.mark.parametrize(
+    ("stage", "more"),
+    [(stage, {"most_bytes": most}) for stage in ("optimizer", "gradients") for most in (8, 10_000)]
+    + [("parameters", {})],
+)
 @pytest.mark.parametrize("title", OPTIMIZERS)
-def test_each_stage_trains_as_the_whole_does(title: str, stage: str, most_bytes: int) -> None:
-    """Twenty steps of one and two batches; on 19 ranks, one more than there are elements, one has padding alone."""
-    optimizer = OPTIMIZERS[title]
+def test_each_stage_trains_as_the_whole_does(title: str, stage: str, more: dict[str, int]) -> None:
+    """Eight steps of one and two batches; on 19 ranks, one more than there are elements, one has padding alone."""
     for ranks in (2, 3, 19):
-        whole = on_ranks(ranks, optimizer, lambda adapter, topology: staged(adapter, topology, "none"))
-        shared = on_ranks(
-            ranks, optimizer, lambda adapter, topology: staged(adapter, topology, stage, most_bytes=most_bytes)
-        )
+        shared, whole = states(title, ranks, stage, **more), states(title, ranks, "none")
         for step, (mine, theirs) in enumerate(zip(shared, whole, strict=True)):
             assert worst(mine, theirs) < 1e-12, (ranks, step, worst(mine, theirs))
 
 
-@pytest.mark.parametrize("most_bytes", [8, 10_000])
-@pytest.mark.parametrize("stage", ["none", "optimizer"])
-@pytest.mark.parametrize("title", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("stage", "more"), [("none", {}), *(("optimizer", {"most_bytes": most}) for most in (8, 10_000))]
+)
+@pytest.mark.parametrize("title", ["sgd", "adamw, weights alone", "lamb, weights alone", "clipped"])
 def test_joined_gradients_train_as_those_apart(
-    title: str, stage: str, most_bytes: int, monkeypatch: pytest.MonkeyPatch
+    title: str, stage: str, more: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    optimizer = OPTIMIZERS[title]
-    more = {} if stage == "none" else {"most_bytes": most_bytes}
-
-    def states(ranks: int) -> list[dict[str, np.ndarray]]:
-        return on_ranks(ranks, optimizer, lambda adapter, topology: staged(adapter, topology, stage, **more))
-
     for ranks in (2, 3, 19):
-        apart = states(ranks)
+        apart = states(title, ranks, stage, **more)
         with monkeypatch.context() as patch:
             patch.setattr(sys.modules["hvdkit.adapters.local"], "TrainableModel", InVectors)
-            joined = states(ranks)
+            joined = states.__wrapped__(title, ranks, stage, **more)
         for mine, theirs in zip(joined, apart, strict=True):
             assert worst(mine, theirs) < 1e-14
 
@@ -215,19 +216,6 @@ def test_ranks_without_a_batch_gather_for_those_that_evaluate() -> None:
 def recipe_of(**settings: Any) -> Recipe:
     base = {"name": "test", "model": {"name": "resnet20"}, "data": {"name": "digits"}}
     return Recipe.model_validate(base | {"optimizer": {"learning_rate": 0.1}} | settings)
-
-
-def test_what_sharding_does_not_go_with_is_refused_by_key() -> None:
-    for key, value in (
-        ("compression", "topk"),
-        ("compression", "int8"),
-        ("sync", {"every": 4}),
-        ("allreduce", "hierarchical"),
-        ("allreduce", "central"),
-    ):
-        with pytest.raises(ValueError, match=f"{key}: expected .* with sharding optimizer"):
-            recipe_of(sharding="optimizer", **{key: value})
-    assert recipe_of(sharding="gradients", compression="fp16").sharding == "gradients"
 
 
 ABLE = {
