@@ -29,6 +29,13 @@ hypothesis.settings.load_profile("hvdkit")
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
+
+
+def rest_thorough(first: Any, *others: Any) -> list[Any]:
+    """Parameters of which `make test` tries the first, and `make test-all` the others too."""
+    return [first, *(pytest.param(value, marks=pytest.mark.thorough) for value in others)]
+
+
 KERAS_THOROUGH = ("pytorch", "tensorflow", pytest.param("keras", marks=pytest.mark.thorough), "mxnet")
 
 Hvdkit = Callable[..., subprocess.CompletedProcess[str]]

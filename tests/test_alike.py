@@ -11,6 +11,8 @@ from hvdkit.checkpoint import snapshots
 from tests.conftest import Hvdkit
 from tests.own_tasks import DOCUMENT
 
+pytestmark = pytest.mark.long
+
 # A task whose ranks differ in what `options` name. It draws from each generator that hvdkit seeds.
 SCRIPT = """
 import os
@@ -139,35 +141,14 @@ def written(place: Path, framework: str, differs: str = "nothing", **keys: objec
 @pytest.mark.parametrize(
     ("differs", "told"),
     [
-        (
-            "seed",
-            "samples: expected the same samples on all ranks, got other inputs of the 48 training samples on rank 1",
-        ),
-        (
-            "number",
-            "samples: expected as many training samples on all ranks, got 48 on rank 0 and 38 on rank 1; give all",
-        ),
-        ("value", "samples: expected the same samples on all ranks, got other inputs of the 48 training samples on ra"),
-        (
-            "target",
-            "got other targets of the 12 validation samples on rank 1 than on rank 0; give all ranks the whole da",
-        ),
-        (
-            "share",
-            "expected as many training samples on all ranks, got 23 on rank 0 and 22 on rank 1; give all ranks th",
-        ),
-        (
-            "weights",
-            "model: expected the same weights on all ranks, got others on rank 1 than on rank 0, first in layer.",
-        ),
-        (
-            "buffer",
-            "model: expected the same buffers on all ranks, got another shift on rank 1 than on rank 0; draw ran",
-        ),
-        (
-            "attribute",
-            "model: expected the same outputs on all ranks for the same samples and weights, got others on ra",
-        ),
+        pytest.param("seed", "samples: expected the same samples on all ranks", marks=pytest.mark.thorough),
+        ("number", "samples: expected as many training samples on all ranks, got 48 on rank 0 and 38 on rank 1; give"),
+        ("value", "got other inputs of the 48 training samples on rank 1 than on rank 0; give all ranks the whole"),
+        pytest.param("target", "got other targets of the 12 validation samples on rank 1", marks=pytest.mark.thorough),
+        pytest.param("share", "got 23 on rank 0 and 22 on rank 1; give all ranks th", marks=pytest.mark.thorough),
+        ("weights", "expected the same weights on all ranks, got others on rank 1 than on rank 0, first in layer."),
+        ("buffer", "model: expected the same buffers on all ranks, got another shift on rank 1 than on rank 0; draw"),
+        ("attribute", "model: expected the same outputs on all ranks for the same samples and weights, got others"),
     ],
 )
 def test_ranks_that_differ_do_not_train(differs: str, told: str, hvdkit: Hvdkit, tmp_path: Path) -> None:
@@ -179,7 +160,15 @@ def test_ranks_that_differ_do_not_train(differs: str, told: str, hvdkit: Hvdkit,
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize(("framework", "np"), [("pytorch", 3), ("keras", 1), ("tensorflow", 3), ("mxnet", 1)])
+@pytest.mark.parametrize(
+    ("framework", "np"),
+    [
+        ("pytorch", 3),
+        pytest.param("keras", 1, marks=pytest.mark.thorough),
+        pytest.param("tensorflow", 3, marks=pytest.mark.thorough),
+        ("mxnet", 1),
+    ],
+)
 def test_ranks_draw_the_same_until_they_train(framework: str, np: int, hvdkit: Hvdkit, tmp_path: Path) -> None:
     """At the script's top, in `samples` and in `model`; an evaluation, on other ranks, draws the same too."""
     written(tmp_path, framework)

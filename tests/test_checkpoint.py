@@ -22,7 +22,6 @@ from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RequestError, RunError
 from hvdkit.recipe.schema import Checkpointing
 from hvdkit.results.train import kept_lines
-from tests.conftest import Hvdkit
 from tests.resuming import lines, local_recipe, local_run
 
 STATE = {"fc.weight": np.arange(6.0).reshape(2, 3), "optimizer.momentum.fc.weight": np.ones((2, 3))}
@@ -76,18 +75,6 @@ def test_a_runs_folder_means_its_best_checkpoint_else_its_last(tmp_path: Path) -
     written(tmp_path / "unscored" / "checkpoints", None, None)
     assert snapshots.locate(tmp_path / "unscored") == tmp_path / "unscored" / "checkpoints" / "last"
     assert snapshots.locate(last) == last and snapshots.locate(last.resolve()) == last.resolve()
-
-
-def test_a_run_that_kept_no_checkpoint_is_refused_by_evaluate_and_export(inside: Hvdkit, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("checkpoint: null\n")
-    (tmp_path / "empty").mkdir()
-    for command in (("evaluate",), ("export", "--out", "net.safetensors")):
-        done = inside(*command, "run")
-        assert done.returncode == 2 and "run: this run has kept no checkpoint" in done.stderr, done.stderr
-        done = inside(*command, "empty")
-        assert done.returncode == 2 and "empty: neither a run nor a checkpoint is in it" in done.stderr, done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "run"]
 
 
 def test_best_points_to_what_is_there_even_where_old_ones_cannot_be_removed(

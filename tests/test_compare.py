@@ -252,31 +252,15 @@ def test_load_is_what_others_used() -> None:
 
 
 REFUSED: list[tuple[list[Any], str]] = [
-    (
-        ["--rival", "dpp"],
-        "--rival dpp: expected one of plain, ddp, zero_redundancy, fsdp, deepspeed, deepspeed_offload, multiworker, "
-        "kvstore, independent; did you mean 'ddp'?",
-    ),
+    (["--rival", "dpp"], "did you mean 'ddp'?"),
     (["--rival", "kvstore"], "--rival kvstore: expected --framework mxnet, got pytorch"),
-    (["--rival", "ddp", "-np", 1], "--rival ddp: expected -np 2 or more, got 1; it needs several ranks"),
     (["--rival", "ddp", "--rival", "ddp"], "--rival ddp: given 2 times"),
-    (["--rival", "ddp", "compression=fp16"], "--rival ddp: does not support compression fp16"),
-    (
-        ["--rival", "zero_redundancy", "optimizer.name=lars"],
-        "--rival zero_redundancy: does not support optimizer.name=lars; choose sgd or adamw",
-    ),
-    (
-        ["--rival", "zero_redundancy", "optimizer.momentum=0"],
-        "--rival zero_redundancy: does not support SGD without momentum",
-    ),
-    (
-        ["--framework", "keras", "--rival", "multiworker", "accumulate=2"],
-        "--rival multiworker: does not support accumulation",
-    ),
+    (["--rival", "zero_redundancy", "optimizer.name=lars"], "optimizer.name=lars; choose sgd or adamw"),
+    (["--rival", "zero_redundancy", "optimizer.momentum=0"], "does not support SGD without momentum"),
+    (["--framework", "keras", "--rival", "multiworker", "accumulate=2"], "does not support accumulation"),
     (["--rounds", 0], "--rounds 0: expected 1 or more"),
     (["--baseline", "none.json"], "none.json: cannot be read"),
     (["--baseline", "damaged.json"], "damaged.json: not the compare.json of `hvdkit compare`"),
-    (["--baseline", "old.json", "--margin", -1], "--margin -1: expected 0 or more, less than 1"),
     (["--baseline", "old.json", "batch_size=16"], "batch_size: the baseline has 32, this comparison 16"),
     (["--resume"], "--resume: expected --out"),
 ]

@@ -221,30 +221,27 @@ def test_advice_says_when_more_ranks_lose() -> None:
     assert "2, 4 ranks are slower than fewer" in advice.adding.told
 
 
+ASKED = "predict profile.json --cluster cluster.yaml -n 2"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("words", "expected"),
     [
-        (["predict", "none.json", "--cluster", "cluster.yaml", "-n", "2"], "none.json: cannot be read"),
-        (["predict", "profile.json", "--cluster", "none.yaml", "-n", "2"], "none.yaml: no such file"),
-        (["predict", "profile.json", "--cluster", "cluster.yaml", "-n", "0"], "-n 0: expected at least 1"),
-        (
-            ["predict", "profile.json", "--cluster", "dgx1-p100", "-n", "9"],
-            "-n 9: expected at least 1 and at most 8 ranks",
-        ),
-        (["predict", "profile.json", "--cluster", "cluster.yaml", "-n", "2", "--policy", "dpp"], "did you mean 'ddp'"),
-        (["predict", "profile.json", "--cluster", "v100", "-n", "2"], "did you mean 'v100-nvlink-ib'"),
-        (["predict", "profile.json", "--cluster", "cluster.yaml", "-n", "2", "--set", "batch=1"], "batch: unknown key"),
-        (["predict", "profile.json", "--cluster", "cluster.yaml", "-n", "2", "--set", "batch_size=-1"], "batch_size: "),
-        (["predict", "profile.json", "--cluster", "cluster.yaml", "-n", "2", "--set", "batch_size"], "key=value"),
-        (["predict", "profile.json", "--cluster", "cluster.yaml", "-n", "2", "--set", "compression=zip"], "none, fp16"),
-        (["predict", "profile.json", "--cluster", "cluster.yaml", "-n", "2", "--set", "link.x.ports=2"], "levels net"),
-        (["advise", "profile.json", "--cluster", "cluster.yaml", "-n", "2", "--price", "-1"], "--price -1"),
+        ("predict none.json --cluster cluster.yaml -n 2", "none.json: cannot be read"),
+        ("predict profile.json --cluster none.yaml -n 2", "none.yaml: no such file"),
+        ("predict profile.json --cluster dgx1-p100 -n 9", "-n 9: expected at least 1 and at most 8 ranks"),
+        (f"{ASKED} --policy dpp", "did you mean 'ddp'"),
+        (f"{ASKED} --set batch_size=-1", "batch_size: "),
+        (f"{ASKED} --set batch_size", "key=value"),
+        (f"{ASKED} --set compression=zip", "none, fp16"),
+        (f"{ASKED} --set link.x.ports=2", "levels net"),
+        ("advise profile.json --cluster cluster.yaml -n 2 --price -1", "--price -1"),
     ],
 )
 def test_bad_requests_are_one_line_and_status_2(
-    inside: Hvdkit, files: tuple[Path, Path], arguments: list[str], expected: str
+    inside: Hvdkit, files: tuple[Path, Path], words: str, expected: str
 ) -> None:
-    done = inside(*arguments)
+    done = inside(*words.split())
     assert done.returncode == 2
     assert expected in done.stderr
     assert len(done.stderr.splitlines()) == 1

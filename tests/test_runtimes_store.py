@@ -106,14 +106,6 @@ def test_an_interpreter_that_cannot_be_run_is_not_called_gone(tmp_path: Path, mo
         store.find("pytorch")
 
 
-def test_find_names_the_build_that_is_missing() -> None:
-    with pytest.raises(RequestError) as caught:
-        store.find("keras")
-    assert str(caught.value) == (
-        "framework 'keras' needs the runtime 'tensorflow', which is not built; run `hvdkit runtime build tensorflow`"
-    )
-
-
 def test_find_names_the_known_frameworks_and_the_nearest() -> None:
     with pytest.raises(RequestError, match=r"'pytroch'.*pytorch, tensorflow, keras, mxnet; did you mean 'pytorch'\?"):
         store.find("pytroch")
