@@ -25,7 +25,7 @@ from hvdkit.recipe import schema
 from hvdkit.results.evaluate import EvaluationResult
 from hvdkit.results.train import TrainResult
 from tests import hygiene
-from tests.conftest import FRAMEWORKS, KERAS_THOROUGH, ROOT, Hvdkit
+from tests.conftest import FRAMEWORKS, ROOT, Hvdkit, rest_thorough
 from tests.launching import wait_until
 from tests.residents import START, Ranks, residents
 from tests.resuming import lines, rewrite_record, under_way
@@ -53,7 +53,7 @@ SENT = {
 }
 
 
-@pytest.mark.parametrize("framework", KERAS_THOROUGH)
+@pytest.mark.parametrize("framework", rest_thorough(*FRAMEWORKS))
 def test_kill_9_and_resume(framework: str, ranks: START, recipe: Path, tmp_path: Path) -> None:
     """11 batches an epoch and rank in 6 updates; killed behind the third, whose line is written and no checkpoint."""
     common = ["model.name=resnet8", "epochs=1", "log_every=3", "batch_size=64", "accumulate=2", "threads=1"]

@@ -19,8 +19,10 @@ from hvdkit.report import page
 from hvdkit.results.train import MetricLine, read_metrics
 from tests import hygiene
 from tests.cluster import starving
-from tests.conftest import Hvdkit
+from tests.conftest import Hvdkit, rest_thorough
 from tests.launching import framework_job, wait_until
+
+pytestmark = pytest.mark.long
 
 OLD = "this Horovod is older than its patches; run make runtimes"
 FEW = ["model.name=resnet8", "tune=rule", "checkpoint=null", "threads=1"]
@@ -151,7 +153,7 @@ def test_a_link_that_becomes_slow_and_fast_again_is_told(recipe: Path, tmp_path:
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("framework", ["mxnet", "tensorflow", "keras"])
+@pytest.mark.parametrize("framework", rest_thorough("mxnet", "tensorflow", "keras"))
 def test_ranks_of_one_host_have_a_bandwidth_and_no_links(hvdkit: Hvdkit, framework: str, tmp_path: Path) -> None:
     shape = [*FEW, "tensorboard=true", "log_every=4", "steps=14"]
     done = hvdkit("train", "resnet20-digits", "--framework", framework, "-np", "2", "--out", tmp_path / "run", *shape)

@@ -22,7 +22,7 @@ from hvdkit.core.strategy import Strategy
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe.schema import Loss, Optimizer, Sgd
 from hvdkit.strategies.dense import Dense
-from tests.conftest import FRAMEWORKS, KERAS_THOROUGH, ROOT, run
+from tests.conftest import FRAMEWORKS, ROOT, rest_thorough, run
 from tests.contract import everything  # noqa: F401 - adds their cases
 from tests.contract.cases import BETWEEN, CASES, CLASSES, FEATURES, LEAKS, PROBED, SHAPE, error  # as ranks import them
 from tests.launching import framework_job
@@ -57,7 +57,7 @@ def test_two_ranks(framework: str, name: str, report: Any) -> None:
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("framework", KERAS_THOROUGH)
+@pytest.mark.parametrize("framework", [*rest_thorough("pytorch", "tensorflow", "keras"), "mxnet"])
 def test_two_groups_of_two_ranks(framework: str, report: Any) -> None:
     """At once, with other data: what one computes does not reach the other."""
     told, _ = report(f"{framework}-groups")

@@ -12,7 +12,7 @@ from hvdkit.results.train import TrainResult
 from hvdkit.runtimes.pins import FRAMEWORKS as RUNTIME_OF
 from hvdkit.runtimes.pins import RUNTIMES
 from hvdkit.runtimes.store import find
-from tests.conftest import FRAMEWORKS, ROOT, Hvdkit, run
+from tests.conftest import FRAMEWORKS, ROOT, Hvdkit, rest_thorough, run
 from tests.data.pictures import draw_folder, write_cifar
 
 pytestmark = pytest.mark.long
@@ -43,7 +43,7 @@ def test_the_same_bytes_beside_every_framework(folder: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("framework", ["pytorch", pytest.param("keras", marks=pytest.mark.thorough), "mxnet"])
+@pytest.mark.parametrize("framework", rest_thorough("pytorch", "keras", "mxnet"))
 def test_the_imagenet_recipe_runs_dry(framework: str, folder: Path, hvdkit: Hvdkit, tmp_path: Path) -> None:
     command = ("train", IMAGENET, "--framework", framework, "-np", 2, "--out", "run", f"data.path={folder}", *SMALL)
     done = hvdkit(*command, "check_ranks=1")

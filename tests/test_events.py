@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hvdkit.errors import RequestError
 from hvdkit.handlers import tensorboard
 from tests import hygiene, paced
-from tests.conftest import Hvdkit
+from tests.conftest import Hvdkit, rest_thorough
 from tests.resuming import by_tag, kill_ranks, local_recipe, local_run, under_way
 
 pytestmark = pytest.mark.long
@@ -65,7 +65,9 @@ SETTINGS = ("epochs=1", "log_every=3", "batch_size=64", "checkpoint={every_steps
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("framework", ("pytorch", "mxnet"))  # the events are core's, which knows no framework
+@pytest.mark.parametrize(
+    "framework", rest_thorough("mxnet", "pytorch")
+)  # the events are core's, which knows no framework
 def test_over_real_ranks_and_kill_9(framework: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.write_text("hold 5")  # of 11 updates: killed behind a checkpoint, and before the end

@@ -176,6 +176,7 @@ def test_a_profile_has_each_gradient_and_counts_tokens(hvdkit: Hvdkit, tmp_path:
     assert profile.train_samples == len(opened.train)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("warm")
 def test_four_frameworks_go_on_with_the_same_text(trained: Path, hvdkit: Hvdkit) -> None:
     texts = set()

@@ -15,7 +15,7 @@ import pytest
 from hvdkit.launch.launchers import horovodrun
 from hvdkit.runtimes.store import find
 from tests import hygiene
-from tests.conftest import ROOT
+from tests.conftest import ROOT, rest_thorough
 
 pytestmark = pytest.mark.long
 
@@ -29,7 +29,7 @@ RUNTIMES = {
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("script", RUNTIMES)
+@pytest.mark.parametrize("script", [*rest_thorough("pytorch", "tensorflow1", "tensorflow2", "keras3"), "mxnet"])
 def test_a_script_trains_on_two_ranks(tmp_path: Path, script: str) -> None:
     python = find(RUNTIMES[script]).python
     path = ROOT / "tests" / "horovod_scripts" / f"train_{script}.py"

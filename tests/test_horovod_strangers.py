@@ -20,7 +20,7 @@ from hvdkit.runtimes import store
 from tests import hygiene
 from tests.launching import wait_until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 SERVICES = Path(__file__).with_name("horovod_services.py")
 HTTP = ("store", "rendezvous", "elastic")
 KINDS = (*HTTP, "notification", "driver", "task")

@@ -22,7 +22,7 @@ from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe.communication import TopK
 from hvdkit.strategies.reducer import Reducer
 from hvdkit.strategies.transports import Ring
-from tests.conftest import FRAMEWORKS, ROOT
+from tests.conftest import KERAS_THOROUGH, ROOT
 from tests.contract import kinds  # as the ranks import it
 from tests.launching import framework_job
 
@@ -81,7 +81,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", KERAS_THOROUGH)
 def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(framework: str, trained: Any) -> None:
     folder = trained(framework)
     for rank in range(2):
@@ -97,7 +97,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(framework: str, tr
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", KERAS_THOROUGH)
 def test_nothing_is_cast_or_merged_in_silence(framework: str, trained: Any) -> None:
     folder = trained(framework) / "optimizer-straight"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -129,7 +129,7 @@ def test_nothing_is_cast_or_merged_in_silence(framework: str, trained: Any) -> N
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", KERAS_THOROUGH)
 def test_what_cannot_be_trained_is_refused_by_name(framework: str, trained: Any) -> None:
     told = json.loads((trained(framework) / "rank-0.json").read_text())["refused"]
     assert told.keys() == REFUSED[framework].keys()
@@ -138,7 +138,7 @@ def test_what_cannot_be_trained_is_refused_by_name(framework: str, trained: Any)
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", KERAS_THOROUGH)
 def test_all_kinds_are_exported(framework: str, trained: Any, tmp_path: Path) -> None:
     last = trained(framework) / "optimizer-straight" / "checkpoints" / "last"
     export.write(export.plan(last, tmp_path / "model.safetensors", False, average=False))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hvdkit.launch.launchers import direct
+from tests.conftest import rest_thorough
 from tests.launching import framework_job
 
 HOUR_MS = 3_600_000
@@ -102,7 +103,7 @@ else:
 """
 )
 
-pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("warm"), pytest.mark.timeout(120)]
 
 
 def lines(folder: Path, script: str, np: int, **environment: str) -> list[list[str]]:
@@ -117,7 +118,7 @@ def test_a_repeated_collective_takes_one_message_to_agree(tmp_path: Path) -> Non
         assert [line.split()[0] for line in log if line.endswith("counted")] == ["allgather", "reducescatter"]
 
 
-@pytest.mark.parametrize("np", [2, 3, 5])
+@pytest.mark.parametrize("np", rest_thorough(3, 2, 5))
 def test_ranks_agree_whatever_is_ready_first(tmp_path: Path, np: int) -> None:
     for log in lines(tmp_path, AGREED, np, **(SOCKETS if np > 2 else {})):
         assert "agreed" in log

@@ -132,6 +132,7 @@ def test_a_turn_takes_as_long_as_on_its_slowest_rank() -> None:
     assert (first["compute"], second["compute"]) == pytest.approx((200.0, 300.0))
 
 
+@pytest.mark.thorough
 def test_methods_take_turns_over_starved_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_hosts, "ROUNDS", 1)
     sides = {"dense": ([], 1, 2), "compute": (own_hosts.SIDES["compute"][0], 1, 2)}

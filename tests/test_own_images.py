@@ -18,7 +18,7 @@ from hvdkit.recipe import schema
 from hvdkit.recipe.schema import ImageFolder
 from hvdkit.results.evaluate import read_evaluation
 from hvdkit.results.predict_images import read_predictions
-from tests.conftest import ROOT, Hvdkit, run
+from tests.conftest import ROOT, Hvdkit, rest_thorough, run
 
 pytestmark = pytest.mark.long
 
@@ -109,7 +109,7 @@ def test_the_checkpoint_knows_its_pictures(trained: Path) -> None:
     assert "48 images for training, 12 for validation" in (trained / "run" / "logs" / "rank-0.log").read_text()
 
 
-@pytest.mark.parametrize("framework", ["pytorch", "tensorflow", "keras", "mxnet"])
+@pytest.mark.parametrize("framework", rest_thorough("mxnet", "pytorch", "tensorflow", "keras"))
 def test_every_framework_says_what_evaluation_counts(
     framework: str, trained: Path, hvdkit: Hvdkit, tmp_path: Path, warm: None
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 import hvdkit
 from hvdkit.runtimes.store import find
 from tests import hygiene
-from tests.conftest import ROOT, run
+from tests.conftest import ROOT, rest_thorough, run
 
 STEP = """
 import sys
@@ -117,7 +117,7 @@ def test_plain_training_loads_nothing_of_the_other_modes(tmp_path: Path) -> None
     assert len(modules) <= 61 and lines <= 9_640, (len(modules), lines)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lars"])
+@pytest.mark.parametrize("optimizer", rest_thorough("lars", "sgd", "adamw"))
 def test_pytorch_trains_without_its_compiler(tmp_path: Path, optimizer: str) -> None:
     """Importing torch._dynamo takes a second of each start, and nobody compiles here."""
     script = tmp_path / "step.py"

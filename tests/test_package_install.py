@@ -83,6 +83,7 @@ def test_the_sdist_holds_what_the_checkout_is_built_and_tested_from(packages: tu
     assert {name for name in missing if not name.startswith(".ci/")} == {".gitignore"}
 
 
+@pytest.mark.thorough
 def test_installed_elsewhere_it_finds_recipes_builds_a_runtime_and_trains(
     packages: tuple[Path, Path], tmp_path: Path
 ) -> None:

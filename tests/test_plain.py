@@ -11,7 +11,7 @@ import pytest
 from hvdkit.data.batches import ArraySplit, open_dataset
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe.schema import Digits
-from tests.conftest import KERAS_THOROUGH, ROOT
+from tests.conftest import FRAMEWORKS, ROOT, rest_thorough
 from tests.launching import framework_job
 
 pytestmark = pytest.mark.long
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.long
 PLAIN = ROOT / "benchmarks" / "plain"
 
 
-@pytest.mark.parametrize("framework", KERAS_THOROUGH)
+@pytest.mark.parametrize("framework", rest_thorough(*FRAMEWORKS))
 def test_two_steps_on_two_ranks(framework: str, tmp_path: Path) -> None:
     out, script = tmp_path / "result.json", PLAIN / f"resnet_{framework}.py"
     LAUNCHERS["direct"].run(framework_job(framework, tmp_path, script, "--steps", 2, "--out", out))

@@ -12,6 +12,8 @@ import hvdkit
 from hvdkit.launch.launchers import direct
 from tests.launching import framework_job
 
+pytestmark = pytest.mark.long
+
 # In the order of the first round, which is that of Horovod's cache, the urgent tensor is last: unless it overtakes,
 # all others are done when it is.
 OVERTAKING = """
@@ -179,7 +181,7 @@ print("same bits")
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("ranks", "memory"), [(2, "0"), (3, "1")])
+@pytest.mark.parametrize(("ranks", "memory"), [(3, "1"), pytest.param(2, "0", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("framework", list(NETS))
 def test_layers_that_are_updated_one_by_one_have_the_same_bits(
     tmp_path: Path, framework: str, ranks: int, memory: str
@@ -198,7 +200,12 @@ def test_layers_that_are_updated_one_by_one_have_the_same_bits(
 @pytest.mark.usefixtures("warm")
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("recipe", "framework"), [("gpt-tiny", "pytorch"), ("gpt-tiny", "mxnet"), ("resnet20-digits", "mxnet")]
+    ("recipe", "framework"),
+    [
+        ("gpt-tiny", "pytorch"),
+        pytest.param("gpt-tiny", "mxnet", marks=pytest.mark.thorough),
+        ("resnet20-digits", "mxnet"),
+    ],
 )
 def test_a_run_ends_with_the_same_weights(tmp_path: Path, recipe: str, framework: str) -> None:
     """The table of tokens is used at the start and tied to the output at the end; evaluation needs all updates."""

@@ -70,7 +70,7 @@ def test_process_sets_reach_the_other_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize(("shared_memory", "ring"), [(False, 1.5), (True, 1.0)])
+@pytest.mark.parametrize(("shared_memory", "ring"), [pytest.param(False, 1.5, marks=pytest.mark.thorough), (True, 1.0)])
 def test_a_hierarchy_sends_one_vector_a_host_between_the_hosts(
     tmp_path: Path, shared_memory: bool, ring: float
 ) -> None:

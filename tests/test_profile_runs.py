@@ -15,7 +15,7 @@ from hvdkit.runtimes import store
 from hvdkit.tasks import resnet
 from tests import hygiene
 from tests.cluster import starving
-from tests.conftest import KERAS_THOROUGH, ROOT, Hvdkit
+from tests.conftest import FRAMEWORKS, ROOT, Hvdkit, rest_thorough
 
 pytestmark = pytest.mark.long
 
@@ -37,7 +37,7 @@ QUICK = ("-np", 2, "--steps", 8, "--out", "run", "batch_size=4", "warmup_steps=2
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("framework", KERAS_THOROUGH)
+@pytest.mark.parametrize("framework", rest_thorough(*FRAMEWORKS))
 def test_two_ranks(framework: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     own = ["--torch-profiler"] if "own-profile" in CAPABILITIES[framework] else []
     # Eight steps in detail, four on each rank, instead of four.

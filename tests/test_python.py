@@ -222,6 +222,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook
         yield client
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("warm")
 def test_the_notebook_runs(kernel: NotebookClient, tmp_path: Path) -> None:
     for place, cell in enumerate(kernel.nb.cells):

@@ -16,7 +16,7 @@ from hvdkit.report.rounds import grouped
 from hvdkit.results.compare import Comparison
 from tests.browser import Browser, chromium
 from tests.comparisons import NAMES, REAL, change, several_rounds
-from tests.conftest import Hvdkit
+from tests.conftest import Hvdkit, rest_thorough
 from tests.launching import wait_until
 
 pytestmark = pytest.mark.long
@@ -130,7 +130,7 @@ CUT = """[...document.querySelectorAll('td, th')].filter(cell => {
 }).map(cell => cell.textContent)"""
 
 
-@pytest.mark.parametrize("width", [390, 768, 1280])
+@pytest.mark.parametrize("width", [*rest_thorough(390, 768), 1280])
 @pytest.mark.parametrize("rounds", [False, True])
 def test_nothing_is_wider_than_the_screen(browser: Browser, real: Path, rounds: bool, width: int) -> None:
     if rounds:

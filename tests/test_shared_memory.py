@@ -13,8 +13,10 @@ from hvdkit.errors import RunError
 from hvdkit.launch.launchers import direct
 from hvdkit.runtimes.store import find
 from tests import hygiene
-from tests.conftest import ROOT, run
+from tests.conftest import ROOT, rest_thorough, run
 from tests.launching import framework_job
+
+pytestmark = pytest.mark.long
 
 # Values are small integers, so that sums are exact in every type, whatever their order.
 RANK = """
@@ -67,7 +69,7 @@ print("right", done, hvd.mpi_ops._basics.shared_memory_ranks())
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("np", [2, 3])
+@pytest.mark.parametrize("np", rest_thorough(3, 2))
 def test_collectives_in_shared_memory(tmp_path: Path, np: int) -> None:
     (tmp_path / "rank.py").write_text(RANK)
     job = framework_job("pytorch", tmp_path, tmp_path / "rank.py", np=np)
@@ -128,7 +130,7 @@ def cut_off(folder: Path, signal: str, seed: int) -> str:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("signal", "times", "words"),
-    [("SIGKILL", 3, "Connection closed by peer: rank 1"), ("SIGSTOP", 1, "Timed out waiting 5000ms for rank 1")],
+    [("SIGKILL", 1, "Connection closed by peer: rank 1"), ("SIGSTOP", 1, "Timed out waiting 5000ms for rank 1")],
 )
 def test_a_rank_that_ends_or_stops_is_told_to_the_other(tmp_path: Path, signal: str, times: int, words: str) -> None:
     before = {*Path("/dev/shm").iterdir()}

@@ -101,7 +101,7 @@ assert hvd.join() >= 0
 print("digest", hvd.mpi_ops._basics.shared_memory_ranks(), segments() - before, digest.hexdigest())
 """
 
-pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("warm"), pytest.mark.timeout(180)]
 
 
 def digests(folder: Path, np: int, **environment: str) -> list[str]:

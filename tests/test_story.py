@@ -118,6 +118,7 @@ def test_a_step_of_local_sgd_is_timed_by_the_slowest_rank(monkeypatch: pytest.Mo
     assert local.figures["load"] == pytest.approx((2.0 - 2 * 0.9) / 4.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(200)
 def test_a_starved_run_of_local_sgd(tmp_path: Path) -> None:
     method = network.Method("each 2 updates", ("sync={every: 2}",), every=2, measured=2)

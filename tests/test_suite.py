@@ -60,8 +60,7 @@ def test_what_a_test_leaves_behind_is_a_failure(suite, tmp_path: Path) -> None:
     assert hygiene.started_by(str(tmp_path / "started"), "HVDKIT_TEST_STARTED") == []
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, "2"), (signal.SIGTERM, "0")])
 def test_an_interrupt_leaves_no_process(number: signal.Signals, workers: str, suite, tmp_path: Path) -> None:
     started = tmp_path / "started"
     process = suite("waits", "-n", workers)

@@ -23,7 +23,7 @@ from hvdkit.recipe import schema
 from hvdkit.recipe.schema import GptModel
 from hvdkit.tasks import gpt, resnet, resnet_files
 from hvdkit.tasks.task import state_shapes
-from tests.conftest import Hvdkit
+from tests.conftest import Hvdkit, rest_thorough
 
 pytestmark = pytest.mark.check
 
@@ -412,7 +412,7 @@ print(tensor_files.read(Path(sys.argv[1])).tensors["a.weight"].size)
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("framework", ["pytorch", "tensorflow", "keras", "mxnet"])
+@pytest.mark.parametrize("framework", rest_thorough("mxnet", "pytorch", "tensorflow", "keras"))
 def test_training_starts_from_shards_of_bfloat16(framework: str, hvdkit: Hvdkit, tmp_path: Path) -> None:
     """Weights after a step of almost no length are the file's; one line says what was removed."""
     sharded(tmp_path / "hub", {f"module.{name}": abs(value) for name, value in drawn().items()})
