@@ -106,11 +106,11 @@ def test_memory_is_shared_whatever_dev_shm_is_and_whoever_a_rank_is(tmp_path: Pa
 
 
 CALLS = {
-    "x86_64": {"memfd_create": 319, "fallocate": 285, "mmap": 9, "fcntl": 72, "socket": 41},
-    "aarch64": {"memfd_create": 279, "fallocate": 47, "mmap": 222, "fcntl": 25, "socket": 198},
+    "x86_64": {"memfd_create": 319, "fallocate": 285, "mmap": 9, "fcntl": 72, "socket": 41, "connect": 42},
+    "aarch64": {"memfd_create": 279, "fallocate": 47, "mmap": 222, "fcntl": 25, "socket": 198, "connect": 203},
 }[platform.machine()]
 # The system calls by which a rank gets the memory: its number, and what tells it from others.
-TO_MAP, TO_LOCK, UNIX = ("mmap", 3, 0x8001), ("fcntl", 1, 6), ("socket", 0, 1)
+TO_MAP, TO_LOCK, TO_ASK, UNIX = ("mmap", 3, 0x8001), ("fcntl", 1, 6), ("connect", 2, 35), ("socket", 0, 1)
 KILLED = 0x80000000
 
 
@@ -125,10 +125,12 @@ ROOM = "0 cannot share memory: memory of 6307840 bytes"
 REFUSED = {
     filter_of(1, ENOLCK, *TO_LOCK): "1 cannot share memory: a lock on the memory: No locks available",
     filter_of(1, ENOMEM, *TO_MAP): "1 cannot share memory: mmap: Cannot allocate memory",
+    filter_of(1, EPERM, *TO_ASK): "1 cannot share memory: asking for the memory's descriptor: Operation not permitted",
     filter_of(0, ENOSPC, "fallocate"): f"{ROOM}: No space left on device",
     "resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))": f"{ROOM}: File too large",
     filter_of(0, EPERM, "memfd_create"): "0 cannot share memory: memfd_create: Operation not permitted",
     filter_of(0, EACCES, *UNIX): "0 cannot share memory: a Unix socket for the memory's descriptor: Permission denied",
+    filter_of(1, EACCES, *UNIX): "1 cannot share memory: a Unix socket for the memory's descriptor: Permission denied",
 }
 
 
