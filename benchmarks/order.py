@@ -106,7 +106,7 @@ def _measure(asked: argparse.Namespace, network: Network, rate: float, links: cl
         layers.append([forward_s, sum(each.segment_s for each in mine), [list(each.shape) for each in reversed(mine)]])
     (out / "layers.json").write_text(json.dumps(layers))
     options = {"layers": str(out / "layers.json"), "overlap": how == "overlap", "piece_mib": asked.piece_mib / SCALE}
-    environment = dict(os.environ)
+    environment = {**os.environ, "HOROVOD_GLOO_TIMEOUT_SECONDS": "900"}  # the initial weights cross the links
     if how == "priority":
         environment["HOROVOD_CREDIT_BYTES"] = f"{asked.credit_mib * 2**20 / SCALE:.0f}"
     if asked.spans:
@@ -131,7 +131,7 @@ def _measure(asked: argparse.Namespace, network: Network, rate: float, links: cl
     (out / f"{how}.yaml").write_text(json.dumps(recipe))
     words = [".venv/bin/hvdkit", "train", str(out / f"{how}.yaml"), "--framework", asked.framework, "-np", str(RANKS)]
     words += ["-H", network.hosts_option(), "--out", str(out / how), "--overwrite"]
-    words += ["--stall-timeout", "900"]  # the initial weights cross the links
+    words += ["--stall-timeout", "900"]
     network.run(words, check=True, env=environment)
     found = json.loads((out / how / "result.json").read_text())
     case = _case(asked.model, links, how, asked.piece_mib)
