@@ -23,13 +23,13 @@ SMALL = ("model={name: gpt, layers: 2, heads: 2, width: 16, context: 16, vocabul
 RUN = ("train", "gpt-tiny", "--out", "run", "precision=fp64", "threads=1", "data.validation=0.01", "check_ranks=2")
 
 
-def reports(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
-    """What each of four ranks of a framework finds by `rank.py` in that folder of the tests."""
+def reports(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[str, Any]]]:
+    """What each of four ranks of a framework finds by `rank.py` in that folder of the tests, in some of its cases."""
 
     @cache
-    def found(framework: str) -> list[dict[str, Any]]:
+    def found(framework: str, *cases: str) -> list[dict[str, Any]]:
         place = tmp_path_factory.mktemp(framework)
-        asked = (ROOT / "tests" / folder / "rank.py", framework, place / "report.json")
+        asked = (ROOT / "tests" / folder / "rank.py", framework, place / "report.json", *cases)
         LAUNCHERS["direct"].run(framework_job(framework, place / "logs", *asked, np=4))
         return json.loads((place / "report.json").read_text())
 

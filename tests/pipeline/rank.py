@@ -1,7 +1,8 @@
 """One rank of four that trains a GPT in stages, beside the whole model on the batches of all ranks:
 
-    python tests/pipeline/rank.py FRAMEWORK REPORT.json
+    python tests/pipeline/rank.py FRAMEWORK REPORT.json CASE…
 
+A case is a schedule with a number of stages or `in parts`, `planted`, or `overflow`.
 Before each of the `forced` steps both load one state. Each fault that is planted is to be seen in the gradients, or in
 the weights after a step.
 """
@@ -21,6 +22,7 @@ from hvdkit import adapters
 from hvdkit.core.group import Mesh, sets
 from hvdkit.core.pieces import Partition
 from hvdkit.core.pipeline import Plan, divided
+from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.session import Session
 from hvdkit.core.slices import pieces_of
 from hvdkit.core.state import digest
@@ -33,8 +35,9 @@ from hvdkit.tasks.gpt import GPT
 from tests.tensor.rank import build_of, errors, far, most
 
 STEPS, RANKS, SAMPLES, MICROBATCHES = 20, 4, 8, 4
-TABLE = GPT("gpt", layers=5, heads=2, width=16, context=8, vocabulary=37, dtype="float64", compute_dtype="float64")
+TABLE = GPT("gpt", layers=1, heads=2, width=16, context=8, vocabulary=37)
 ADAMW = AdamW(learning_rate=0.01, weight_decay=0.1, decay="weights", clip_norm=0.5)
+# Rules of core, which one framework is enough for.
 OTHERS: list[Optimizer] = [Sgd(learning_rate=0.1, momentum=0.9, clip_norm=0.5), Lamb(learning_rate=0.01, clip_norm=0.5)]
 Arrays = dict[str, np.ndarray]
 
@@ -45,14 +48,15 @@ def batch(step: int, rank: int) -> Batch:
     return Batch(both[:, :-1].copy(), both[:, 1:].copy())
 
 
-def recorded(session: Session) -> Arrays:
-    """The gradients of this rank's parameters in the last update, before clipping; empty before one."""
-    found: Arrays = {}
-    unscaled = session.update.unscaled
+def recorded(session: Session) -> dict[str, Any]:
+    """Variables with the gradients of this rank's parameters in the last update, before clipping."""
+    ops, unscaled = session.adapter, session.update.unscaled
+    found = {name: ops.variable(parameter) for name, parameter in session.trainable.parameters.items()}
 
     def record(gradients: Mapping[str, Any]) -> dict[str, Any]:
         of_loss = unscaled(gradients)
-        found.update({name: session.array(gradient).copy() for name, gradient in of_loss.items()})
+        for name, gradient in of_loss.items():
+            ops.assign(found[name], gradient)
         return of_loss
 
     session.update.unscaled = record  # type: ignore[method-assign]
@@ -69,8 +73,16 @@ class Pair:
         schedule: str,
         optimizer: Optimizer = ADAMW,
         precision: str = "fp64",
-        table: GPT = TABLE,
+        recompute: bool = False,
     ) -> None:
+        # Stages of unequal length: blocks are compiled in time.
+        table = replace(
+            TABLE,
+            layers=mesh.pipeline.size + 1,
+            dtype=PRECISIONS[precision].parameters,
+            compute_dtype=PRECISIONS[precision].compute,
+            recompute=recompute,
+        )
         adapter, build, loss = adapters.load(framework), build_of(framework), Loss(label_smoothing=0.1)
         tensor = mesh.tensor if mesh.tensor.size > 1 else None
         parallel = Parallel(pipeline=mesh.pipeline.size, microbatches=MICROBATCHES, schedule=schedule)  # type: ignore[arg-type]
@@ -88,7 +100,7 @@ class Pair:
         }
         for session in (self.stages, self.whole):
             session.load_state(self.start)
-        self.gradients = [recorded(session) for session in (self.stages, self.whole)]
+        self.recorded = [recorded(session) for session in (self.stages, self.whole)]
 
     def step(self, number: int, batches: int = 1) -> dict[str, float]:
         """Errors of this stage's gradients and, on the last stage, of the loss."""
@@ -96,7 +108,9 @@ class Pair:
         loss = self.stages.train_step([batch(each, data.index) for each in numbers])
         every = [batch(each, rank) for rank in range(data.size) for each in numbers]
         wanted = self.whole.train_step([part for each in every for part in divided(each, MICROBATCHES)])
-        got, reference = self.gradients
+        got, reference = (
+            {name: self.stages.array(gradient) for name, gradient in gradients.items()} for gradients in self.recorded
+        )
         pieces = self.stages.held().pieces
         found = errors(got, {name: pieces[name].of(reference) for name in got})
         if data.size == 1 and loss is not None:
@@ -117,9 +131,9 @@ def trained(framework: str, mesh: Mesh, schedule: str) -> dict[str, Any]:
         pair.stages.load_state(pair.whole.state())
         gradients.append(pair.step(number))
         weights.append(pair.after())
-    recomputes = replace(TABLE, recompute="recompute" in adapters.load(framework).CAPABILITIES)
-    for optimizer in (ADAMW, *OTHERS):
-        other = Pair(framework, mesh, schedule, optimizer, table=recomputes)
+    recompute, others = "recompute" in adapters.load(framework).CAPABILITIES, OTHERS if framework == "pytorch" else []
+    for optimizer in (ADAMW, *others):
+        other = Pair(framework, mesh, schedule, optimizer, recompute=recompute)
         for number in range(4):
             other.step(number, 1 + number % 2)
         free.append(other.after())
@@ -155,14 +169,21 @@ def planted(framework: str, mesh: Mesh) -> dict[str, dict[str, float]]:
     """Errors of gradients, and after a step, with each fault."""
 
     def dropped(session: Session) -> None:
-        add, calls = session.step.add, []
+        stage: Any = session.pipeline._stage  # type: ignore[union-attr]
+        forward, calls = stage.forward, []
 
-        def once_less(gradients: Mapping[str, Any]) -> None:
-            calls.append(gradients)
-            if len(calls) != 2:
-                add(gradients)
+        def once_without_gradients(*inputs: Any) -> Any:
+            passed: Any = forward(*inputs)
+            calls.append(passed)
+            if len(calls) == 2:
+                backward = passed.backward
+                passed.backward = lambda gradient: without(*backward(gradient))
+            return passed
 
-        session.step.add = once_less  # type: ignore[method-assign]
+        def without(of_inputs: Any, gradients: Mapping[str, Any]) -> Any:
+            return of_inputs, {name: gradient * 0 for name, gradient in gradients.items()}
+
+        stage.forward = once_without_gradients
 
     def scaled(session: Session) -> None:
         pipeline: Any = session.pipeline
@@ -205,27 +226,26 @@ def planted(framework: str, mesh: Mesh) -> dict[str, dict[str, float]]:
     return found
 
 
-def main(framework: str, report: Path) -> None:
+def main(framework: str, report: Path, *cases: str) -> None:
     adapter = adapters.load(framework)
-    sizes = (2, RANKS)
     wanted = [*sets(RANKS, 2), *sets(RANKS, RANKS), *sets(RANKS, 2, 2)]
     world = adapter.init("cpu", threads=1, sets=list(dict.fromkeys(wanted)))
-    meshes = {size: Mesh(world, size, process_set=adapter.process_set) for size in sizes}
-    in_parts = Mesh(world, 2, 2, adapter.process_set)
-    found: dict[str, Any] = {
-        f"{schedule} {size}": trained(framework, mesh, schedule)
-        for size, mesh in meshes.items()
-        for schedule in ("gpipe", "1f1b")
-    }
-    found["1f1b in parts"] = trained(framework, in_parts, "1f1b")
-    found["planted"] = planted(framework, meshes[2])
-    if "fp16" in adapter.CAPABILITIES:
-        found["overflow"] = overflowed(framework, meshes[2])
-    everyone = adapter.allgather_object(found, meshes[2].world, name="report")
+    meshes = {f"{size}": Mesh(world, size, process_set=adapter.process_set) for size in (2, RANKS)}
+    meshes["in parts"] = Mesh(world, 2, 2, adapter.process_set)
+    found: dict[str, Any] = {}
+    for case in cases:
+        schedule, _, mesh = case.partition(" ")
+        if case == "planted":
+            found[case] = planted(framework, meshes["2"])
+        elif case == "overflow":
+            found[case] = overflowed(framework, meshes["2"]) if "fp16" in adapter.CAPABILITIES else None
+        else:
+            found[case] = trained(framework, meshes[mesh], schedule)
+    everyone = adapter.allgather_object(found, meshes["2"].world, name="report")
     if world.rank == 0:
         report.write_text(json.dumps(everyone))
     adapter.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
