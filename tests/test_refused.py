@@ -70,7 +70,6 @@ REQUESTS: list[tuple[str, Words, Words, str, Words]] = [
     ("train", TEXT, ("-np", 2, STAGES, "parallel.split=[2, 1]"), "parallel.split: expected 4 blocks together", ()),
     ("train", TEXT, ("-np", 2, STAGES, "--framework", "mxnet"), "parallel.pipeline: mxnet does not train stages o", ()),
     ("train", TEXT, ("-np", 3, "parallel.tensor=3"), "parallel.tensor: expected a divisor of model.heads 4, and", ()),
-    ("train", TEXT, ("-np", 2, "parallel.tensor=2", "--framework", "keras"), "tensor: keras does not train parts", ()),
     ("train", TEXT, ("-np", 2, STAGES, "--rival", "plain"), "--rival plain: does not divide models over ranks", ()),
     ("parity", TEXT, ("-np", 2, STAGES), "parallel: hvdkit parity does not know models that are divided", ()),
     ("advise", TEXT, (STAGES,), "parallel: hvdkit advise does not know models that are divided", ()),

@@ -13,9 +13,9 @@ from tests.divided import SMALL, continues, far, reports
 from tests.resuming import kill_ranks, under_way
 
 FRAMEWORKS = tuple(name for name, own in CAPABILITIES.items() if "tensor" in own)
-# TensorFlow compiles for two minutes.
-TENSORFLOW_THOROUGH = [
-    pytest.param(name, marks=pytest.mark.thorough) if name == "tensorflow" else name for name in FRAMEWORKS
+# TensorFlow compiles for two minutes, Keras too.
+COMPILED_THOROUGH = [
+    pytest.param(name, marks=pytest.mark.thorough) if name in ("tensorflow", "keras") else name for name in FRAMEWORKS
 ]
 
 
@@ -27,7 +27,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("size", (2, 4))
-@pytest.mark.parametrize("framework", TENSORFLOW_THOROUGH)
+@pytest.mark.parametrize("framework", COMPILED_THOROUGH)
 def test_parts_compute_what_the_whole_model_computes(framework: str, size: int, report: Any) -> None:
     """Each gradient and weight in 20 forced steps; weights after four free ones; evaluation; state.
 
@@ -54,7 +54,7 @@ FAULTS = {
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("framework", TENSORFLOW_THOROUGH)
+@pytest.mark.parametrize("framework", COMPILED_THOROUGH)
 def test_each_planted_fault_is_seen(framework: str, report: Any) -> None:
     for rank in report(framework):
         assert not far(rank["planted"]["no fault"])
@@ -68,7 +68,7 @@ def test_each_planted_fault_is_seen(framework: str, report: Any) -> None:
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("framework", TENSORFLOW_THOROUGH)
+@pytest.mark.parametrize("framework", COMPILED_THOROUGH)
 def test_an_overflow_in_one_part_skips_the_update_of_all(framework: str, report: Any) -> None:
     changed = [rank["overflow"] for rank in report(framework)]
     if "fp16" in CAPABILITIES[framework]:

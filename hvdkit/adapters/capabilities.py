@@ -54,8 +54,8 @@ CAPABILITIES: dict[str, frozenset[str]] = {
     "pytorch": _MODERN
     | _REDUCED
     | {"scalars", "empty", "layer-times", "own-profile", "shard-parameters", "order", "pipeline", "tensor"},
-    "tensorflow": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times", "tensor"},
-    "keras": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times"},
+    "tensorflow": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times", "pipeline", "tensor"},
+    "keras": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times", "pipeline", "tensor"},
     "mxnet": _REDUCED | {"gpu", "fp64", "int8", "uint8", "order", "tensor"},
     "local": _REDUCED | {"fp64", "int8", "uint8", "scalars", "empty"},
 }

@@ -1,6 +1,6 @@
 """The training loop: epochs, and groups of batches of which each makes an update. Handlers do what happens around them.
 
-Keras alone has a loop of its own (`model.fit`), which calls the same methods from a callback.
+Keras alone has a loop of its own (`model.fit`), which calls the same methods from a callback, but for a pipeline.
 """
 
 from __future__ import annotations

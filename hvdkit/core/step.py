@@ -60,7 +60,8 @@ class Step:
         """
         if self._pipeline is not None:
             self.prepare()
-            mean, self._count = self._pipeline(microbatches, self.to_device, self.scale, self.add)
+            add = self.compiled(self.add)
+            mean, self._count = self._pipeline(microbatches, self.to_device, self.scale, add)
             self._pipeline.share(self.sums)
             self.end(self._count)
             self._mark(trace_events.UPDATED, self._trainable.parameters)

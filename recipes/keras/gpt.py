@@ -128,15 +128,21 @@ class Positions(layers.Layer):
 
 
 def build(table: gpt.GPT) -> keras.Model:
-    """A model from tokens (n, t) to logits (n, t, vocabulary)."""
-    policy = POLICIES.get(table.compute_dtype, table.dtype)
-    tokens = keras.Input((None,), dtype="int64")
+    """A model from tokens (n, t) to logits (n, t, vocabulary); between two stages of a pipeline are vectors
+    (n, t, width)."""
+    policy, here = POLICIES.get(table.compute_dtype, table.dtype), table.here
     wte = Tokens(table, policy)
-    x = Positions(table, policy)(wte(tokens))
+    if here.is_first:
+        inputs = keras.Input((None,), dtype="int64")
+        x = Positions(table, policy)(wte(inputs))
+    else:
+        x = inputs = keras.Input((None, table.width), dtype=table.dtype)
     for name in table.blocks:
         x = Block(table, name, policy)(x)
-    x = layers.LayerNormalization(epsilon=table.norm_epsilon, name="transformer.ln_f", dtype=table.dtype)(x)
-    model = keras.Model(tokens, wte(x, reverse=True), name=table.name)
+    if here.is_last:
+        x = layers.LayerNormalization(epsilon=table.norm_epsilon, name="transformer.ln_f", dtype=table.dtype)(x)
+        x = wte(x, reverse=True)
+    model = keras.Model(inputs, x, name=table.name)
     model.transposed = False  # its matrices are (in, out), as in GPT-2's files
     if table.tensor:
         from hvdkit.adapters.tensorflow.parts import DividedOutputs

@@ -101,32 +101,43 @@ class Block(tf.Module):
 
 
 class GPT(tf.Module):
-    """A model from tokens (n, t) to logits (n, t, vocabulary). Ranks divide the vocabulary."""
+    """A model from tokens (n, t) to logits (n, t, vocabulary). Ranks divide the vocabulary.
+
+    Between two stages of a pipeline are vectors (n, t, width).
+    """
 
     transposed = False  # its matrices are (in, out), as in GPT-2's files
 
     def __init__(self, table: gpt.GPT) -> None:
-        self.compute_dtype, dtype = table.compute_dtype, table.dtype
+        self.here, self.compute_dtype, dtype = table.here, table.compute_dtype, table.dtype
         self.parts = Parts(tensorflow, table.tensor, "transformer.wte")
         self.first, stop = table.vocabulary_part
         if table.tensor:
             from hvdkit.adapters.tensorflow.parts import DividedOutputs
 
             self.divided_outputs = DividedOutputs(tensorflow, table.tensor, self.first, table.vocabulary)
-        self.wte = tf.Variable(tf.zeros((stop - self.first, table.width), dtype), name="transformer.wte.weight")
-        self.wpe = tf.Variable(tf.zeros((table.context, table.width), dtype), name="transformer.wpe.weight")
+        if self.here.is_first or self.here.is_last:
+            self.wte = tf.Variable(tf.zeros((stop - self.first, table.width), dtype), name="transformer.wte.weight")
+        if self.here.is_first:
+            self.wpe = tf.Variable(tf.zeros((table.context, table.width), dtype), name="transformer.wpe.weight")
         self.blocks = [Block(name, table) for name in table.blocks]
-        self.ln_f = LayerNorm("transformer.ln_f", table)
+        if self.here.is_last:
+            self.ln_f = LayerNorm("transformer.ln_f", table)
 
     @tf.autograph.experimental.do_not_convert  # nothing to convert here, and the search takes a second or more
-    def __call__(self, tokens: tf.Tensor, training: bool) -> tf.Tensor:
-        x = self.embedded(tokens) + self.wpe[: tf.shape(tokens)[1]]
+    def __call__(self, x: tf.Tensor, training: bool) -> tf.Tensor:
+        if self.here.is_first:
+            x = self.embedded(x) + self.wpe[: tf.shape(x)[1]]
         x = tf.cast(x, self.compute_dtype)
         for block in self.blocks:
             x = block(x, training)
+        return self.logits(x) if self.here.is_last else x
+
+    def logits(self, x: tf.Tensor) -> tf.Tensor:
+        """Of the tokens after each, from the last block's outputs."""
         rows = tf.reshape(self.parts.enter(self.ln_f(x)), [-1, self.wte.shape[1]])
         logits = tf.matmul(rows, tf.cast(self.wte, x.dtype), transpose_b=True)
-        return tf.reshape(logits, [tf.shape(tokens)[0], -1, self.wte.shape[0]])
+        return tf.reshape(logits, [tf.shape(x)[0], -1, self.wte.shape[0]])
 
     def embedded(self, tokens: tf.Tensor) -> tf.Tensor:
         """The vectors of the tokens. A rank adds nothing for tokens whose vectors another one has."""

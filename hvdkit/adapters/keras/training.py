@@ -85,7 +85,10 @@ class TrainableModel(TensorFlowModel, Driver):
         check_complete(self.parameters | self.buffers, [_name(variable) for variable in self.model.weights])
 
     def drive(self, loop: Loop) -> None:
-        """Train by `model.fit`."""
+        """Train by `model.fit`; a stage of a pipeline by core's loop, as `fit` finishes a batch before the next."""
+        if self.session.pipeline is not None:
+            loop.run()
+            return
         # In Keras every epoch of a `fit` has the same number of batches, so a partial epoch needs a separate `fit`.
         while loop.progress.epoch < loop.epochs and not loop.stopped_early:
             first = loop.progress.epoch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdkit.adapters.loading import without
 
@@ -20,8 +20,12 @@ from hvdkit.adapters.collectives import HorovodAdapter
 from hvdkit.adapters.tensorflow import timing, training
 from hvdkit.adapters.tensorflow.tensors import TensorFlowTensors
 from hvdkit.core.group import Group, Topology, threads_per_rank, wants_gpu
-from hvdkit.core.seam import AnyLoss, Observer
+from hvdkit.core.seam import AnyLoss, Observer, Pending
 from hvdkit.core.trainable import Trainable
+
+if TYPE_CHECKING:
+    from hvdkit.adapters.tensorflow.stages import Messages
+    from hvdkit.core.passes import Stage
 
 
 class TensorFlow(TensorFlowTensors, HorovodAdapter):
@@ -34,6 +38,8 @@ class TensorFlow(TensorFlowTensors, HorovodAdapter):
     counted_cross_entropy = staticmethod(training.counted_cross_entropy)
     horovod, framework = hvd, tf
     overwrites = False
+
+    _messages: Messages | None = None  # between stages
 
     def bind_device(self, topology: Topology, device: str, threads: int | None) -> Topology:
         gpus = tf.config.list_physical_devices("GPU")
@@ -74,6 +80,18 @@ class TensorFlow(TensorFlowTensors, HorovodAdapter):
 
     def _sum(self, group: Group, name: str, tensor: tf.Tensor) -> tf.Tensor:
         return tf.ensure_shape(self.allreduce([tensor], group, "sum", name)[0], tensor.shape)
+
+    def start_broadcast(self, tensor: tf.Tensor, group: Group, root_rank: int, name: str) -> Pending:
+        from hvdkit.adapters.tensorflow.stages import Messages  # only stages need it
+
+        self._messages = self._messages or Messages(self.broadcast)
+        return self._messages.start(tensor, (group, root_rank, name), group.ranks[group.index] == root_rank)
+
+    def stage(self, trainable: Trainable) -> Stage:
+        from hvdkit.adapters.tensorflow.stages import TensorFlowStage
+
+        assert isinstance(trainable, training.TrainableModel)
+        return TensorFlowStage(trainable)
 
     def observer(self, trainable: Trainable) -> Observer:
         return timing.Observer(hvd, trainable)

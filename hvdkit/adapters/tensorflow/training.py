@@ -111,6 +111,11 @@ class TrainableModel(Trainable):
         return np.array(self._predict(mapped(tf.constant, inputs)))
 
     def losses(self, batch: Batch) -> np.ndarray:
+        return np.array(self.losses_of(*self.inputs(batch)))
+
+    def losses_of(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        """Each target's cross-entropy in evaluation mode."""
+
         def compute(inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
             logits = self.logits(inputs, False)
             if self.divided:
@@ -118,7 +123,7 @@ class TrainableModel(Trainable):
             return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=logits)
 
         self._losses = self._losses or self.compile(compute)
-        return np.array(self._losses(*self.inputs(batch)))
+        return self._losses(inputs, targets)
 
     def observe(self, inputs: tf.Tensor, targets: tf.Tensor) -> None:
         self._observe = self._observe or self.compile(lambda inputs: self.logits(inputs, True))
