@@ -13,15 +13,15 @@ from tests.divided import SMALL, continues, far, reports
 from tests.resuming import kill_ranks, under_way
 
 FRAMEWORKS = tuple(name for name, own in CAPABILITIES.items() if "pipeline" in own)
+COMPILED = ("tensorflow", "keras")
 MESHES = ("gpipe 2", "1f1b 2", "gpipe 4", "1f1b 4")
 CASES = (*MESHES, "1f1b in parts", "planted", "overflow")
 
 
 def each(*cases: str) -> list[Any]:
-    """Frameworks and cases. Of those that compile for long, the one with stages and parts is quick."""
-    compiled = {(name, case) for name in ("tensorflow", "keras") for case in cases if case != "1f1b in parts"}
+    """Frameworks and cases. Those that compile for long are thorough."""
     asked = [(name, case) for name in FRAMEWORKS for case in cases]
-    return [pytest.param(*both, marks=pytest.mark.thorough if both in compiled else ()) for both in asked]
+    return [pytest.param(*both, marks=pytest.mark.thorough if both[0] in COMPILED else ()) for both in asked]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ MEAN = "after optimizer.exp_avg.transformer"  # AdamW divides the norm out of it
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize(("framework", "case"), each("1f1b in parts"))
+@pytest.mark.parametrize(("framework", "case"), [*each("1f1b in parts"), *((name, "few") for name in COMPILED)])
 def test_stages_in_parts_compute_what_the_whole_model_computes(framework: str, case: str, report: Any) -> None:
     """On a mesh of two stages × two parts of their layers."""
     for number, rank in enumerate(report(framework, case)):

@@ -2,7 +2,8 @@
 
     python tests/pipeline/rank.py FRAMEWORK REPORT.json CASE…
 
-A case is a schedule with a number of stages or `in parts`, `planted`, or `overflow`.
+A case is a schedule with a number of stages or `in parts`, `few` steps of what is compiled soon, `planted`, or
+`overflow`.
 Before each of the `forced` steps both load one state. Each fault that is planted is to be seen in the gradients, or in
 the weights after a step.
 """
@@ -74,11 +75,11 @@ class Pair:
         optimizer: Optimizer = ADAMW,
         precision: str = "fp64",
         recompute: bool = False,
+        more: int = 1,
     ) -> None:
-        # Stages of unequal length: blocks are compiled in time.
         table = replace(
             TABLE,
-            layers=mesh.pipeline.size + 1,
+            layers=mesh.pipeline.size + more,  # stages of unequal length, if there are more
             dtype=PRECISIONS[precision].parameters,
             compute_dtype=PRECISIONS[precision].compute,
             recompute=recompute,
@@ -121,10 +122,10 @@ class Pair:
         return errors(self.stages.state(), self.whole.state())
 
 
-def trained(framework: str, mesh: Mesh, schedule: str) -> dict[str, Any]:
-    """Errors of each of the forced steps, of others without a teacher, and of evaluations; and whether state is read
-    and loaded whole."""
-    pair = Pair(framework, mesh, schedule)
+def trained(framework: str, mesh: Mesh, schedule: str, few: bool = False) -> dict[str, Any]:
+    """Errors of each of the forced steps, of others without a teacher unless there are `few`, and of evaluations; and
+    whether state is read and loaded whole."""
+    pair = Pair(framework, mesh, schedule, more=0 if few else 1)
     loaded = pair.stages.state()
     gradients, weights, free = [], [], []
     for number in range(STEPS):
@@ -132,7 +133,7 @@ def trained(framework: str, mesh: Mesh, schedule: str) -> dict[str, Any]:
         gradients.append(pair.step(number))
         weights.append(pair.after())
     recompute, others = "recompute" in adapters.load(framework).CAPABILITIES, OTHERS if framework == "pytorch" else []
-    for optimizer in (ADAMW, *others):
+    for optimizer in () if few else (ADAMW, *others):
         other = Pair(framework, mesh, schedule, optimizer, recompute=recompute)
         for number in range(4):
             other.step(number, 1 + number % 2)
@@ -239,6 +240,8 @@ def main(framework: str, report: Path, *cases: str) -> None:
             found[case] = planted(framework, meshes["2"])
         elif case == "overflow":
             found[case] = overflowed(framework, meshes["2"]) if "fp16" in adapter.CAPABILITIES else None
+        elif case == "few":
+            found[case] = trained(framework, meshes["in parts"], "1f1b", few=True)
         else:
             found[case] = trained(framework, meshes[mesh], schedule)
     everyone = adapter.allgather_object(found, meshes["2"].world, name="report")

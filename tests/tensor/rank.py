@@ -131,7 +131,7 @@ class Pair:
 
 def most(found: list[dict[str, float]]) -> dict[str, float]:
     """The largest error of each tensor."""
-    return {name: max(each[name] for each in found) for name in found[0]}
+    return {name: max(each[name] for each in found) for name in (found[0] if found else ())}
 
 
 def trained(framework: str, mesh: Mesh) -> dict[str, Any]:
