@@ -213,6 +213,16 @@ def test_lost_peers_alone_are_told_with_all_that_they_may_have_lost(clock: Clock
     )
 
 
+def test_all_ranks_of_a_collective_that_does_not_fit_are_told(clock: Clock) -> None:
+    """Whichever says so first; those of them that say nothing too."""
+    why = "Mismatched. Tensor x: rank 0, 3: BROADCAST uint8 [2] from rank 0; rank 1: BROADCAST uint8 [3] from rank 0"
+    natural = {0: None, 1: report(1, 900.0, said("error", why)), 2: None, 3: report(3, 901.0, said("error", why))}
+    for order in orders(4):
+        blamed, message = told(clock, natural, order)
+        others = ", ".join(f"rank {rank} on localhost" for rank in (0, 1, 3) if rank != blamed)
+        assert blamed in (1, 3) and f" beside {others}; all ranks were ended" in message
+
+
 def test_a_broken_connection_of_its_own_is_no_proof_that_another_rank_is_gone(clock: Clock) -> None:
     """With a rank that runs on, the one that failed is to blame; with one that Horovod's words acquit, it is too."""
     facts = {"exit_code": 3, "tail": "urllib3: Connection refused by the metrics server\nexiting\n"}

@@ -26,6 +26,8 @@ _OUT_OF_MEMORY = re.compile(
     r"MemoryError|[Oo]ut of memory|OutOfMemory|OOM when allocating|ResourceExhausted|bad_alloc"
     r"|[Cc]an(not|'t) allocate memory|Memory allocation failed"
 )
+# In Horovod's error of a collective whose requests do not fit: ranks that asked for the same.
+_ASKED = re.compile(r"\brank (\d+(?:, \d+)*):")
 _LESS_MEMORY = "use a smaller batch_size (`accumulate` makes up for it), see `hvdkit memory`"
 _OOM_KILLER = {
     True: f"by the kernel's out-of-memory killer: {_LESS_MEMORY}",
@@ -40,6 +42,7 @@ class Verdict:
     end: RankEnd
     lost_by: tuple[RankEnd, ...] = ()
     others: tuple[RankEnd, ...] = ()  # that may have been lost, where several may
+    unlike: tuple[RankEnd, ...] = ()  # the other ranks of a collective whose requests do not fit
 
 
 def judge(ends: Iterable[RankEnd]) -> Verdict | None:
@@ -59,7 +62,8 @@ def judge(ends: Iterable[RankEnd]) -> Verdict | None:
     if first.cause is not Cause.LOST:
         # What has ended it may have lost its way to one of the others, as mpirun by ssh.
         taken = (end for end in failed if end is not first and first.cause is end.cause is Cause.TAKEN)
-        return Verdict(first, others=(*taken, *(left if first.cause is Cause.TAKEN else ())))
+        unlike = tuple(end for end in every if end is not first and end.rank in _unlike(first))
+        return Verdict(first, others=(*taken, *(left if first.cause is Cause.TAKEN else ())), unlike=unlike)
     lost_it = tuple(sorted(failed, key=lambda end: (end.rank, end.name)))
     if len(left) == 1:
         return Verdict(left[0], lost_by=lost_it)
@@ -90,6 +94,8 @@ def failure(job: Job, verdict: Verdict) -> HvdkitError:
         well = "ended with exit code 0" + ("" if other.seconds is None else f" after {other.seconds:.1f} s")
         meanwhile = {Cause.WELL: well, Cause.TAKEN: "was ended too"}.get(other.cause, "had not ended by then")
         what += f"{'; ' if other is verdict.others[0] else ', '}rank {other.rank} on {other.host} {meanwhile}"
+    for other in verdict.unlike[:8]:
+        what += f"{' beside' if other is verdict.unlike[0] else ','} rank {other.rank} on {other.host}"
     return rank_failure(job, what, end)
 
 
@@ -121,6 +127,12 @@ def unreachable(job: Job, ends: list[RankEnd]) -> RankFailure | None:
     else:
         message = f"host {blamed[0]} got no answer from {whom}: its link or the way from it is broken"
     return rank_failure(job, message, end)
+
+
+def _unlike(end: RankEnd) -> set[int]:
+    """The ranks of a collective whose requests do not fit, where that is what the rank says of its failure."""
+    message = end.record.message if end.record else ""
+    return {int(rank) for ranks in _ASKED.findall(message) for rank in ranks.split(", ") if "ismatched" in message}
 
 
 def _how(end: RankEnd) -> str:
