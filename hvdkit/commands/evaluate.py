@@ -15,7 +15,7 @@ from hvdkit.defaults import LAUNCHER, STALL_TIMEOUT_S
 from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
-from hvdkit.recipe import schema
+from hvdkit.recipe import parallel, schema
 from hvdkit.results.evaluate import EvaluationResult, read_evaluation
 from hvdkit.tasks.task import state_shapes
 
@@ -46,9 +46,9 @@ def plan(
     """
     checkpoint = snapshots.read(folder)
     record = checkpoint.record
-    recipe = schema.revise(
-        record.recipe, f"{folder / snapshots.RECORD}: recipe", overrides, overrides_from=overrides_from
-    )
+    whole = {**record.recipe, "parallel": {}}  # what each rank had of the model does not matter
+    recipe = schema.revise(whole, f"{folder / snapshots.RECORD}: recipe", overrides, overrides_from=overrides_from)
+    parallel.check_whole(recipe.parallel, "hvdkit evaluate")
     plan = of_checkpoint(recipe, record.framework, framework, placement, "evaluate")
     shapes = state_shapes(tasks.choose(recipe).architecture(plan.samples.shape if plan.samples else None))
     if shapes:  # a model of the user's own has no table
