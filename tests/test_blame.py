@@ -220,7 +220,7 @@ def test_all_ranks_of_a_collective_that_does_not_fit_are_told(clock: Clock) -> N
     for order in orders(4):
         blamed, message = told(clock, natural, order)
         others = ", ".join(f"rank {rank} on localhost" for rank in (0, 1, 3) if rank != blamed)
-        assert blamed in (1, 3) and f" beside {others}; all ranks were ended" in message
+        assert blamed in (1, 3) and f", in a collective with {others}; all ranks were ended" in message
 
 
 def test_a_broken_connection_of_its_own_is_no_proof_that_another_rank_is_gone(clock: Clock) -> None:

@@ -24,7 +24,7 @@ _SIGNALS = {
 }
 _OUT_OF_MEMORY = re.compile(
     r"MemoryError|[Oo]ut of memory|OutOfMemory|OOM when allocating|ResourceExhausted|bad_alloc"
-    r"|[Cc]an(not|'t) allocate memory|Memory allocation failed"
+    r"|[Cc]an(not|'t) allocate memory|[Nn]ot enough memory|Memory allocation failed|Failed to allocate CPU Memory"
 )
 # In Horovod's error of a collective whose requests do not fit: ranks that asked for the same.
 _ASKED = re.compile(r"\brank (\d+(?:, \d+)*):")
@@ -95,7 +95,7 @@ def failure(job: Job, verdict: Verdict) -> HvdkitError:
         meanwhile = {Cause.WELL: well, Cause.TAKEN: "was ended too"}.get(other.cause, "had not ended by then")
         what += f"{'; ' if other is verdict.others[0] else ', '}rank {other.rank} on {other.host} {meanwhile}"
     for other in verdict.unlike[:8]:
-        what += f"{' beside' if other is verdict.unlike[0] else ','} rank {other.rank} on {other.host}"
+        what += f"{', in a collective with' if other is verdict.unlike[0] else ','} rank {other.rank} on {other.host}"
     return rank_failure(job, what, end)
 
 
