@@ -18,6 +18,7 @@ from hvdkit.core import trace_events
 from hvdkit.core.schedules import actions
 from hvdkit.core.tensors import Scalar, Tensor
 from hvdkit.data.dataset import Batch, PooledBatch, mapped
+from hvdkit.errors import RunError
 
 if TYPE_CHECKING:
     from hvdkit.core.group import Group, Mesh
@@ -151,7 +152,10 @@ class Pipeline:
     # Messages
 
     def _send(self, pair: Group, tensor: Tensor, batch: Batch, name: str) -> Pending:
-        self._layout(pair, batch, tensor)
+        agreed, shape = self._layout(pair, batch, tensor)[0], tuple(int(size) for size in tensor.shape)
+        if shape != agreed:
+            other = pair.ranks[1 - pair.index]
+            raise RunError(f"pipeline.{name}: rank {other} expects {list(agreed)} of this stage, got {list(shape)}")
         return self._adapter.start_broadcast(tensor, pair, pair.ranks[pair.index], f"pipeline.{name}")
 
     def _receive(self, pair: Group, batch: Batch, name: str) -> Tensor:

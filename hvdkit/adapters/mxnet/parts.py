@@ -12,6 +12,7 @@ import mxnet as mx
 
 from hvdkit.core.group import Group
 from hvdkit.core.seam import Adapter
+from hvdkit.heartbeat import say
 
 _OPERATOR = "hvdkit_parts"
 _uses: dict[str, tuple[Adapter, Group, str, bool]] = {}  # by key: also whether forward sums, or else backward
@@ -48,7 +49,11 @@ class _Operator(mx.operator.CustomOp):
         self.assign(in_grad[0], req[0], self._summed(out_grad[0], not self._forward))
 
     def _summed(self, tensor: Any, here: bool) -> Any:
-        return self._adapter.allreduce([tensor], self._group, "sum", self._name)[0] if here else tensor
+        try:
+            return self._adapter.allreduce([tensor], self._group, "sum", self._name)[0] if here else tensor
+        except Exception as error:  # MXNet says that an operator has failed, and not why
+            say(f"rank {self._group.ranks[self._group.index]}: {self._name}: {type(error).__name__}: {error}")
+            raise
 
 
 class DividedOutputs:
