@@ -12,7 +12,7 @@ import mxnet as mx
 
 from hvdkit.core.group import Group
 from hvdkit.core.seam import Adapter
-from hvdkit.heartbeat import say
+from hvdkit.heartbeat import first_line, say
 
 _OPERATOR = "hvdkit_parts"
 _uses: dict[str, tuple[Adapter, Group, str, bool]] = {}  # by key: also whether forward sums, or else backward
@@ -52,7 +52,8 @@ class _Operator(mx.operator.CustomOp):
         try:
             return self._adapter.allreduce([tensor], self._group, "sum", self._name)[0] if here else tensor
         except Exception as error:  # MXNet says that an operator has failed, and not why
-            say(f"rank {self._group.ranks[self._group.index]}: {self._name}: {type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {first_line(error)}"
+            say(f"rank {self._group.ranks[self._group.index]}: {self._name}: {why}")
             raise
 
 
