@@ -25,6 +25,7 @@ _OURS = {
     "trace", "report.html", "report.md", "sweep.csv", "sweep.png", "predict.csv", "predict.png", "predict-trace.json",
     "advise.csv", "advise.md", "bench.csv", "cluster.yaml", "bench.png", "request.json", "rows.json", "ranks.json",
     "links.csv", "links.png", "profile.csv", "profile.png", "trace.json", "timeline.json", "record.json", "own-profile",
+    "pipeline.png", "pipeline.svg",
 }  # fmt: skip
 # What a command or its ranks write before there is a result.
 _PREPARED = {_LOCK, *replaced.NAMES, "config.yaml", "request.json", "logs", "debug", "tuning", "trace", "tensorboard",

@@ -72,6 +72,7 @@ REQUESTS: list[tuple[str, Words, Words, str, Words]] = [
     ("train", TEXT, ("-np", 3, "parallel.tensor=3"), "parallel.tensor: expected a divisor of model.heads 4, and", ()),
     ("train", TEXT, ("-np", 2, STAGES, "--rival", "plain"), "--rival plain: does not divide models over ranks", ()),
     ("parity", TEXT, ("-np", 2, STAGES), "parallel: hvdkit parity does not know models that are divided", ()),
+    ("profile", TEXT, (STAGES, "--framework", "mxnet"), "pipeline: hvdkit profile does not know stages under", ()),
     ("advise", TEXT, (STAGES,), "parallel: hvdkit advise does not know models that are divided", ()),
     ("train", DIGITS, ("--rival", "ddp", "-np", 1), "--rival ddp: expected -np 2 or more", ("--rival", "plain")),
     ("train", DIGITS, ("-np", 2, "elastic={max_np: 1}"), "-np 2: expected 1 to 1, as elastic says", ("-np", 2)),

@@ -12,7 +12,7 @@ from pydantic import Field
 from rich.table import Table
 
 from hvdkit import paths
-from hvdkit.adapters.capabilities import CAPABILITIES
+from hvdkit.adapters.capabilities import CAPABILITIES, PROFILES_STAGES
 from hvdkit.commands import dry_run, fields
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.plan import Plan, launch, make_plan
@@ -168,6 +168,8 @@ def plan(
         recipe = recipe.model_copy(update={"batch_size": max(batch_sizes)})
     if own_profile and "own-profile" not in CAPABILITIES.get(framework, frozenset()):
         faults.append(f"--torch-profiler: {framework} has none; leave it out or choose --framework pytorch")
+    if recipe.parallel.pipeline > 1 and framework not in PROFILES_STAGES:
+        faults.append(f"parallel.pipeline: hvdkit profile does not know stages under {framework} yet; expected 1")
     sync = recipe.sync
     if sync is not None and sync.every > _LONGEST_ROUND:
         faults.append(f"sync.every: expected at most {_LONGEST_ROUND} to profile whole rounds, got {sync.every}")

@@ -118,7 +118,8 @@ class PlannedStage(Figures):
 
 class TrainedStage(PlannedStage):
     """A stage in a run. `busy_ms` is how long its forward and backward passes take in a step, the mean over the
-    measured steps and its ranks; None without a pipeline. `state_bytes` are as the run's, of its largest rank.
+    measured steps and its ranks; None without a pipeline, and where an engine computes in the background.
+    `state_bytes` are as the run's, of its largest rank.
     """
 
     busy_ms: float | None
@@ -157,7 +158,7 @@ class TrainResult(Figures, Result):
     rank's tensors: `parameters`, `gradients` as an update begins, `optimizer`, its slots, and `average`, if weights are
     averaged; None with a rival that does not shard. A model that is divided over ranks has `stages`, in their order;
     with several of them, `bubble` is the share of a step (0 to 1) in which a rank computes neither forward nor
-    backward, the mean over the stages.
+    backward, the mean over the stages; None where `busy_ms` is.
     `compression` names the method and its
     options that differ from the default, `sync` is the recipe's. `checkpoints` are the folders of the weights that are
     kept, relative to this file: `last`, and `best` by validation accuracy if there is one. `stopped_early` says why
