@@ -27,8 +27,8 @@ from tests.launching import gone_within, marked, wait_until
 
 pytestmark = pytest.mark.long
 
-# those with a runtime of their own: tests/test_deepspeed.py
-USUAL = {name: rival for name, rival in RIVALS.items() if rival.runtime is None}
+# those with a runtime of their own: tests/test_deepspeed.py; that divide models: tests/test_parity_divided.py
+USUAL = {name: rival for name, rival in RIVALS.items() if rival.runtime is None and not rival.divides}
 TRAINED = [(framework, name) for name, rival in USUAL.items() for framework in rival.frameworks]
 QUICK = ("model.name=resnet8", "threads=1", "batch_size=8", "warmup_steps=1", "log_every=2")
 
@@ -41,7 +41,7 @@ def test_the_table_is_what_the_modules_have() -> None:
         file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
         table = file.read_text().partition("\nRIVALS = {")[2]
         names = [name for name, rival in RIVALS.items() if framework in rival.frameworks]
-        assert re.findall(r'"(\w+)": ', table) == names
+        assert re.findall(r'"([\w-]+)": ', table) == names
 
 
 @pytest.fixture(scope="module")

@@ -125,7 +125,7 @@ _LACKING = {
 }
 
 # What of a model a rank trains along the axes of `parallel` that divide it.
-_DIVIDED = {"pipeline": "stages of a model", "tensor": "parts of layers"}
+DIVIDED = {"pipeline": "stages of a model", "tensor": "parts of layers"}
 
 # By device: what was chosen, how, and why.
 CHOSEN: dict[str, _Chosen] = {
@@ -171,7 +171,7 @@ def unsupported(framework: str, capabilities: frozenset[str], recipe: Recipe, de
         lines.append(f"recompute: {framework} cannot compute activations again in backward; expected false")
     if recipe.order == "priority" and ("order" not in capabilities or device != "cpu"):
         lines.append(f"order: {framework} cannot update layers one by one on a {device}; expected none")
-    for axis, parts in _DIVIDED.items():
+    for axis, parts in DIVIDED.items():
         if getattr(recipe.parallel, axis) > 1 and (axis not in capabilities or device != "cpu"):
             lines.append(f"parallel.{axis}: {framework} does not train {parts} on a {device} yet; expected 1")
     stages = [stage for stage, reason in _LACKING.items() if not reason or f"shard-{stage}" in capabilities]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hvdkit.errors import RequestError, nearest
 
 if TYPE_CHECKING:
+    from hvdkit.recipe.communication import Parallel
     from hvdkit.recipe.schema import Recipe
 
 
@@ -22,6 +24,7 @@ class Rival:
     `sharding` has the values of that key with which it trains. One that has others than `none` shards in its own way,
     has the optimizers of its framework only, and no loss scaling; its results have `state_bytes`. `precisions` are
     those that it can train in, `runtime` is the one of `runtimes.pins.BASELINES` that it needs, if not the framework's.
+    `divides` are the axes of `parallel` along which it divides models, all of which it needs.
     """
 
     frameworks: tuple[str, ...]
@@ -36,11 +39,17 @@ class Rival:
     sharding: tuple[str, ...] = ("none",)
     precisions: tuple[str, ...] = ("fp32", "fp64", "bf16", "fp16")
     runtime: str | None = None
+    divides: tuple[str, ...] = ()
 
     @property
     def shards(self) -> bool:
         """Whether each rank holds only a share of something."""
         return self.sharding != ("none",)
+
+    @property
+    def torch_optim(self) -> bool:
+        """Whether it has its framework's optimizers alone, and no loss scaling."""
+        return self.shards or bool(self.divides)
 
 
 _NOT_SYNCHRONIZED = "does not synchronize batch norms"
@@ -78,6 +87,12 @@ RIVALS = {
         sharding=_STAGES,
         precisions=("fp32",),
         runtime="deepspeed",
+    ),
+    "pipelining": Rival(
+        ("pytorch",), "torch.distributed.pipelining, on the stages of the recipe's `parallel`", divides=("pipeline",)
+    ),
+    "fsdp-tp": Rival(
+        ("pytorch",), "DTensor's parts of layers, on those of the recipe's `parallel`, with FSDP2", divides=("tensor",)
     ),
     "multiworker": Rival(("tensorflow", "keras"), "tf.distribute.MultiWorkerMirroredStrategy", accumulates=False),
     "kvstore": Rival(("mxnet",), "MXNet's parameter server, kvstore dist_sync"),
@@ -140,21 +155,21 @@ def check_synchronized(name: str, layers: list[str]) -> None:
 def check_recipe(name: str, recipe: Recipe, hosts_are_here: bool) -> None:
     """Check that a baseline supports the recipe and the hosts. Raises RequestError with everything it does not."""
     from hvdkit.core.precision import PRECISIONS
-    from hvdkit.recipe.schema import AdamW, Sgd
+    from hvdkit.recipe.schema import AdamW, GptModel, Sgd
 
     rival = RIVALS[name]
     able = ("none", "fp16") if rival.compresses else ("none",)
     optimizer = recipe.optimizer
     faults = {
-        f"does not support optimizer.name={optimizer.name}; choose sgd or adamw": rival.shards
+        f"does not support optimizer.name={optimizer.name}; choose sgd or adamw": rival.torch_optim
         and not isinstance(optimizer, Sgd | AdamW),
-        "does not support SGD without momentum; choose optimizer.momentum=0.9": rival.shards
+        "does not support SGD without momentum; choose optimizer.momentum=0.9": rival.torch_optim
         and isinstance(optimizer, Sgd)
         and not optimizer.momentum,
-        "does not support decoupled decay of SGD; choose optimizer.decoupled=false": rival.shards
+        "does not support decoupled decay of SGD; choose optimizer.decoupled=false": rival.torch_optim
         and isinstance(optimizer, Sgd)
         and optimizer.decoupled,
-        "does not support loss scaling; choose precision=bf16 or fp32": rival.shards
+        "does not support loss scaling; choose precision=bf16 or fp32": rival.torch_optim
         and PRECISIONS[recipe.precision].scales_loss,
         f"does not support compression {recipe.compression}; choose compression=none": recipe.compression.method
         not in able,
@@ -162,7 +177,6 @@ def check_recipe(name: str, recipe: Recipe, hosts_are_here: bool) -> None:
         "does not support other allreduce algorithms; choose allreduce=ring": recipe.allreduce != "ring",
         f"{_NOT_SYNCHRONIZED}; choose model.batch_norm=local": recipe.model.batch_norm == "synchronized"
         and not rival.synchronizes,
-        "does not divide models over ranks; leave out the recipe's `parallel`": recipe.parallel.divides,
         "does not support accumulation; choose accumulate=1": recipe.accumulate > 1 and not rival.accumulates,
         "does not support loss.ignored_label and loss.class_weights; leave them out": recipe.loss.counts
         and not rival.counts,
@@ -173,9 +187,32 @@ def check_recipe(name: str, recipe: Recipe, hosts_are_here: bool) -> None:
         "does not support data.name=native, of which ranks may evaluate unequal numbers of batches; choose another": (
             "parameters" in rival.sharding and recipe.data.name == "native"
         ),
+        "does not divide a vocabulary unequally; choose model.vocabulary as a multiple of parallel.tensor": (
+            "tensor" in rival.divides
+            and isinstance(recipe.model, GptModel)
+            and recipe.model.classes % recipe.parallel.tensor
+        ),
+        "does not support loss.label_smoothing; leave it out": "tensor" in rival.divides
+        and recipe.loss.label_smoothing > 0,
         "does not average weights; leave out the recipe's `average_weights`": recipe.average_weights is not None,
         "does not support elastic training; leave out the recipe's `elastic`": recipe.elastic is not None,
         "runs on this machine only; leave out -H": not (rival.travels or hosts_are_here),
     }
-    if any(faults.values()):
-        raise RequestError("\n".join(f"--rival {name}: {text}" for text, is_so in faults.items() if is_so))
+    told = [*_of_axes(rival, recipe.parallel), *(text for text, is_so in faults.items() if is_so)]
+    if told:
+        raise RequestError("\n".join(f"--rival {name}: {text}" for text in told))
+
+
+def _of_axes(rival: Rival, axes: Parallel) -> Iterator[str]:
+    """What a baseline cannot do of the axes along which a recipe divides its model."""
+    if axes.divides and not rival.divides:
+        yield "does not divide models over ranks; leave out the recipe's `parallel`"
+        return
+    for axis in ("pipeline", "tensor"):
+        size = getattr(axes, axis)
+        if axis in rival.divides and size == 1:
+            yield f"needs a model that is divided; choose parallel.{axis}=2 or more"
+        elif axis not in rival.divides and size > 1:
+            yield f"does not divide models along this axis; choose parallel.{axis}=1"
+    if axes.schedule == "interleaved":
+        yield "has one stage on each rank; choose parallel.schedule=gpipe or 1f1b"

@@ -38,7 +38,6 @@ from hvdkit.results.dry_run import DryRun
 from hvdkit.results.machine import this_machine
 from hvdkit.results.parity import Parity, read_parity
 from hvdkit.results.train import TrainResult
-from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.tracking import trackers as tracking
 from hvdkit.tracking.trackers import Trackers
 
@@ -182,7 +181,8 @@ def _checked(request: CompareRequest) -> ComparisonPlan:
         raise RequestError("--margin: expected --baseline with it")
     trackers = tracking.check(request.log or [])
     recipe = loaded(request, extra=tracking.overrides(trackers))
-    names, rivals, nps = request.framework or list(FRAMEWORKS), request.rival or [], request.np or list(COMPARED_RANKS)
+    names, rivals = request.framework or parity.able(recipe), request.rival or []
+    nps = request.np or list(COMPARED_RANKS)
     if request.resume and request.out is None:
         raise RequestError("--resume: expected --out with the comparison's folder")
     placement = Placement(launcher=request.launcher, stall_timeout_s=request.stall_timeout, debug=request.debug)
@@ -261,9 +261,12 @@ def proof(
         return None
     named = [name for name in rival_names or [] if registry.RIVALS[name].averaging]
     if file is None:
-        # Batches of at most 16 images are enough for it, and affordable in float64.
-        short = recipe.model_copy(update={"batch_size": min(recipe.batch_size, 16)})
-        return parity.plan(short, frameworks, PARITY_STEPS, replace(placement, np=2), named)
+        axes = recipe.parallel
+        # Batches of at most 16 images are enough for it, and affordable in float64; microbatches divide them.
+        parts = 1 if axes.microbatches == "auto" else axes.microbatches
+        short = recipe.model_copy(update={"batch_size": min(recipe.batch_size, parts * max(1, 16 // parts))})
+        copies = 1 if axes.data == "auto" else axes.data
+        return parity.plan(short, frameworks, PARITY_STEPS, replace(placement, np=max(2, copies * axes.model)), named)
     proved = read_parity(file)
     parity.check(proved, file, recipe, parity.names(frameworks, named, proved.np))
     return proved

@@ -12,7 +12,10 @@ from typing import Annotated, Any
 from hvdkit.commands.request import Accepts, Argument, Option, as_path
 from hvdkit.errors import RequestError
 
-RIVALS = "plain, ddp, zero_redundancy, fsdp, deepspeed, deepspeed_offload, multiworker, kvstore or independent"
+RIVALS = (
+    "plain, ddp, zero_redundancy, fsdp, deepspeed, deepspeed_offload, pipelining, fsdp-tp, multiworker, kvstore or "
+    "independent"
+)
 LAUNCHERS = "auto, direct (this machine), horovodrun, mpirun, slurm or ray"
 FRAMEWORKS_HELP = "pytorch, tensorflow, keras or mxnet"
 

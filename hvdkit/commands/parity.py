@@ -18,6 +18,7 @@ from pydantic import Field
 from rich.table import Table
 
 from hvdkit import paths, tasks
+from hvdkit.adapters.capabilities import CAPABILITIES, DIVIDED
 from hvdkit.baselines import registry
 from hvdkit.checkpoint.resume import deciding
 from hvdkit.commands import dry_run, fields
@@ -29,7 +30,8 @@ from hvdkit.defaults import LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
 from hvdkit.errors import Faults, RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
-from hvdkit.recipe import parallel, schema
+from hvdkit.recipe import schema
+from hvdkit.recipe.communication import Parallel
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report import csv_files
 from hvdkit.report.parity import deviations, parity_markdown, parity_table, title
@@ -131,7 +133,7 @@ def status(result: Parity) -> int:
 def _checked(request: ParityRequest) -> tuple[ParityPlan, Path]:
     recipe = loaded(request)
     placement = Placement(request.np, launcher=request.launcher, stall_timeout_s=request.stall_timeout)
-    checked = plan(recipe, request.framework or list(FRAMEWORKS), request.steps, placement, request.rival)
+    checked = plan(recipe, request.framework or able(recipe), request.steps, placement, request.rival)
     return checked, request.out or paths.default_out(recipe.name, "parity")
 
 
@@ -161,20 +163,27 @@ def plan(
             "data native: parity needs the same bytes under every framework, which only hvdkit's own data sets give; "
             "choose one of them, or compare with --no-parity"
         )
-    with faults.collected():
-        parallel.check_whole(recipe.parallel, "hvdkit parity")
     base = recipe.model_copy(update={"elastic": None, "early_stopping": None, "average_weights": None})
-    wanted = [(*run, _precision(run[1])) for run in [LEADER, *_judged(frameworks, named, np)]]
-    if any(precision == "fp32" for *_, precision in wanted):
-        wanted.insert(1, (*LEADER, "fp32"))
+    wanted = [(*run, _precision(run[1]), False) for run in _judged(frameworks, named, np)]
+    needed = ["fp64", *(["fp32"] if any(precision == "fp32" for _, _, precision, _ in wanted) else [])]
+    wanted = [*((*LEADER, precision, recipe.parallel.divides) for precision in needed), *wanted]
     plans: list[Plan] = []
-    for framework, rival, precision in dict.fromkeys(wanted):
+    for framework, rival, precision, whole in dict.fromkeys(wanted):
         with faults.collected():
             sharding = base.sharding if rival is None else registry.sharding_in_parity(rival, base.sharding)
-            changes = {"precision": precision, "sharding": sharding}
-            plans.append(make_plan(base.model_copy(update=changes), framework, placement, rival))
+            changes: dict[str, object] = {"precision": precision, "sharding": sharding}
+            where = placement
+            if whole:  # of a model that the others divide: on each rank of the data axis
+                changes["parallel"], where = Parallel(), replace(placement, np=recipe.data_ranks(np))
+            plans.append(make_plan(base.model_copy(update=changes), framework, where, rival))
     faults.report()
     return ParityPlan(recipe, plans, steps, names(frameworks, named, np))
+
+
+def able(recipe: Recipe) -> list[str]:
+    """The frameworks that are taken without `--framework`: all, or those that divide models as the recipe does."""
+    axes = {axis for axis in DIVIDED if getattr(recipe.parallel, axis) > 1}
+    return [name for name in FRAMEWORKS if axes <= CAPABILITIES[name]]
 
 
 def _precision(rival: str | None) -> str:
@@ -242,7 +251,7 @@ def judge(
         model=plan.recipe.model.name,
         optimizer=plan.recipe.optimizer.name,
         batch_size=plan.recipe.batch_size,
-        np=plan.plans[0].np,
+        np=plan.plans[-1].np,
         steps=min(finding["steps"] for finding in findings.values()),
         seed=plan.recipe.seed,
         recipe_keys=_proved(plan.recipe),
@@ -375,9 +384,14 @@ def check(parity: Parity, path: Path, recipe: Recipe, frameworks: list[str]) -> 
 
 
 def _proved(recipe: Recipe) -> dict[str, Any]:
-    """The keys of a recipe that parity depends on: the number and size of batches do not change the program."""
+    """The keys of a recipe that parity depends on: the number and size of batches do not change the program.
+
+    Those of `parallel` are among them where it divides the model.
+    """
     settings = {key: value for key, value in deciding(recipe).items() if key not in ("seed", "precision")}
-    return settings | {"sharding": recipe.sharding}
+    divided = schema.flat(recipe).items() if recipe.parallel.divides else ()
+    axes = {key: value for key, value in divided if key.startswith("parallel.")}
+    return settings | {"sharding": recipe.sharding} | axes
 
 
 def _has_default(recipe: Recipe, key: str) -> bool:

@@ -138,6 +138,7 @@ class Session(Stateful):
         """
         with self.strategy.peek():
             outputs, loss, own, averaged = self.compiled(self._probe)(*self.step.to_device(batch))
+        own = dict(self.held().gather(own)) if self.pieces else own
         to_numpy, loss = self.adapter.to_numpy, loss if self.counting is None else self.counting.mean(loss)
         return Gradients(to_numpy(outputs), float(to_numpy(loss).mean()), self._arrays(own), self._arrays(averaged))
 
@@ -152,8 +153,7 @@ class Session(Stateful):
         else:
             shares = self.strategy.average(gradients)
         means = dict(self.update.partition.gather(shares))
-        averaged = {name: means[name] for name in own}
-        return outputs, loss, self.update.unscaled(own), self.update.unscaled(averaged)
+        return outputs, loss, self.update.unscaled(own), self.update.unscaled({name: means[name] for name in own})
 
     def rehearse(self, batch: Batch) -> None:
         """Compute a batch's loss and gradients as a training step does, and change nothing; no collective.

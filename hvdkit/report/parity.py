@@ -31,6 +31,9 @@ def title(parity: Parity) -> str:
 def reference(parity: Parity) -> str:
     """The name of the reference; in files of earlier versions it is not plain Horovod but hvdkit itself."""
     own = parity.frameworks.get(parity.reference)
+    if parity.divided:
+        parts = ", same microbatches" if parity.recipe_keys["parallel.pipeline"] > 1 else ""
+        return f"{parity.reference} (each copy of the model on one rank{parts})"
     return parity.reference if own and own.step_f64 == 0 else f"{parity.reference} under plain Horovod"
 
 
@@ -44,6 +47,7 @@ def parity_table(parity: Parity, versions: bool = True) -> Table:
     table = Table("parity-table", ["relative error", "limit", *names], [])
 
     def add(key: str, label: str, limit: str, texts: list[str]) -> None:
+        label = label.replace("logits", "cross-entropies") if parity.divided else label
         cells = [Cell(text, bad=key in result.missed) for text, result in zip(texts, results.values(), strict=True)]
         table.rows.append([Cell(label), Cell(limit), *cells])
 

@@ -91,6 +91,11 @@ class Parity(Figures, Result):
         return {name: framework for name, framework in self.frameworks.items() if framework.f32_excess is None}
 
     @property
+    def divided(self) -> bool:
+        """Whether ranks divided the model; the reference's had it whole, and `logits` are cross-entropies by target."""
+        return "parallel.pipeline" in self.recipe_keys
+
+    @property
     def checks(self) -> list[str]:
         """The keys of `marks`, without that of running statistics for a model that has none."""
         has_buffers = any(framework.worst_buffer for framework in self.frameworks.values())

@@ -20,14 +20,17 @@ from safetensors.numpy import load_file
 
 from hvdkit.baselines.registry import label
 from hvdkit.core.metrics import evaluate
+from hvdkit.core.pipeline import divided
 from hvdkit.core.seam import Adapter
-from hvdkit.core.session import Gradients
+from hvdkit.core.session import Gradients, Session
 from hvdkit.core.state import is_statistic
 from hvdkit.core.step_plan import StepPlan
+from hvdkit.core.tensors import Scalar, Tensor, scalar
 from hvdkit.data.dataset import ArraySplit, Batch
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
-from hvdkit.recipe.communication import Uncompressed
+from hvdkit.recipe.communication import Parallel, Uncompressed
+from hvdkit.recipe.parallel import microbatches_of
 from hvdkit.recipe.schema import Recipe
 from hvdkit.worker.parity_trace import (
     Arrays,
@@ -56,10 +59,16 @@ class Participant:
     """One rank of one framework; its methods are collective.
 
     Gradients are averaged uncompressed at each update by Horovod's own allreduce, whatever the recipe says, as
-    compression is not a difference between frameworks. Raises RequestError as `Setup.session` and `StepPlan` do.
+    compression is not a difference between frameworks.
+
+    Where `axes` divide the recipe's model, each rank of the leader has a whole copy, and trains it on the microbatches
+    of a pipeline, one after the other. All ranks of a follower's copy have cross-entropies, by target in evaluation
+    mode; these are compared in place of outputs.
+
+    Raises RequestError as `Setup.session` and `StepPlan` do.
     """
 
-    def __init__(self, setup: Setup, part: ParityPart, heartbeat: Heartbeat) -> None:
+    def __init__(self, setup: Setup, part: ParityPart, heartbeat: Heartbeat, axes: Parallel | None = None) -> None:
         dense = {"compression": Uncompressed(), "sync": None, "allreduce": "ring"}
         recipe = setup.recipe.model_copy(update=dense | {"steps": part.steps, "check_ranks": 0})
         self._setup, self._adapter, self._mesh, self._part = setup, setup.adapter, setup.mesh, part
@@ -70,6 +79,10 @@ class Participant:
         self._plan = StepPlan(recipe, len(setup.dataset.train), setup.mesh.data.size)
         self._steps = self._plan.total_steps
         self._initial = self._exact.state()
+        axes = axes or recipe.parallel
+        self._divided, self._parts = axes.divides, 1
+        if axes.pipeline > 1 and self._exact.pipeline is None:
+            self._parts = microbatches_of(axes, recipe.batch_size)
 
     def take_part(self) -> None:
         """Write the trace if this rank leads, then compare with it and write the findings.
@@ -87,7 +100,7 @@ class Participant:
         """Write the trace. Raises RunError if the reference's own loss is NaN or infinite."""
         figures = LeaderNumbers(self._batches())
         for number, batch in self._probe_batches():
-            self._save(f"probe-{number}", named(self._exact.gradients(batch)))
+            self._save(f"probe-{number}", named(self._gradients(self._exact, batch)))
         self._exact.load_state(self._initial)
         self._wait("probes")
         figures.logits_f32, figures.gradients_f32 = self._single_errors()
@@ -114,7 +127,7 @@ class Participant:
         batches, probe = self._batches(), self._load("probe-0")
 
         self._exact.load_state(self._initial)
-        exact = self._exact.gradients(next(self._groups())[1][0])
+        exact = self._gradients(self._exact, next(self._groups())[1][0])
         logits_f32, gradients_f32 = self._single_errors()
         applied = errors(exact.averaged, self._mean_of_own(exact))
 
@@ -127,6 +140,7 @@ class Participant:
         initial = unequal(self._initial, self._state(0))
         found: dict[str, Any] = {
             "framework": self._adapter.NAME,
+            "outputs": "cross-entropies" if self._divided else "logits",
             "versions": self._adapter.versions(),
             "steps": self._steps,
             "precision": self._part.precision,
@@ -200,8 +214,25 @@ class Participant:
     def _step(self, step: int, group: list[Batch]) -> float:
         """One update; returns the mean loss over all ranks."""
         self._exact.set_learning_rate(self._plan.rate(step))
-        own = float(self._adapter.to_numpy(self._exact.train_step(group)).mean())
+        loss = self._exact.train_step([part for batch in group for part in divided(batch, self._parts)])
+        own = 0.0 if loss is None else float(self._adapter.to_numpy(loss).mean())
+        if self._exact.pipeline is not None:
+            (own,) = self._exact.pipeline.from_last([own])
         return float(np.mean(self._adapter.allgather_object(own, self._mesh.data, name="parity.loss")))
+
+    def _gradients(self, session: Session, batch: Batch) -> Gradients:
+        """As `Session.gradients`, of a batch or the mean of its microbatches."""
+        if not self._divided:
+            return session.gradients(batch)
+        outputs = session.losses(batch)
+        of = _of_stages if session.pipeline and self._adapter.rival is None else type(session).gradients
+        found = [of(session, part) for part in divided(batch, self._parts)]
+
+        def mean(arrays: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+            return {name: np.mean([each[name] for each in arrays], axis=0) for name in arrays[0]}
+
+        own, averaged = mean([each.own for each in found]), mean([each.averaged for each in found])
+        return Gradients(outputs, float(np.mean([each.loss for each in found])), own, averaged)
 
     def _single_errors(self) -> tuple[float, list[dict[str, float]]]:
         """Errors of float32 against the reference's float64 at the initial weights, over a few batches.
@@ -211,7 +242,7 @@ class Participant:
         logits: list[float] = []
         gradients: list[dict[str, float]] = []
         for number, batch in self._probe_batches():
-            single, probe = self._single.gradients(batch), self._load(f"probe-{number}")
+            single, probe = self._gradients(self._single, batch), self._load(f"probe-{number}")
             logits.append(error(single.outputs, probe["logits"]))
             gradients.append(self._in_network_order(single.own, own(probe)))
         return max(logits), gradients
@@ -226,13 +257,14 @@ class Participant:
         return means
 
     def _batches(self) -> list[str]:
-        """For each rank, the SHA-256 of all its batches."""
+        """For each copy of the model, the SHA-256 of all batches of its ranks, which is one where they are equal."""
         total = hashlib.sha256()
         for _, group in self._groups():
             for batch in group:
                 total.update(np.ascontiguousarray(batch.inputs).tobytes())
                 total.update(np.ascontiguousarray(batch.targets).tobytes())
-        return self._adapter.allgather_object(total.hexdigest(), self._mesh.world, name="parity.batches")
+        copy = self._adapter.allgather_object(total.hexdigest(), self._mesh.model, name="parity.batches.model")
+        return self._adapter.allgather_object("/".join(dict.fromkeys(copy)), self._mesh.data, name="parity.batches")
 
     def _wait(self, what: str) -> None:
         """Wait until rank 0 has written the files that the other ranks read next."""
@@ -266,13 +298,37 @@ class Participant:
         return evaluate(self._adapter, self._exact, self._setup.task.metrics, few, batch_size, data), count
 
     def _evaluation_logits(self) -> np.ndarray:
-        return self._exact.predict(next(self._groups())[1][0].inputs)
+        batch = next(self._groups())[1][0]
+        return self._exact.losses(batch) if self._divided else self._exact.predict(batch.inputs)
+
+
+def _of_stages(session: Session, batch: Batch) -> Gradients:
+    """As `Session.gradients`, of a pipeline: whole ones, and the loss, on all ranks, and no outputs; collective."""
+    step, pipeline, ops = session.step, session.pipeline, session.adapter
+    assert pipeline
+    step.prepare()
+    loss, count = pipeline([batch], step.to_device, step.scale, step.add)
+    pipeline.share(step.sums)
+    (mean,) = pipeline.from_last([0.0 if loss is None else float(ops.to_numpy(loss).mean())])
+
+    def averaged(count: Scalar) -> list[dict[str, Tensor]]:
+        own = {name: total / scalar(ops, count, total) for name, total in step.sums.items()}
+        means = session.strategy.average({name: gradient * 1 for name, gradient in own.items()})
+        for total in step.sums.values():
+            ops.assign(total, ops.zeros_like(total))
+        return [session.update.unscaled(gradients) for gradients in (own, means)]
+
+    both = [dict(session.update.partition.gather(each)) for each in session.compiled(averaged)(float(count))]
+    own, means = ({name: session.array(tensor) for name, tensor in whole.items()} for whole in both)
+    return Gradients(np.zeros(0), mean, own, means)
 
 
 def take_part(adapter: Adapter, script: Script, recipe: Recipe, part: ParityPart, heartbeat: Heartbeat) -> None:
     """Run one rank of `hvdkit parity`, in the part's precision. Raises the same errors as `Participant`."""
-    setup = start(adapter, script, recipe.model_copy(update={"precision": part.precision}))
+    axes = recipe.parallel
+    changes = {"precision": part.precision} | ({"parallel": Parallel()} if part.leads else {})
+    setup = start(adapter, script, recipe.model_copy(update=changes))
     setup.check_trainable()
-    Participant(setup, part, heartbeat).take_part()
+    Participant(setup, part, heartbeat, axes).take_part()
     heartbeat.beat("leaving Horovod")
     adapter.shutdown()

@@ -98,14 +98,14 @@ def _parts(
     found: Mapping[str, Any], initial: list[str], after: Errors, norms: list[str]
 ) -> Iterator[tuple[str, Errors]]:
     """The parts of the first steps in the order of computation, each with the errors of its results."""
-    logits, means = found["logits_f64"], [f"{norm}.running_mean" for norm in norms]
+    outputs, logits, means = found["outputs"], found["logits_f64"], [f"{norm}.running_mean" for norm in norms]
     gradients = reversed(found["gradients_f64"].items())
     worst = [max(step.items(), key=lambda item: item[1]) for step in found["step_tensors_f64"]]
     yield "the data: their order, shuffling or scaling", {"inputs and targets": float(not found["batches_equal"])}
     yield "the initial weights, or the layout in which they are loaded", dict.fromkeys(initial, INCOMPARABLE)
     if not logits <= TOLERANCE:
         yield "the forward pass up to this layer", {name: after[name] for name in means if name in after}
-    yield "the forward pass", {"logits": logits}
+    yield "the forward pass", {outputs: logits}
     yield "the update of running statistics", found["buffers_f64"]
     yield "the loss function", {"loss": found["losses_f64"][0]}
     yield "the backward pass down to this layer", {f"gradient of {name}": value for name, value in gradients}
@@ -114,7 +114,7 @@ def _parts(
     yield "the optimizer's update", found["weights_f64"]
     yield "what the optimizer keeps", {name: value for name, value in after.items() if name.startswith("optimizer.")}
     yield "the optimizer's later updates", {f"{name} after step {n}": value for n, (name, value) in enumerate(worst, 1)}
-    yield "the model in evaluation", {"logits in evaluation": found["evaluation_logits"]}
+    yield "the model in evaluation", {f"{outputs} in evaluation": found["evaluation_logits"]}
     yield "the average of metrics over ranks", {"evaluation": found["evaluation_f64"]}
 
 

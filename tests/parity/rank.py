@@ -2,7 +2,8 @@
 
     python tests/parity/rank.py FRAMEWORK RECIPE.yaml TRACE [--leads]
 
-Each fault's findings go to TRACE/<fault>.json; with `--leads` the sound model leaves the trace first.
+Each fault's findings go to TRACE/<fault>.json; with `--leads` the sound model leaves the trace first. Where the recipe
+divides the model, the ranks that lead have it whole, and no faults.
 """
 
 from __future__ import annotations
@@ -11,22 +12,24 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
-from hvdkit import adapters, tasks
+from hvdkit import adapters
 from hvdkit.core import metrics
-from hvdkit.core.group import Mesh
 from hvdkit.data import batches
 from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe import schema
+from hvdkit.recipe.communication import Parallel
 from hvdkit.recipe.schema import Loss
 from hvdkit.tasks import resnet
 from hvdkit.tasks.image_classification import cross_entropy
 from hvdkit.worker import parity, setup
+from tests.parity.divided_faults import OF_PARTS, OF_STAGES
 from tests.parity.gpt_faults import FAULTS as OF_GPT
 from tests.parity.gpt_faults import Fault, built_otherwise
 
@@ -147,23 +150,22 @@ def main(framework: str, recipe_file: Path, trace: Path, leads: bool) -> None:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    topology = adapter.init("cpu", 1)
-    task, mesh = tasks.choose(recipe), Mesh(topology)
-    dataset = task.open_data(mesh.shard)
+    axes, whole = recipe.parallel, {"parallel": Parallel()} if leads else {}
+    begun = setup.start(adapter, setup.Script(module.build), recipe.model_copy(update=whole | {"threads": 1}))
 
     def take_part(leads: bool) -> None:
-        begun = setup.Setup(
-            adapter, setup.Script(module.build), recipe, mesh, dataset, task, task.architecture(dataset.shape)
-        )
-        parity.Participant(begun, parity.ParityPart(trace, STEPS, leads), Heartbeat()).take_part()
+        own = replace(begun, script=setup.Script(module.build))
+        parity.Participant(own, parity.ParityPart(trace, STEPS, leads), Heartbeat(), axes).take_part()
 
     if leads:
         take_part(leads=True)
     faults = FAULTS[framework] if recipe.model.SCRIPT == "resnet" else OF_GPT
+    if axes.divides:
+        faults = {} if leads else OF_STAGES if axes.pipeline > 1 else OF_PARTS
     for name, fault in faults.items():
         with fault(adapter, module):
             take_part(leads=False)
-        if topology.is_root:
+        if begun.mesh.is_root:
             (trace / f"{framework}.json").rename(trace / f"{framework}-{name}.json")
     adapter.shutdown()
 

@@ -62,7 +62,7 @@ class TrainableModel(Trainable, Hooks, Divisible):
         self.device, self._layout = device, layout
         self._divided = getattr(model, "divided_outputs", None)  # `parts.DividedOutputs`, if ranks have parts of them
         self._cross_entropy = self._divided.cross_entropy if self._divided else cross_entropy
-        self._criterion: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
+        self.criterion: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
             partial(self._cross_entropy, label_smoothing=loss.label_smoothing) if isinstance(loss, Loss) else loss
         )
         # Without frozen ones, which weight decay would change.
@@ -125,7 +125,7 @@ class TrainableModel(Trainable, Hooks, Divisible):
     def loss_of(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs and mean loss of a batch in training mode."""
         logits = self.outputs_of(inputs)
-        return logits, self._criterion(logits, targets)
+        return logits, self.criterion(logits, targets)
 
     def outputs_of(self, inputs: torch.Tensor) -> torch.Tensor:
         """Outputs in training mode."""

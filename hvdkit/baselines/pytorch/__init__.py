@@ -21,5 +21,7 @@ RIVALS = {
     "fsdp": _of("fsdp", "Fsdp"),
     "deepspeed": _of("deepspeed", "DeepSpeed"),
     "deepspeed_offload": _of("deepspeed", "DeepSpeedOffload"),
+    "pipelining": _of("pipelining", "Pipelining"),
+    "fsdp-tp": _of("fsdp_tp", "FsdpTp"),
     "independent": _of("plain", "Independent"),
 }

@@ -1,0 +1,65 @@
+"""What may be wrong where ranks divide a model: faults to plant into PyTorch's stages, and its parts of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest import mock
+
+from hvdkit.core.pieces import Partition
+from hvdkit.core.pipeline import Pipeline
+from hvdkit.core.stages import Stages
+from hvdkit.core.step import Step
+
+Fault = Callable[[Any, Any], AbstractContextManager[Any]]  # (adapter, recipe module)
+
+
+def changed(owner: type, name: str, make: Callable[[Any], Callable[..., Any]]) -> Fault:
+    """Another method, made of the sound one."""
+    return lambda adapter, module: mock.patch.object(owner, name, make(getattr(owner, name)))
+
+
+def dropped(sound: Callable[..., Any]) -> Callable[..., Any]:
+    """Of each second gradients of microbatches nothing is added."""
+    calls = []
+
+    def add(step: Any, gradients: Any) -> None:
+        calls.append(0)
+        if len(calls) % 2:
+            sound(step, gradients)
+
+    return add
+
+
+def scaled(sound: Callable[..., Any]) -> Callable[..., Any]:
+    """The activations of one microbatch."""
+    return lambda pipeline, pair, tensor, batch, name: sound(
+        pipeline, pair, tensor * 2 if name == "activation.1" else tensor, batch, name
+    )
+
+
+@contextmanager
+def no_sum(adapter: Any, module: Any) -> Iterator[None]:
+    """After the rows of one MLP."""
+    sound = adapter.leave_parts
+
+    def leave(tensor: Any, group: Any, name: str) -> Any:
+        return tensor if "h.1.mlp." in name else sound(tensor, group, name)
+
+    with mock.patch.object(adapter, "leave_parts", leave, create=True):
+        yield
+
+
+OF_STAGES: dict[str, Fault] = {
+    "tied_weights_not_summed": changed(Pipeline, "share", lambda sound: lambda pipeline, sums: None),
+    "microbatch_dropped": changed(Step, "add", dropped),
+    "activation_scaled": changed(Pipeline, "_send", scaled),
+    "norm_of_a_stage": changed(Stages, "sum_of_squares", lambda sound: Partition.sum_of_squares),
+}
+OF_PARTS: dict[str, Fault] = {
+    "no_sum_after_rows": no_sum,
+    "norm_of_a_part": changed(
+        Partition, "sum_of_squares", lambda sound: lambda partition, norms: sum(norm * norm for norm in norms)
+    ),
+}

@@ -1,0 +1,111 @@
+"""`hvdkit parity` of a model that ranks divide: it computes what whole ones do, and each planted fault is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from hvdkit.commands import parity
+from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.launch.placement import Placement
+from hvdkit.recipe import schema
+from hvdkit.results.parity import Parity
+from tests.conftest import ROOT, Hvdkit
+from tests.divided import LARGEST_ERROR, SMALL
+from tests.launching import framework_job
+
+RECIPE = ROOT / "recipes" / "gpt-tiny.yaml"
+USUAL = (*SMALL, "optimizer.clip_norm=0.1", "data.validation=0.01", "schedule.warmup_epochs=0", "threads=1")
+STAGES = ("parallel.pipeline=2", "parallel.microbatches=2")
+PARTS = ("parallel.tensor=2",)
+# fault -> (the division, what is missed, what deviates first, a word of the part of the step)
+PLANTED = {
+    "tied_weights_not_summed": (STAGES, "gradients_f64", "gradient of transformer.wte.weight", "backward"),
+    "microbatch_dropped": (STAGES, "gradients_f64", "gradient of transformer.ln_f.bias", "backward"),
+    "activation_scaled": (STAGES, "gradients_f64", "loss", "loss"),
+    "norm_of_a_stage": (STAGES, "weights_f64", "transformer.", "update"),
+    "no_sum_after_rows": (PARTS, "logits_f64", "cross-entropies", "forward"),
+    "norm_of_a_part": (PARTS, "weights_f64", "transformer.", "update"),
+}
+
+
+def proved(hvdkit: Hvdkit, tmp_path: Path, np: int, *words: str) -> Parity:
+    """The result of a short check that has passed."""
+    options = ("-np", np, "--steps", 3, "--framework", "pytorch", "--out", "run")
+    done = hvdkit("parity", RECIPE, *options, *USUAL, *words, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = Parity.model_validate_json((tmp_path / "run" / "parity.json").read_text())
+    assert result.np == np and result.divided and "each copy of the model on one rank" in done.stdout
+    for name, each in result.frameworks.items():
+        errors = (each.logits_f64, each.gradients_f64, each.weights_f64, each.step_f64, each.evaluation_f64)
+        assert each.passed and max(errors) <= LARGEST_ERROR, (name, errors)
+        assert each.worst_gradient and each.evaluation_total > 0
+    return result
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("schedule", (pytest.param("gpipe", marks=pytest.mark.thorough), "1f1b"))
+def test_stages_and_those_of_pytorch_compute_what_one_process_does(
+    schedule: str, hvdkit: Hvdkit, tmp_path: Path
+) -> None:
+    result = proved(hvdkit, tmp_path, 2, "--rival", "pipelining", *STAGES, f"parallel.schedule={schedule}")
+    assert list(result.frameworks) == ["pytorch", "pytorch-pipelining"]
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.timeout(300)
+def test_parts_and_those_of_dtensor_compute_what_one_process_does(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    result = proved(hvdkit, tmp_path, 2, "--rival", "fsdp-tp", *PARTS)
+    assert list(result.frameworks) == ["pytorch", "pytorch-fsdp-tp"]
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("warm")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "words", [("--rival", "pipelining", *STAGES), ("--rival", "fsdp-tp", *PARTS), (*STAGES, *PARTS)]
+)
+def test_four_ranks_compute_what_fewer_do(words: tuple[str, ...], hvdkit: Hvdkit, tmp_path: Path) -> None:
+    """Two copies of the model in two stages, or in two parts; and one in two stages of two parts."""
+    proved(hvdkit, tmp_path, 4, *words)
+
+
+@pytest.fixture(scope="module")
+def planted(warm_runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Parity]:
+    """The verdict on each fault in PyTorch: one rank leaves the trace, two follow with all faults of a division."""
+
+    @cache
+    def followed(division: tuple[str, ...]) -> tuple[Path, schema.Recipe]:
+        folder = tmp_path_factory.mktemp("planted")
+        checked = schema.load(RECIPE, [*USUAL, *division])
+        (folder / "recipe.yaml").write_text(schema.dump(checked))
+        (folder / "trace").mkdir()
+        asked = (ROOT / "tests" / "parity" / "rank.py", "pytorch", folder / "recipe.yaml", folder / "trace")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HVDKIT_RUNTIMES", str(warm_runtimes))
+            for np, more in ((1, ("--leads",)), (2, ())):
+                job = framework_job("pytorch", folder / f"logs-{np}", *asked, *more, np=np)
+                LAUNCHERS["direct"].run(job)
+        return folder / "trace", checked
+
+    def verdict(fault: str) -> Parity:
+        trace, checked = followed(PLANTED[fault][0])
+        findings = json.loads((trace / f"pytorch-{fault}.json").read_text())
+        return parity.judge(parity.plan(checked, ["pytorch"], 2, Placement(2)), {"pytorch": findings})
+
+    return verdict
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_found_and_named(fault: str, planted: Callable[[str], Parity]) -> None:
+    judged = planted(fault).frameworks["pytorch"]
+    _, missed, first, word = PLANTED[fault]
+    assert not judged.passed and missed in judged.missed, judged.missed
+    assert judged.first_deviation and judged.first_deviation.startswith(first), judged.first_deviation
+    assert judged.likely_cause and word in judged.likely_cause
