@@ -157,12 +157,13 @@ def test_stages_of_a_model_add_up_to_it_but_for_the_table_of_both_ends() -> None
 
     count, table, places = 124_439_808, 50_257 * 768, 1024 * 768
     block = (count - table - places - 2 * 768) // 12
-    stages = held("parallel.pipeline=4", "parallel.microbatches=8")
+    equal = "parallel.pipeline=4", "parallel.microbatches=8", "parallel.split=[3, 3, 3, 3]"
+    stages = held(*equal)
     ends = table + places, 0, 0, table + 2 * 768
     assert [each.parameters for each in stages] == [4 * (3 * block + end) for end in ends]
     assert [each.gradients for each in stages] == [2 * each.parameters for each in stages], "with their sum"
     assert [each.communication for each in stages] == [4 * table, 0, 0, 4 * table]
-    gpipe = held("parallel.pipeline=4", "parallel.microbatches=8", "parallel.schedule=gpipe")
+    gpipe = held(*equal, "parallel.schedule=gpipe")
     for at, (few, many) in enumerate(zip(stages[:3], gpipe, strict=False)):
         assert few.activations and many.activations and few.activations * 8 == many.activations * (4 - at)
     outputs = 1024 * 50_257 * 2  # of one sample, in bf16

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from hvdkit.adapters.capabilities import CAPABILITIES
+from hvdkit.results import pipeline as pipelines
 from hvdkit.results.profile import Profile, load
 from hvdkit.runtimes import store
 from hvdkit.tasks import resnet
 from tests import hygiene
 from tests.cluster import starving
 from tests.conftest import FRAMEWORKS, ROOT, Hvdkit, rest_thorough
+from tests.divided import SMALL
 
 pytestmark = pytest.mark.long
 
@@ -103,6 +106,32 @@ def _in_backwards_order(ready: dict[str, float]) -> float:
     pairs = [(a, b) for a in norms for b in ready if stage(a) > stage(b) and not b.startswith("fc.")]
     assert len(pairs) == 396
     return sum(ready[a] <= ready[b] for a, b in pairs) / len(pairs)
+
+
+@pytest.mark.usefixtures("warm")
+def test_two_stages(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    """What each rank does in a step follows each other without gaps, and is drawn."""
+    divided = "parallel.pipeline=2", "parallel.microbatches=4", "threads=1"
+    done = hvdkit("profile", "gpt-tiny", "--framework", "pytorch", *QUICK, *divided, *SMALL)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "run"
+    step, made = pipelines.load(folder / pipelines.FILE), load(folder / "profile.json")
+    assert {path.name for path in folder.glob("pipeline.*")} == {"pipeline.json", "pipeline.png", "pipeline.svg"}
+    assert [rank.stage for rank in step.ranks] == [0, 1] and step.measured_steps == 8
+    for rank in step.ranks:
+        kinds = Counter(span.doing for span in rank.measured if span.microbatch is not None)
+        assert kinds == {"forward": 4, "backward": 4, "send": 4, "wait": 4}
+        ends = [0.0, *(span.end_ms for span in sorted(rank.measured, key=lambda span: span.start_ms))]
+        begins = [span.start_ms for span in sorted(rank.measured, key=lambda span: span.start_ms)]
+        assert begins[1:] == pytest.approx(ends[1:-1], abs=1e-3)
+        assert len(rank.predicted) == 8
+    forward, backward = step.forward_ms, step.backward_ms
+    assert step.predicted_ms >= 4 * max(map(sum, zip(forward, backward, strict=True)))
+    assert step.equal_bubble == 0.2 and 0.2 < step.bubble < 1
+    assert made.step.forward_ms and made.step.forward_ms.mean == pytest.approx(4 * sum(forward) / 2, rel=0.02)
+    whole = sum(part.mean for part in made.step.parts().values())
+    assert whole == pytest.approx(made.step.step_ms.mean, rel=0.05)
+    assert f"bubble {100 * step.bubble:.0f} %, the mean of 8 steps" in done.stdout
 
 
 @pytest.mark.usefixtures("warm")
