@@ -6,6 +6,8 @@ Two ranks run all cases of tests/horovod_front_ends.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ FRONT_ENDS = {
     "plain": ("horovod.tensorflow",),
 }
 CASES = [
-    (front_end, name)
+    pytest.param(front_end, name, marks=[pytest.mark.thorough] * (front_end == "horovod.keras"))
     for file in sorted(FOLDER.glob("*_cases.py"))
     for kind, name in re.findall(r"^@(case|once|plain)\ndef (\w+)", file.read_text(), re.MULTILINE)
     for front_end in FRONT_ENDS[kind]
@@ -31,26 +33,28 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def outcomes(warm_runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], str]]:
-    """For each rank, what became of each case of each front end."""
-    folder = tmp_path_factory.mktemp("front-ends")
-    # Where a case fails on one rank only, the other one does not wait for it for ever.
-    limits = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "60", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "120"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HVDKIT_RUNTIMES", str(warm_runtimes))
-        job = framework_job("keras", folder, FOLDER / "rank.py", "keras", HOROVOD_DYNAMIC_PROCESS_SETS="1", **limits)
-    direct.run(job)
-    return [_outcomes(folder / f"rank-{rank}.log") for rank in range(2)]
+def outcomes(warm_runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, str]]]:
+    """For each rank, what became of each case of a front end."""
 
+    @cache
+    def tried(front_end: str) -> list[dict[str, str]]:
+        folder = tmp_path_factory.mktemp(front_end)
+        # Where a case fails on one rank only, the other one does not wait for it for ever.
+        more = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "60", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "120"}
+        more |= {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HVDKIT_RUNTIMES", str(warm_runtimes))
+            job = framework_job("keras", folder, FOLDER / "rank.py", "keras", front_end, **more)
+        direct.run(job)
+        logs = [(folder / f"rank-{rank}.log").read_text() for rank in range(2)]
+        return [dict(re.findall(r"^case (\S+) (.*)$", log, re.MULTILINE)) for log in logs]
 
-def _outcomes(log: Path) -> dict[tuple[str, str], str]:
-    found = re.findall(r"^case (\S+) (\S+) (.*)$", log.read_text(), re.MULTILINE)
-    return {(front_end, name): outcome for front_end, name, outcome in found}
+    return tried
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("front_end", "name"), CASES)
-def test_front_end(outcomes: list[dict[tuple[str, str], str]], front_end: str, name: str) -> None:
-    for rank, of_rank in enumerate(outcomes):
-        outcome = of_rank.get((front_end, name), "was not reached")
+def test_front_end(outcomes: Callable[[str], list[dict[str, str]]], front_end: str, name: str) -> None:
+    for rank, of_rank in enumerate(outcomes(front_end)):
+        outcome = of_rank.get(name, "was not reached")
         assert outcome == "passed", f"rank {rank}: {outcome}"
