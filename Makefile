@@ -6,7 +6,7 @@ BIN := .venv/bin
 COMPILE := $(BIN)/python -m compileall -q hvdkit
 
 .PHONY: help bootstrap runtimes driver compare bench bench-start bench-tools bench-resnet50 validate bench-hosts bench-batch-sizes \
-	bench-simulator check-simulator bench-network bench-memory bench-sharding horovod-matrix gpu-check programs check test test-all cluster-check lint image-check clean
+	bench-simulator check-simulator bench-network bench-memory bench-sharding horovod-matrix gpu-check programs check checked test test-all cluster-check lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
@@ -91,7 +91,10 @@ programs: # Chromium, for tests of pages, where root may install it
 
 PYTEST = $(BIN)/python -m pytest -n auto
 
-check: lint ## Check style and types, and run the tests that start no ranks: under 3 minutes, needs no runtime
+check: ## Check style and types, and run the tests that start no ranks: under 3 minutes, needs no runtime
+	@$(MAKE) --no-print-directory -j2 lint checked
+
+checked: bootstrap # beside mypy, which knows one core only
 	@$(PYTEST) -m 'check and not ranks' --dist worksteal
 
 test: runtimes programs ## Run the tests, over real processes

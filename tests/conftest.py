@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -142,6 +143,35 @@ def hvdkit(tmp_path: Path) -> Hvdkit:
         return run(command, timeout, cwd=tmp_path, env=os.environ | environment)
 
     return call
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    """A mark for this test's processes; none of them may be left at its end."""
+    from tests.launching import nothing_left
+
+    name = uuid.uuid4().hex
+    with nothing_left(name):
+        yield name
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two ranks of each runtime (residents.py)."""
+    from tests.residents import residents
+
+    with residents(tmp_path_factory.mktemp("residents")) as start:
+        yield start
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder with a profile in it."""
+    from hvdkit.results import profile
+    from tests import simulating
+
+    profile.save(simulating.profile(), tmp_path / "profile.json")
+    return tmp_path
 
 
 @pytest.fixture

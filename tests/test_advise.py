@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -110,12 +109,6 @@ def test_a_guess_comes_first_and_ranks_nothing_as_sure(inside: Hvdkit, tmp_path:
     other = published.profile("resnet50", 2470, 256, "A100")
     (told,) = advising.advise(other, V100, 8, Settings(), Money()).guesses
     assert "the profile is of A100, v100-nvlink-ib has V100s" in told
-
-
-def test_compute_is_not_the_bound_beside_long_waiting() -> None:
-    for spread, ranks in itertools.product((0.0, 0.2, 0.5, 1.2), (2, 4096)):
-        (found,) = predicting.predict(noisy(spread), simulating.cluster(0.0, 1e6), [ranks], Settings()).points
-        assert found.bound == ("waiting" if found.waiting_ms > 0.2 * found.step_ms else "compute")
 
 
 def test_a_global_batch_beyond_the_data_is_refused_as_training_refuses_it(inside: Hvdkit, tmp_path: Path) -> None:

@@ -15,24 +15,15 @@ from hvdkit.commands.bench import measured as fit
 from hvdkit.launch.placement import environment_faults
 from hvdkit.report import bench, gantt, parity, plotting
 from hvdkit.report import profile as profile_
-from hvdkit.results import profile as profiles
 from hvdkit.results.parity import read_parity
 from hvdkit.worker import tuning
 from tests.attacks import HVDKIT, attack, refused, sound
 from tests.conftest import FRAMEWORKS, Hvdkit, committed_parity
-from tests.simulating import profile
 from tests.test_bench import measured
 
 pytestmark = pytest.mark.check
 
 PREDICT = "predict profile.json --cluster p100-roce25 -n 8 --out out"
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Path:
-    """A folder with a profile in it."""
-    profiles.save(profile(), tmp_path / "profile.json")
-    return tmp_path
 
 
 @pytest.mark.parametrize(

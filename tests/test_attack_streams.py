@@ -13,21 +13,12 @@ import pytest
 
 from hvdkit.cli import terminal
 from hvdkit.errors import RequestError
-from hvdkit.results import profile as profiles
 from tests import hygiene
 from tests.attacks import HVDKIT, attack, sound
-from tests.simulating import profile
 
 pytestmark = pytest.mark.check
 
 ADVISE = "advise profile.json --cluster p100-roce25 -n 8 --out out"
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Path:
-    """A folder with a profile in it."""
-    profiles.save(profile(), tmp_path / "profile.json")
-    return tmp_path
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from hvdkit.profiling import batch_curves
 from hvdkit.report.profile import sentences
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import predict as predicting
-from hvdkit.simulator.calibration import calibrate
 from hvdkit.simulator.settings import read
 from hvdkit.simulator.workload import of_profile
 from tests import simulating
@@ -188,16 +187,6 @@ def test_a_layer_whose_forward_is_not_known_at_all_sizes_has_no_curve_of_it() ->
     both = batch_curves.combined(small, [large.model_copy(update={"layers": unknown})])
     assert not both.batches[0].layer_forward_ms and both.layers[0].forward_fit is None
     assert of_profile(both).parts(2.0).forward_s == pytest.approx(2e-3 * LAYERS)
-
-
-def test_a_batch_size_between_measured_ones_is_a_little_less_sure_and_says_so() -> None:
-    found = [at(size, [size / 8] * LAYERS, [size / 8] * LAYERS) for size in (8, 32)]
-    both = batch_curves.combined(found[0], found[1:])
-    known, between, beyond = (alone(both, size) for size in (32, 16, 128))
-    widths = [each.high_ms / each.low_ms for each in (known, between, beyond)]
-    assert widths == sorted(widths)
-    assert any("16 was not measured: its time is interpolated" in told for told in between.warnings)
-    assert calibrate(both).workload.curve is not None
 
 
 def test_times_of_layers_that_cannot_be_are_refused() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +26,10 @@ from hvdkit.results.train import TrainResult
 from tests import hygiene
 from tests.conftest import FRAMEWORKS, ROOT, Hvdkit, rest_thorough
 from tests.launching import wait_until
-from tests.residents import START, Ranks, residents
+from tests.residents import START, Ranks
 from tests.resuming import lines, rewrite_record, under_way
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400), pytest.mark.usefixtures("warm")]
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[START]:
-    """Two ranks of each runtime."""
-    with residents(tmp_path_factory.mktemp("residents")) as start:
-        yield start
 
 
 def result(folder: Path) -> TrainResult:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,12 @@ from hvdkit.recipe import schema
 from hvdkit.recipe.schema import AverageWeights, EarlyStopping, Loss, Recipe, Sgd
 from hvdkit.worker.unreached import unreached
 from tests.conftest import KERAS_THOROUGH, ROOT, Hvdkit
-from tests.residents import START, residents
+from tests.residents import START
 from tests.resuming import lines, local_recipe, local_run
 
 RECIPE = ROOT / "recipes" / "resnet20-digits.yaml"
 TINY = ["model.name=resnet8", "batch_size=16", "threads=1", "accumulate=2"]  # two updates an epoch of two ranks
 TINY += ["data={name: synthetic, height: 16, width: 16, train_images: 96, val_images: 40}"]
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[START]:
-    """Two ranks of each runtime."""
-    with residents(tmp_path_factory.mktemp("residents")) as start:
-        yield start
 
 
 # Early stopping

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -27,16 +27,9 @@ from hvdkit.runtimes import store
 from hvdkit.runtimes.store import find
 from tests import hygiene
 from tests.conftest import ROOT, Hvdkit
-from tests.launching import MARK, gone_within, marked, nothing_left, wait_until
+from tests.launching import MARK, gone_within, marked, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
-
-
-@pytest.fixture
-def mark() -> Iterator[str]:
-    name = uuid.uuid4().hex
-    with nothing_left(name):
-        yield name
 
 
 SMALL = ["model.name=resnet8", "batch_size=8", "log_every=1", "threads=1"]
@@ -121,9 +114,9 @@ def test_a_rank_that_is_frozen_is_named(framework: str, hung: Any) -> None:
     assert "rank 1 on localhost" in str(error) and "SIGSTOP" in str(error), str(error)
 
 
-@pytest.mark.parametrize("fault", ["killed", "exits", "sleeps"])
-def test_horovodrun_names_the_right_rank_too(fault: str, tmp_path: Path, recipe: Path, mark: str) -> None:
-    error = failed("mxnet", fault, tmp_path, recipe, mark, launcher="horovodrun")
+def test_horovodrun_names_the_rank_that_hangs_too(tmp_path: Path, recipe: Path, mark: str) -> None:
+    """Those that end: tests/test_launch_horovod.py."""
+    error = failed("mxnet", "sleeps", tmp_path, recipe, mark, launcher="horovodrun")
     assert error.rank == 1, str(error)
 
 

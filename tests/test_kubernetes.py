@@ -201,7 +201,7 @@ def requests(draw: st.DrawFn) -> SubmitRequest:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(requests(), st.booleans(), st.text(max_size=40))
 def test_whatever_passes_the_checks_is_a_manifest(pods: SubmitRequest, elastic: bool, word: str) -> None:
     elastic = elastic and pods.kind == "mpijob"

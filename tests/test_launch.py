@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -24,17 +22,9 @@ from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import GRACE_S, AgentCommand, ElasticBounds, prepare
 from hvdkit.launch.supervise import supervise
 from tests import launching
-from tests.launching import SOON_S, exits, gone_within, job, marked, nothing_left, run_plain, wait_until
+from tests.launching import SOON_S, exits, gone_within, job, marked, run_plain, wait_until
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture
-def mark() -> Iterator[str]:
-    """A mark for this test's processes; none of them may be left at its end."""
-    name = uuid.uuid4().hex
-    with nothing_left(name):
-        yield name
 
 
 def failure(folder: Path, script: str, mark: str, np: int = 2) -> RankFailure:

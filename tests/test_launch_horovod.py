@@ -7,8 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS, horovodrun
 from hvdkit.runtimes.store import find
 from tests import launching
-from tests.launching import SOON_S, exits, gone_within, nothing_left, wait_until
+from tests.launching import SOON_S, exits, gone_within, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -32,13 +30,6 @@ assert (hvd.rank(), hvd.size()) == (rank, int(os.environ["HOROVOD_SIZE"]))
 total = hvd.allreduce(hvd.rank() + 1)
 print("sum", total, hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), flush=True)
 """
-
-
-@pytest.fixture
-def mark() -> Iterator[str]:
-    name = uuid.uuid4().hex
-    with nothing_left(name):
-        yield name
 
 
 @pytest.fixture(scope="module")

@@ -293,6 +293,7 @@ def test_all_show_bars_with_the_time_left_in_a_terminal(command: str) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("warm")
 @pytest.mark.timeout(120)
 def test_a_real_run_shows_its_bar_in_a_terminal(tmp_path: Path, recipe: Path) -> None:
     words = ["train", str(recipe), "--framework", "mxnet", "--out", str(tmp_path / "run"), "steps=20", "log_every=1"]

@@ -13,7 +13,6 @@ from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import predict as predicting
 from hvdkit.simulator.calibration import calibrate
 from hvdkit.simulator.settings import Settings
-from hvdkit.tasks import resnet
 from tests.conftest import Hvdkit
 
 pytestmark = pytest.mark.check
@@ -34,13 +33,6 @@ def test_one_rank_is_the_figure_and_all_parameters_are_sent() -> None:
     assert 0.5 * 64 * 2470 < many.images_per_second < 64 * 2470
     # nothing was measured: at least a tenth of doubt
     assert calibrate(found).error_percent >= 10
-
-
-@pytest.mark.parametrize("name", resnet.NAMES)
-def test_every_resnet_has_one(name: str) -> None:
-    found = published.profile(name, 100, 32, "cpu")
-    assert found.device == "cpu"
-    assert len(found.tensors) == len(resnet.architecture(name, 10).parameter_shapes())
 
 
 def test_the_command_and_the_function_write_the_same(inside: Hvdkit, tmp_path: Path) -> None:

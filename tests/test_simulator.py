@@ -50,7 +50,7 @@ def paths(graph: list[TimedTask]) -> float:
 
 
 @given(graphs())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_no_task_before_its_inputs_and_no_resource_used_twice(graph: list[TimedTask]) -> None:
     run = engine.run(graph, 6)
     index = {task.name: number for number, task in enumerate(graph)}
@@ -75,7 +75,7 @@ def makespan(schedule: StepSchedule) -> float:
 
 
 @given(graphs())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_makespan_is_at_least_the_critical_path_and_that_every_bound(graph: list[TimedTask]) -> None:
     run = engine.run(graph, 6)
     bounds = [paths(graph), *(6 * busy for busy in run.busy().values())]
@@ -110,7 +110,7 @@ def lags_of_inputs(graph: list[TimedTask]) -> dict[str, int]:
 
 
 @given(graphs())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_steps_take_at_least_what_each_resource_that_they_wait_for_is_busy(graph: list[TimedTask]) -> None:
     """A resource that the last task does not wait for may take longer: it lags ever further."""
     run, steps = engine.run(graph, 20), engine.run(graph)
@@ -123,7 +123,7 @@ def test_steps_take_at_least_what_each_resource_that_they_wait_for_is_busy(graph
 
 
 @given(graphs(), st.integers(0, 11), st.floats(0, 5))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_longer_task_never_ends_anything_sooner(graph: list[TimedTask], which: int, more: float) -> None:
     tasks = list(graph)
     which %= len(tasks)

@@ -15,8 +15,10 @@ from hvdkit.simulator.predict import predict
 from hvdkit.simulator.settings import Settings
 from hvdkit.tasks import few_samples
 from tests import simulating
-from tests.conftest import FRAMEWORKS, ROOT, Hvdkit
+from tests.conftest import KERAS_THOROUGH, ROOT, Hvdkit
 from tests.launching import framework_job
+
+pytestmark = pytest.mark.long
 
 LARGEST_ERROR = 1e-12
 
@@ -37,9 +39,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("np", (2, pytest.param(3, marks=pytest.mark.thorough)))
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", KERAS_THOROUGH)
 def test_resnet20_computes_in_n_ranks_what_it_computes_in_one(framework: str, np: int, report: Any) -> None:
-    """Loss, each gradient, weight and running statistic, over 20 steps, of which each starts from the same weights."""
+    """Loss, each gradient, weight and running statistic, over 5 steps, of which each starts from the same weights."""
     ranks = [rank["proof"] for rank in report(framework, np)]
     errors = ranks[0]["errors"]
     assert len(errors) > 150 and {"loss", "optimizer.momentum.conv1.weight", "bn1.running_var"} <= errors.keys()
@@ -48,7 +50,7 @@ def test_resnet20_computes_in_n_ranks_what_it_computes_in_one(framework: str, np
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", KERAS_THOROUGH)
 def test_every_kind_of_layer_is_synchronized_with_unequal_batches(framework: str, report: Any) -> None:
     for rank in report(framework, 2):
         far = {name: error for name, error in rank["layers"].items() if not error <= LARGEST_ERROR}
@@ -59,7 +61,7 @@ CLAIMING = {"pytorch": ["torch", "horovod"], "tensorflow": [], "keras": ["own", 
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", KERAS_THOROUGH)
 def test_what_cannot_be_synchronized_is_refused_by_name(framework: str, report: Any) -> None:
     told = dict(report(framework, 2)[0]["refusals"])
     assert told.pop("claims") == CLAIMING[framework]

@@ -31,7 +31,7 @@ from hvdkit.worker.setup import Script, start
 
 WORLD = Group(tuple(range(int(os.environ["HOROVOD_SIZE"]))), int(os.environ["HOROVOD_RANK"]))
 ROOT = Path(__file__).resolve().parents[2]
-STEPS, BATCH = 20, 8
+STEPS, BATCH = 5, 8
 DOCUMENT: dict[str, Any] = {
     "name": "synchronized",
     "model": {"name": "resnet20", "batch_norm": "synchronized"},
