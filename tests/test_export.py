@@ -28,7 +28,7 @@ from hvdkit.launch.placement import Placement
 from hvdkit.results.evaluate import read_evaluation
 from hvdkit.runtimes.store import find
 from hvdkit.tasks import resnet, resnet_onnx
-from tests.conftest import ROOT, Hvdkit, run
+from tests.conftest import ROOT, Hvdkit, rest_thorough, run
 from tests.resuming import rewrite_record
 
 pytestmark = pytest.mark.long
@@ -89,8 +89,9 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("framework", rest_thorough("pytorch", "mxnet"))
 def test_safetensors_hold_the_checkpoints_model_and_serve_as_weights(
-    checkpoint_40: Path, hvdkit: Hvdkit, tmp_path: Path
+    framework: str, checkpoint_40: Path, hvdkit: Hvdkit, tmp_path: Path
 ) -> None:
     done = hvdkit("export", checkpoint_40, "--out", "net.safetensors")
     assert done.returncode == 0 and "written to net.safetensors" in done.stdout, done.stderr
@@ -99,12 +100,11 @@ def test_safetensors_hold_the_checkpoints_model_and_serve_as_weights(
     for name, value in kept.items():
         assert got[name].dtype == value.dtype and np.array_equal(got[name], value), name
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net.safetensors", "resnet.py"]
-    for framework in ("pytorch", "mxnet"):
-        done = hvdkit("evaluate", checkpoint_40, "--framework", framework, "--out", framework)
-        assert done.returncode == 0, done.stderr
-        expected = read_evaluation(tmp_path / framework / "evaluate.json").correct
-        found = rank(framework, tmp_path / "net.safetensors", checkpoint_40, tmp_path / f"{framework}.json")
-        assert found["correct"] == expected > 60
+    done = hvdkit("evaluate", checkpoint_40, "--framework", framework, "--out", "e")
+    assert done.returncode == 0, done.stderr
+    expected = read_evaluation(tmp_path / "e" / "evaluate.json").correct
+    found = rank(framework, tmp_path / "net.safetensors", checkpoint_40, tmp_path / "found.json")
+    assert found["correct"] == expected > 60
 
 
 @pytest.mark.usefixtures("warm")

@@ -45,10 +45,22 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """The pages of the comparison with one round and with several, which are to be read only."""
+    made = {}
+    for rounds in (False, True):
+        folder = Path(shutil.copytree(REAL, tmp_path_factory.mktemp("pages") / "comparison"))
+        if rounds:
+            change(folder, several_rounds)
+        made[rounds] = page.write(folder)[0]
+    return made
+
+
 @pytest.fixture
-def reported(real: Path) -> Path:
-    """The page of the comparison."""
-    return page.write(real)[0]
+def reported(pages: dict[bool, Path], tmp_path: Path) -> Path:
+    """A copy of the page of the comparison."""
+    return Path(shutil.copy(pages[False], tmp_path))
 
 
 def test_the_page_opens_without_errors_or_network_and_every_chart_is_drawn(browser: Browser, reported: Path) -> None:
@@ -132,10 +144,8 @@ CUT = """[...document.querySelectorAll('td, th')].filter(cell => {
 
 @pytest.mark.parametrize("width", [*rest_thorough(390, 768), 1280])
 @pytest.mark.parametrize("rounds", [False, True])
-def test_nothing_is_wider_than_the_screen(browser: Browser, real: Path, rounds: bool, width: int) -> None:
-    if rounds:
-        change(real, several_rounds)
-    opened = browser.open(page.write(real)[0], width=width, height=844)
+def test_nothing_is_wider_than_the_screen(browser: Browser, pages: dict[bool, Path], rounds: bool, width: int) -> None:
+    opened = browser.open(pages[rounds], width=width, height=844)
     opened.run("document.querySelectorAll('details').forEach(each => each.open = true)")
     opened.settle()  # a table in <details> is arranged when they are open
     assert opened.run("document.documentElement.scrollWidth <= innerWidth")
@@ -221,7 +231,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("shift", [0, 4])
+@pytest.mark.parametrize("shift", rest_thorough(0, 4))
 def test_hostile_names_stay_text(shift: int, browser: Browser, tmp_path: Path) -> None:
     """Every text that a report shows is one of them, each framework another, so that all are in all kinds of places."""
     names = (HOSTILE + HOSTILE)[shift:]
@@ -266,13 +276,12 @@ def test_hostile_names_stay_text(shift: int, browser: Browser, tmp_path: Path) -
     assert rows and len(cells.findall(rows[0])) == len(cells.findall(header))
 
 
-def test_rounds_have_intervals_and_ties_are_told(browser: Browser, real: Path) -> None:
-    change(real, several_rounds)
-    opened = browser.open(page.write(real)[0])
+def test_rounds_have_intervals_and_ties_are_told(browser: Browser, pages: dict[bool, Path]) -> None:
+    opened = browser.open(pages[True])
     assert opened.faults() == []
     assert [chart["id"] for chart in opened.run(DRAWN)][:2] == ["chart-speed", "chart-ratios"]
     text = opened.run("document.body.innerText")
-    groups = grouped(collect.read(real).runs)
+    groups = grouped(collect.read(pages[True].parent).runs)
     assert [len(group.runs) for group in groups] == [5] * 12
     for group in groups:
         assert group.speed.low is not None and group.speed.low < group.speed.middle < group.speed.high
