@@ -133,6 +133,7 @@ ORDERED = "order=priority"
 
 
 STAGES = "parallel.pipeline=2"
+INTERLEAVED = ["parallel.schedule=interleaved", "parallel.chunks=2"]
 GPT = ["model={name: gpt, layers: 4, heads: 2, width: 8, context: 4}", "data={name: text}", STAGES]
 
 
@@ -175,7 +176,12 @@ GPT = ["model={name: gpt, layers: 4, heads: 2, width: 8, context: 4}", "data={na
         ([ORDERED, "compression=int8"], "compression: expected none or fp16 with order priority"),
         ([ORDERED, "sync.every=2"], "sync: expected none with order priority"),
         ([ORDERED, "allreduce=central"], "allreduce: expected ring with order priority"),
-        ([STAGES], "model.name: expected a GPT with a model that is divided over ranks"),
+        (["parallel.tensor=2", "average_weights.decay=0.9"], "average_weights: expected null with a model that is"),
+        (
+            [STAGES, f"loss.class_weights={[1] * 10}"],
+            "loss.class_weights: expected none with a model that is divided over",
+        ),
+        ([STAGES, "batch_size=4"], "batch_size: expected 2 samples or more a microbatch, which batch norm sees, got 4"),
         ([*GPT, SHARDED], "sharding: expected none with a model that is divided over ranks"),
         ([*GPT, "sync.every=2"], "sync: expected none with a model that is divided over ranks"),
         ([*GPT, "elastic={max_np: 2}"], "elastic: expected null with a model that is divided over ranks"),
@@ -186,7 +192,11 @@ GPT = ["model={name: gpt, layers: 4, heads: 2, width: 8, context: 4}", "data={na
             "batch_size: expected a multiple of parallel.microbatches, 4, got 9",
         ),
         ([*GPT, "batch_size=11"], "batch_size: expected a number of samples with a divisor from 2 to 8, of microb"),
-        ([*GPT, "parallel.schedule=interleaved"], "parallel.schedule: expected gpipe or 1f1b, got interleaved"),
+        ([*GPT, "parallel.schedule=interleaved"], "parallel: expected chunks of 2 or more where schedule is inter"),
+        ([*GPT, "parallel.chunks=2"], "where schedule is interleaved, and 1 elsewhere, got 2 and 1f1b"),
+        ([*GPT, *INTERLEAVED, "parallel.microbatches=3"], "parallel: expected a multiple of pipeline, 2, of microb"),
+        ([*GPT, *INTERLEAVED, "batch_size=9"], "with a divisor from 2 to 8 that is a multiple of 2, of microbatches"),
+        ([*GPT, *INTERLEAVED, "parallel.split=[2, 2]"], "expected 4 numbers of blocks in split, one a stage and chu"),
         ([*GPT, "parallel.microbatches=1"], "expected at least as many microbatches as pipeline has stages, got 1 and"),
         (
             [*GPT, "parallel.split=[1, 2, 1]"],

@@ -15,7 +15,8 @@ from tests.resuming import kill_ranks, under_way
 FRAMEWORKS = tuple(name for name, own in CAPABILITIES.items() if "pipeline" in own)
 COMPILED = ("tensorflow", "keras")
 MESHES = ("gpipe 2", "1f1b 2", "gpipe 4", "1f1b 4")
-CASES = (*MESHES, "1f1b in parts", "planted", "overflow")
+CHUNKS = ("interleaved 2", "interleaved 4", "interleaved in parts")
+CASES = (*MESHES, "1f1b in parts", *CHUNKS, "planted", "overflow")
 
 
 def each(*cases: str) -> list[Any]:
@@ -54,6 +55,19 @@ def test_stages_compute_what_the_whole_model_computes(framework: str, case: str,
     activation = 8 * 8 // 4 * 8 * 16  # bytes of float64: samples of a microbatch × context × width
     averaged = ranks[0]["bytes"][0]["parameters"] if stages == 2 else 0  # a ring of two sends as much
     assert ranks[0]["sent"] == 4 * activation + 8 * 37 * 16 + averaged
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("case", CHUNKS)
+def test_stages_of_two_chunks_compute_what_the_whole_model_computes(case: str, report: Any) -> None:
+    """On two data ranks × two stages, on four stages, and on two stages × two parts of their layers."""
+    for number, rank in enumerate(report("pytorch", case)):
+        assert not far(rank["gradients"]) and not far(rank["weights"]) and len(rank["weights"]) > 180
+        assert not far(rank["free"], 1e-9) and rank["evaluation"] < 1e-10
+        assert rank["loaded"] and rank["digest"][0] == rank["digest"][1]
+        blocks = {int(name.split(".")[2]) for name in rank["names"] if name.startswith("transformer.h.")}
+        if case == "interleaved 2":
+            assert blocks == ({0, 2} if number < 2 else {1, 3, 4}), "blocks that are not neighbors"
 
 
 MEAN = "after optimizer.exp_avg.transformer"  # AdamW divides the norm out of its update

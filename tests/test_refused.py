@@ -35,6 +35,7 @@ pytestmark = pytest.mark.check
 OUT = ("--out", "runs/mine")
 DIGITS = ("resnet20-digits", *OUT)
 TEXT, STAGES = ("gpt-tiny", *OUT), "parallel.pipeline=2"
+CHUNKS = ("parallel.schedule=interleaved", "parallel.chunks=3")
 FOLDER = ("resnet50-imagenet", *OUT, "batch_size=2", "model.classes=3", "data.size=32", "data.resize=36")
 PREDICT, ADVISE = ("profile.json", "--cluster", "v100-nvlink-ib", "-n", 2, *OUT), ("profile.json", *OUT)
 Words = tuple[object, ...]
@@ -68,6 +69,7 @@ REQUESTS: list[tuple[str, Words, Words, str, Words]] = [
     ("train", TEXT, ("-np", 2, "parallel.data=3"), "expected -np 3, which is 3 (data) × 1 (pipeline) × 1 (t", ()),
     ("train", TEXT, ("-np", 5, "batch_size=5", "parallel.pipeline=5"), "pipeline: expected at most 4 stages, as", ()),
     ("train", TEXT, ("-np", 2, STAGES, "parallel.split=[2, 1]"), "parallel.split: expected 4 blocks together", ()),
+    ("train", TEXT, ("-np", 2, STAGES, *CHUNKS), "parallel.chunks: expected at most 4 chunks in all stages, as", ()),
     ("train", TEXT, ("-np", 2, STAGES, "--framework", "mxnet"), "parallel.pipeline: mxnet does not train stages o", ()),
     ("train", TEXT, ("-np", 3, "parallel.tensor=3"), "parallel.tensor: expected a divisor of model.heads 4, and", ()),
     ("train", TEXT, ("-np", 2, STAGES, "--rival", "plain"), "--rival plain: does not divide models over ranks", ()),

@@ -32,6 +32,10 @@ MEANINGS = {
     "shard-parameters": "trains with `sharding: parameters`",
     "order": "trains with `order: priority` on a CPU",
     "pipeline": "trains stages of a model with `parallel.pipeline` on a CPU",
+    "pipeline-resnet": "trains stages of a ResNet",
+    "tensor-resnet": "trains parts of a ResNet's blocks",
+    "pipeline-own": "trains stages of a model of the user's own, whose `blocks` say what they are",
+    "interleaved": "trains stages of several chunks, with `parallel.schedule: interleaved`",
     "tensor": "trains parts of layers with `parallel.tensor` on a CPU",
     "recompute": "computes activations again in backward where the recipe says `recompute: true`",
     "float16": "reduces float16 tensors",
@@ -53,7 +57,8 @@ _MODERN = _PRECISIONS | {"gpu", "exact-sums", "recompute", "shard-gradients"}
 CAPABILITIES: dict[str, frozenset[str]] = {
     "pytorch": _MODERN
     | _REDUCED
-    | {"scalars", "empty", "layer-times", "own-profile", "shard-parameters", "order", "pipeline", "tensor"},
+    | {"scalars", "empty", "layer-times", "own-profile", "shard-parameters", "order", "pipeline", "tensor"}
+    | {"pipeline-resnet", "pipeline-own", "interleaved", "tensor-resnet"},
     "tensorflow": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times", "pipeline", "tensor"},
     "keras": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times", "pipeline", "tensor"},
     "mxnet": _REDUCED | {"gpu", "fp64", "int8", "uint8", "order", "tensor"},
@@ -125,7 +130,12 @@ _LACKING = {
 }
 
 # What of a model a rank trains along the axes of `parallel` that divide it.
-DIVIDED = {"pipeline": "stages of a model", "tensor": "parts of layers"}
+DIVIDED = {"pipeline": "stages", "tensor": "parts"}
+_KINDS = {
+    "language_modeling": ("", "a GPT"),
+    "image_classification": ("-resnet", "a ResNet"),
+    "own": ("-own", "a model of one's own"),
+}
 
 # By device: what was chosen, how, and why.
 CHOSEN: dict[str, _Chosen] = {
@@ -171,9 +181,14 @@ def unsupported(framework: str, capabilities: frozenset[str], recipe: Recipe, de
         lines.append(f"recompute: {framework} cannot compute activations again in backward; expected false")
     if recipe.order == "priority" and ("order" not in capabilities or device != "cpu"):
         lines.append(f"order: {framework} cannot update layers one by one on a {device}; expected none")
-    for axis, parts in DIVIDED.items():
-        if getattr(recipe.parallel, axis) > 1 and (axis not in capabilities or device != "cpu"):
-            lines.append(f"parallel.{axis}: {framework} does not train {parts} on a {device} yet; expected 1")
+    for axis, parts in DIVIDED.items() if recipe.parallel.divides else ():
+        kind, model = _KINDS[recipe.model.TASK]
+        if getattr(recipe.parallel, axis) > 1 and (axis + kind not in capabilities or device != "cpu"):
+            lines.append(
+                f"parallel.{axis}: {framework} does not train {parts} of {model} on a {device} yet; expected 1"
+            )
+    if recipe.parallel.chunks > 1 and "interleaved" not in capabilities:
+        lines.append(f"parallel.schedule: {framework} does not train stages of several chunks yet; expected 1f1b")
     stages = [stage for stage, reason in _LACKING.items() if not reason or f"shard-{stage}" in capabilities]
     if recipe.sharding not in stages:
         why = f"{framework} cannot shard {recipe.sharding}, as {_LACKING[recipe.sharding]}"

@@ -20,7 +20,7 @@ from hvdkit.core.step_plan import StepPlan
 from hvdkit.errors import RequestError
 from hvdkit.heartbeat import NOTED
 from hvdkit.launch.slots import fill
-from hvdkit.recipe import schema
+from hvdkit.recipe import parallel, schema
 from hvdkit.recipe.schema import ImageFolder, Model, Recipe, flat
 from hvdkit.results.dry_run import DryRun, PlannedRank, PlannedRun
 from hvdkit.results.memory import Parts
@@ -139,9 +139,11 @@ def _stages(plan: Plan) -> list[PlannedStage] | None:
 
 
 def _memory(plan: Plan) -> Parts | None:
-    """What the rank with the most keeps; None where only the script knows the model."""
+    """What the rank with the most keeps; None where only the script knows the model, and with several chunks."""
     recipe, shape = plan.recipe, plan.samples.shape if plan.samples else None
     ranks = data_ranks(plan.recipe, plan.np, plan.rival)
+    if recipe.parallel.chunks > 1 or (recipe.model.TASK == "own" and recipe.parallel.divides):
+        return None
     parts = memory.parts(recipe, shape, plan.framework, _on_gpus(plan), ranks, recipe.sharding)
     return parts if parts.parameters else None
 
@@ -174,7 +176,12 @@ def _too_large(plan: Plan, needs: Parts | None) -> list[str]:
 def _few_samples(plan: Plan) -> list[str]:
     """A line if batch norms see few samples on each of the ranks that train together."""
     model, ranks = plan.recipe.model, data_ranks(plan.recipe, plan.np, plan.rival)
-    return few_samples.warning(model.name, model.batch_norm, plan.recipe.batch_size, ranks)
+    axes, samples = plan.recipe.parallel, plan.recipe.batch_size
+    if axes.pipeline == 1 or plan.rival is not None:
+        return few_samples.warning(model.name, model.batch_norm, samples, ranks)
+    parts = parallel.microbatches_of(axes, samples)
+    lines = few_samples.warning(model.name, model.batch_norm, samples // parts, max(2, ranks))
+    return [f"{line}, or fewer parallel.microbatches" for line in lines]
 
 
 def _images(plan: Plan) -> list[str]:

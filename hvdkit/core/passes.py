@@ -1,8 +1,15 @@
-"""What a framework gives of a stage of a pipeline: its forward pass, and backward from a gradient of its outputs."""
+"""What a framework gives of a stage of a pipeline: its forward pass, and backward from a gradient of its outputs.
+
+And, of a model of the user's own, the stages themselves.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from hvdkit.core.tensors import Scalar, Tensor
 
@@ -34,3 +41,20 @@ class Stage(ABC):
     @abstractmethod
     def evaluate(self, inputs: Tensor, targets: Tensor | None) -> Tensor:
         """The outputs in evaluation mode; where there are targets, each one's cross-entropy without smoothing."""
+
+
+class Chain(ABC):
+    """A model of the user's own as a chain of `blocks`, which are called one after the other."""
+
+    blocks: Sequence[Any]
+
+    @abstractmethod
+    def check(self, inputs: Sequence[np.ndarray]) -> list[int]:
+        """The work of each block for a batch, the same on all ranks.
+
+        Raises RequestError unless the blocks compute what the model computes of it, in evaluation mode.
+        """
+
+    @abstractmethod
+    def chunk(self, start: int, stop: int) -> Any:
+        """The blocks from `start` up to `stop` as a model of their own, whose tensors keep their names."""

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hvdkit.core import trace_events
+from hvdkit.core.chunks import Chunks
 from hvdkit.core.schedules import actions
 from hvdkit.core.tensors import Scalar, Tensor
-from hvdkit.data.dataset import Batch, PooledBatch, mapped
+from hvdkit.data.dataset import Batch, Inputs, PooledBatch, arguments, mapped
 from hvdkit.errors import RunError
 
 if TYPE_CHECKING:
@@ -31,11 +32,21 @@ _MOST_AXES = 6
 
 
 class Plan(NamedTuple):
-    """How a model in stages is trained: batches are divided into `microbatches` each, and go by a `schedule`."""
+    """How a model in stages of `chunks` each is trained: batches are divided into `microbatches` each, and go by a
+    `schedule`."""
 
     mesh: Mesh
     schedule: str
     microbatches: int
+    chunks: int = 1
+
+
+class _Link(NamedTuple):
+    """Where a chunk ends and the next one begins, which rank `other` has; `number` counts along the chain."""
+
+    number: int
+    group: Group
+    other: int
 
 
 class Pipeline:
@@ -48,10 +59,21 @@ class Pipeline:
 
     def __init__(self, adapter: Adapter, trainable: Trainable, plan: Plan, shared: Sequence[str] = ()) -> None:
         mesh = plan.mesh
-        self._adapter, self._trainable, self._stage = adapter, trainable, adapter.stage(trainable)
-        self._stages, self._before, self._after, self._ends = mesh.pipeline, mesh.before, mesh.after, mesh.ends
-        self._plan, self._shared = plan, list(shared)
-        self._layouts: dict[tuple[Group, tuple[int, ...]], tuple[tuple[int, ...], str]] = {}
+        stages = self._stages = mesh.pipeline
+        self._adapter, self._trainable, self._ends, self._plan = adapter, trainable, mesh.ends, plan
+        chunks = trainable.parts if isinstance(trainable, Chunks) else [trainable]
+        self._chunks = [adapter.stage(chunk) for chunk in chunks]
+        numbers = range(stages.index, stages.size * plan.chunks, stages.size)
+        before, after = mesh.before or mesh.ends, mesh.after or mesh.ends
+        assert before and after
+        earlier, later = stages.ranks[stages.index - 1], stages.ranks[(stages.index + 1) % stages.size]
+        self._before = [_Link(number, before, earlier) if number else None for number in numbers]
+        last = stages.size * plan.chunks - 1
+        self._after = [_Link(number + 1, after, later) if number < last else None for number in numbers]
+        self._end = _Link(last + 1, stages, stages.ranks[-1])
+        self._shared = list(shared)
+        self._layouts: dict[object, tuple[tuple[int, ...], str]] = {}
+        self._sent: list[Pending] = []
         self.bytes_per_step = 0.0
         self.busy: list[float] = []
 
@@ -66,58 +88,54 @@ class Pipeline:
 
         Returns the mean loss, None but on the last stage, and the number of microbatches. Collective over the pipeline.
         """
-        microbatches = [part for batch in batches for part in divided(batch, self._plan.microbatches)]
-        alive: dict[int, Passed] = {}
-        received: dict[int, Tensor] = {}
+        plan, stages = self._plan, self._stages
+        microbatches = [part for batch in batches for part in divided(batch, plan.microbatches)]
+        alive: dict[tuple[int, int], Passed] = {}
+        received: dict[tuple[int, int], Tensor] = {}
         losses: list[Tensor] = []
-        sent: list[Pending] = []
         self.bytes_per_step = 0.0
-        busy, before = 0, perf_counter_ns()
-        for kind, number in actions(self._plan.schedule, self._stages.index, self._stages.size, len(microbatches)):
-            batch = microbatches[number]
+        busy, before_ns = 0, perf_counter_ns()
+        for kind, number, chunk in actions(plan.schedule, stages.index, stages.size, len(microbatches), plan.chunks):
+            batch, of, before, after = microbatches[number], (number, chunk), self._before[chunk], self._after[chunk]
             if kind == "receive activation":
-                assert self._before
-                received[number] = self._receive(self._before, batch, f"activation.{number}")
+                assert before
+                received[of] = self._receive(before, batch, f"activation.{number}")
             elif kind == "forward":
-                passed = alive[number] = self._forward(batch, to_device, received.pop(number, None))
-                if self._after is None:
+                passed = alive[of] = self._forward(batch, to_device, received.pop(of, None), chunk)
+                if after is None:
                     losses.append(passed.outputs)
             elif kind == "send activation":
-                assert self._after
-                tensor = alive[number].outputs
-                sent.append(self._send(self._after, tensor, batch, f"activation.{number}"))
-                self.bytes_per_step += self._bytes(tensor)
+                assert after
+                self.bytes_per_step += self._send(after, alive[of].outputs, batch, f"activation.{number}")
             elif kind == "receive gradient":
-                assert self._after
-                received[number] = self._receive(self._after, batch, f"gradient.{number}")
+                assert after
+                received[of] = self._receive(after, batch, f"gradient.{number}")
             elif kind == "backward":
-                gradient = scale if self._after is None else received.pop(number)
-                of_inputs, gradients = alive.pop(number).backward(gradient)
+                gradient = scale if after is None else received.pop(of)
+                of_inputs, gradients = alive.pop(of).backward(gradient)
                 add(gradients)
                 if of_inputs is not None:
-                    received[number] = of_inputs
+                    received[of] = of_inputs
             else:
-                assert self._before
-                tensor = received.pop(number)
-                sent.append(self._send(self._before, tensor, batch, f"gradient.{number}"))
-                self.bytes_per_step += self._bytes(tensor)
+                assert before
+                self.bytes_per_step += self._send(before, received.pop(of), batch, f"gradient.{number}")
             now = perf_counter_ns()
-            trace_events.note(f"{trace_events.ACTION}{kind}:{number}:0", now)
-            busy += now - before if kind in ("forward", "backward") else 0
-            before = now
-        for pending in sent:
-            pending()
+            trace_events.note(f"{trace_events.ACTION}{kind}:{number}:{chunk}", now)
+            busy += now - before_ns if kind in ("forward", "backward") else 0
+            before_ns = now
+        self._settle()
         trace_events.mark(trace_events.DELIVERED)
         self.busy.append(busy / 1e9)
         loss = sum(losses[1:], losses[0]) / len(losses) if losses else None
         return loss, len(microbatches)
 
     def _forward(
-        self, batch: Batch, to_device: Callable[[Batch], tuple[Tensor, Tensor]], received: Tensor | None
+        self, batch: Batch, to_device: Callable[[Batch], tuple[Tensor, Tensor]], received: Tensor | None, chunk: int
     ) -> Passed:
-        samples, targets = to_device(batch)
+        is_last = self._after[chunk] is None
+        samples, targets = to_device(batch) if received is None or is_last else (None, None)
         inputs = samples if received is None else received
-        return self._stage.forward(inputs, targets if self._after is None else None, received is not None)
+        return self._chunks[chunk].forward(inputs, targets if is_last else None, received is not None)
 
     def share(self, sums: Mapping[str, Tensor]) -> None:
         """Add up, in place, the gradients of what both ends of the pipeline have."""
@@ -131,17 +149,27 @@ class Pipeline:
 
     def losses(self, batch: Batch) -> np.ndarray:
         """As `Trainable.losses`, on all ranks of the pipeline; collective."""
-        inputs, targets = self._trainable.inputs(batch)
-        if self._before is not None:
-            inputs = self._receive(self._before, batch, "evaluation")
-        is_last = self._after is None
-        outputs = self._stage.evaluate(inputs, targets if is_last else None)
-        if self._after is not None:
-            self._send(self._after, outputs, batch, "evaluation")()
-            parameter = next(iter(self._trainable.parameters.values()))
-            outputs = self._adapter.from_numpy(np.zeros(batch.targets.shape, self._adapter.dtype(parameter)))
-        found = self._adapter.broadcast(outputs, self._stages, self._stages.ranks[-1], "pipeline.losses")
-        return self._adapter.to_numpy(found)
+        return self._evaluated(batch, losses=True)
+
+    def predict(self, inputs: Inputs) -> np.ndarray:
+        """As `Trainable.predict`, on all ranks of the pipeline; collective."""
+        return self._evaluated(Batch(inputs, np.zeros(len(arguments(inputs)[0]))), losses=False)
+
+    def _evaluated(self, batch: Batch, losses: bool) -> np.ndarray:
+        """What the last stage returns in evaluation mode: `losses` or outputs."""
+        for stage, before, after in zip(self._chunks, self._before, self._after, strict=True):
+            inputs, targets = self._trainable.inputs(batch) if before is None or after is None else (None, None)
+            if before is not None:
+                inputs = self._receive(before, batch, "evaluation")
+            outputs = stage.evaluate(inputs, targets if losses and after is None else None)
+            if after is not None:
+                self._send(after, outputs, batch, "evaluation")
+        if self._after[-1] is None:
+            self._send(self._end, outputs, batch, f"evaluated.{losses}")
+        else:
+            outputs = self._receive(self._end, batch, f"evaluated.{losses}")
+        self._settle()
+        return self._adapter.to_numpy(outputs)
 
     def from_last(self, values: Sequence[float]) -> list[float]:
         """The last stage's numbers, on all ranks of the pipeline, which pass as many; collective."""
@@ -151,38 +179,60 @@ class Pipeline:
 
     # Messages
 
-    def _send(self, pair: Group, tensor: Tensor, batch: Batch, name: str) -> Pending:
-        agreed, shape = self._layout(pair, batch, tensor)[0], tuple(int(size) for size in tensor.shape)
-        if shape != agreed:
-            other = pair.ranks[1 - pair.index]
-            raise RunError(f"pipeline.{name}: rank {other} expects {list(agreed)} of this stage, got {list(shape)}")
-        return self._adapter.start_broadcast(tensor, pair, pair.ranks[pair.index], f"pipeline.{name}")
-
-    def _receive(self, pair: Group, batch: Batch, name: str) -> Tensor:
-        """What the other rank of the pair has sent, in a tensor of its own: backward needs it unchanged."""
-        shape, dtype = self._layout(pair, batch)
-        empty = self._adapter.from_numpy(np.zeros(shape, dtype))
-        received: Tensor = self._adapter.start_broadcast(empty, pair, pair.ranks[1 - pair.index], f"pipeline.{name}")()
-        return received
-
-    def _layout(self, pair: Group, batch: Batch, tensor: Tensor = None) -> tuple[tuple[int, ...], str]:
-        """Shape and dtype of what goes between two stages for a batch like this, both ways.
-
-        For the first such batch the earlier stage tells the later one.
-        """
-        key = (pair, batch.targets.shape)
-        if key not in self._layouts:
+    def _send(self, link: _Link, tensor: Tensor, batch: Batch, name: str) -> float:
+        """Start to send a tensor, until `_settle`; returns its bytes. Raises RunError for a shape that the other rank
+        does not expect."""
+        key, shape = _kind_of(link, batch, name), tuple(int(size) for size in tensor.shape)
+        if key not in self._layouts:  # the others do not know it yet
+            kind = self._adapter.dtype(tensor)
+            self._layouts[key] = shape, kind
             told = np.zeros(2 + _MOST_AXES, np.int64)
-            if tensor is not None:
-                shape = tuple(int(size) for size in tensor.shape)
-                told[: 2 + len(shape)] = _DTYPES.index(self._adapter.dtype(tensor)), len(shape), *shape
-            heard = self._adapter.broadcast(self._adapter.from_numpy(told), pair, pair.root, "pipeline.layout")
-            dtype, axes, *sizes = self._adapter.to_numpy(heard).tolist()
-            self._layouts[key] = tuple(sizes[:axes]), _DTYPES[dtype]
-        return self._layouts[key]
+            told[: 2 + len(shape)] = _DTYPES.index(kind), len(shape), *shape
+            self._start(link, self._adapter.from_numpy(told), f"{name}.layout")
+        if shape != (agreed := self._layouts[key][0]):
+            told_by = f"rank {link.other} expects {list(agreed)} of this stage"
+            raise RunError(f"pipeline.{name}: {told_by}, got {list(shape)}")
+        self._start(link, tensor, name)
+        return self._bytes(tensor)
+
+    def _start(self, link: _Link, tensor: Tensor, name: str) -> None:
+        own = self._stages.ranks[self._stages.index]
+        self._sent.append(self._adapter.start_broadcast(tensor, link.group, own, f"pipeline.{link.number}.{name}"))
+
+    def _settle(self) -> None:
+        """Wait until all that was sent has come."""
+        for pending in self._sent:
+            pending()
+        self._sent.clear()
+
+    def _receive(self, link: _Link, batch: Batch, name: str) -> Tensor:
+        """What the other rank of a link sends, in a tensor of its own: backward needs it unchanged.
+
+        For the first such batch it sends shape and dtype before, which gradients share with activations.
+        """
+        key = _kind_of(link, batch, name)
+        if key not in self._layouts:
+            told = self._received(link, np.zeros(2 + _MOST_AXES, np.int64), f"{name}.layout")
+            number, axes, *sizes = self._adapter.to_numpy(told).tolist()
+            self._layouts[key] = tuple(sizes[:axes]), _DTYPES[number]
+        shape, dtype = self._layouts[key]
+        return self._received(link, np.zeros(shape, dtype), name)
+
+    def _received(self, link: _Link, like: np.ndarray, name: str) -> Tensor:
+        empty, where = self._adapter.from_numpy(like), f"pipeline.{link.number}.{name}"
+        received: Tensor = self._adapter.start_broadcast(empty, link.group, link.other, where)()
+        return received
 
     def _bytes(self, tensor: Tensor) -> float:
         return float(np.prod(tuple(tensor.shape)) * np.dtype(self._adapter.dtype(tensor)).itemsize)
+
+
+def _kind_of(link: _Link, batch: Batch, name: str) -> object:
+    """What goes over a link in one layout, whatever the microbatch."""
+    what = name if name.startswith("evaluated") else ""
+    if isinstance(batch, PooledBatch):  # whose arrays are made when they are read
+        return link.number, what, len(batch.indices), batch.pool.inputs.shape[1:]
+    return link.number, what, batch.targets.shape, *(array.shape for array in arguments(batch.inputs))
 
 
 def divided(batch: Batch, parts: int) -> Iterator[Batch]:

@@ -22,7 +22,7 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss
 
 if TYPE_CHECKING:
-    from hvdkit.core.passes import Stage
+    from hvdkit.core.passes import Chain, Stage
     from hvdkit.core.trainable import Trainable
     from hvdkit.results.bus import Carried
     from hvdkit.results.recording import Kind
@@ -195,6 +195,13 @@ class Adapter(Tensors):
     def stage(self, trainable: Trainable) -> Stage:
         """The passes of a model that is a stage of a pipeline. Raises RequestError where the framework has none."""
         raise RequestError(f"parallel.pipeline: {self.NAME} does not train stages of a model yet; expected 1")
+
+    def chain(self, model: Model, blocks: Sequence[Any] | None) -> Chain:
+        """A model of the user's own as a chain of its `blocks`, or of what the framework says they are.
+
+        Raises RequestError where the framework has none, and unless each of the model's tensors is in one block.
+        """
+        raise RequestError(f"parallel.pipeline: {self.NAME} does not train stages of such a model yet; expected 1")
 
     def enter_parts(self, tensor: Tensor, group: Group, name: str) -> Tensor:
         """The tensor, the same on all ranks of a group, as what this rank's part of a layer takes.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvdkit.core.pieces import Partition, Piece, bytes_of, whole_tensors
+from hvdkit.core.pieces import Piece, bytes_of
 from hvdkit.core.seam import Adapter, AnyLoss, Model
 from hvdkit.core.state import digest
 from hvdkit.core.stateful import Stateful
@@ -57,7 +57,7 @@ class Session(Stateful):
     nothing, and of a pipeline it has this rank's stage. With `digests`, `initial_sha256` is the digest
     (`core.state.digest`) of what this rank starts from.
     `pieces` are those of the parameters of which the model has only this rank's part; its whole state is collective.
-    With a `plan` the model is this rank's stage of a pipeline.
+    With a `plan` the model is this rank's stage of a pipeline; of several chunks, a list of them.
     Raises RequestError for a model that cannot be trained, for example because two variables share a name.
     """
 
@@ -82,7 +82,12 @@ class Session(Stateful):
 
             self.counting = Counting(adapter, adapter.cross_entropy(loss) if isinstance(loss, Loss) else loss, targets)
         self.custom_loss = None if isinstance(loss, Loss) else self.counting
-        self.trainable = adapter.bind(model, self.counting or loss, precision)
+        if plan is not None and plan.chunks > 1:
+            from hvdkit.core.chunks import Chunks  # most models are in one piece
+
+            self.trainable = Chunks([adapter.bind(chunk, self.counting or loss, precision) for chunk in model])
+        else:
+            self.trainable = adapter.bind(model, self.counting or loss, precision)
         self.trainable.used_by(self)
         if not self.trainable.parameters:
             raise RequestError(
@@ -92,17 +97,20 @@ class Session(Stateful):
         self.pieces, self.stages = dict(pieces or {}), plan and plan.mesh.pipeline
         held = self.held()
         stored = held.stored
-        if pieces:
+        if pieces or plan:
             from hvdkit.core.slices import check_pieces  # most models are whole
 
-            check_pieces(stored)
+            self.buffer_pieces = self.as_pieces(self.trainable.buffers, self.stages, "buffers")
+            check_pieces(stored, self.stored_buffers())
         self.shapes = {name: self._turned_shape(held.shapes[name]) for name in sorted(held.shapes)}
         self.dtype = held.dtypes[next(iter(self.shapes))]
-        entries = [stored, whole_tensors(adapter, self.trainable.buffers)]
         if initial is not None and (state := initial()):
-            own = Partition(adapter, self.trainable.parameters, self.pieces)  # of a pipeline, this stage's alone
-            self._load_all([own.stored, entries[1]], state)
-            del own, state
+            both = self.trainable.parameters, self.trainable.buffers
+            self._load_all(
+                [self.as_pieces(own, None).stored for own in both], state
+            )  # of a pipeline, this stage's alone
+            del both, state
+        entries = [stored, self.stored_buffers()]
         # Before a strategy divides parameters further: what a rank has of its own model.
         named = ((name, self.array(tensor)) for name, tensor in self._sorted(entries))
         self.initial_sha256 = digest(named) if digests else None
@@ -186,8 +194,11 @@ class Session(Stateful):
         return loss, gradients
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
-        """The model's outputs in the parameters' dtype for inputs (n, …), in evaluation mode."""
-        return self.trainable.predict(inputs)
+        """The model's outputs in the parameters' dtype for inputs (n, …), in evaluation mode.
+
+        On all stages of a pipeline, and collective over them.
+        """
+        return self.trainable.predict(inputs) if self.pipeline is None else self.pipeline.predict(inputs)
 
     def losses(self, batch: Batch) -> np.ndarray:
         """As `Trainable.losses`, on all stages of a pipeline; collective over them."""

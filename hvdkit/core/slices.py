@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hvdkit.core.pieces import Part, Piece, Shape, StateEntry, shape_of
 from hvdkit.errors import RequestError
 from hvdkit.tasks.parts import Cut, bounds
+from hvdkit.tasks.task import state_shapes
 
 if TYPE_CHECKING:
     from hvdkit.core.group import Group
@@ -30,19 +31,23 @@ def sliced(name: str, shape: Shape, cut: Cut, group: Group) -> Piece:
 
 
 def pieces_of(table: Architecture, group: Group) -> dict[str, Piece]:
-    """This rank's pieces of the parameters that tensor parallelism divides over a group; none over one rank.
+    """This rank's pieces of the parameters and running statistics that are divided over a tensor group; none over one
+    rank.
 
     Raises RequestError if one cannot be cut as the table says.
     """
     if group.size == 1:
         return {}
-    shapes = table.parameter_shapes()
+    shapes = state_shapes(table)
     return {name: sliced(name, shapes[name], cut, group) for name, cut in table.cuts().items()}
 
 
-def check_pieces(entry: StateEntry) -> None:
+def check_pieces(*entries: StateEntry) -> None:
     """Raise RequestError unless each tensor has the shape of its piece."""
-    for name, piece in entry.partition.pieces.items():
-        got = shape_of(entry.tensors[name]) if name in entry.tensors else "none"
-        if got != piece.local_shape:
-            raise RequestError(f"model: {name}: expected this rank's part, of the shape {piece.local_shape}, got {got}")
+    for entry in entries:
+        for name, piece in entry.partition.pieces.items():
+            got = shape_of(entry.tensors[name]) if name in entry.tensors else "none"
+            if got != piece.local_shape:
+                raise RequestError(
+                    f"model: {name}: expected this rank's part, of the shape {piece.local_shape}, got {got}"
+                )

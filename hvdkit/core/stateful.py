@@ -43,14 +43,20 @@ class Stateful:
     shapes: dict[str, Shape]
     pieces: Mapping[str, Piece] = MappingProxyType({})
     stages: Group | None = None
+    buffer_pieces: Partition | None = None  # of a model that is divided over ranks
 
     def held(self) -> Partition:
         """The parameters as pieces: whole tensors, or what this rank has of its model; collective over a pipeline."""
-        if self.stages is None:
-            return Partition(self.adapter, self.trainable.parameters, self.pieces)
+        return self.as_pieces(self.trainable.parameters, self.stages)
+
+    def as_pieces(self, tensors: Mapping[str, Tensor], stages: Group | None, label: str = "pieces") -> Partition:
+        """Parameters or buffers of this rank as pieces of those of a pipeline, or of its stage alone."""
+        pieces = {name: piece for name, piece in self.pieces.items() if name in tensors}
+        if stages is None:
+            return Partition(self.adapter, tensors, pieces, label)
         from hvdkit.core.stages import Stages  # most models are in one piece
 
-        return Stages(self.adapter, self.trainable.parameters, self.stages, self.pieces)
+        return Stages(self.adapter, tensors, stages, pieces, label)
 
     def complete(self) -> None:
         """Make the updates that a strategy has left to the next forward pass; collective, as `state` is with them."""
@@ -104,7 +110,13 @@ class Stateful:
         return heapq.merge(*gathered, key=lambda item: item[0])
 
     def _model_entries(self) -> list[StateEntry]:
-        return [self.update.partition.stored, whole_tensors(self.adapter, self.trainable.buffers)]
+        return [self.update.partition.stored, self.stored_buffers()]
+
+    def stored_buffers(self) -> StateEntry:
+        """The buffers, as pieces of those of a model that is divided over ranks."""
+        if self.buffer_pieces is None:
+            return whole_tensors(self.adapter, self.trainable.buffers)
+        return StateEntry(self.buffer_pieces, self.trainable.buffers)
 
     def _entries(self) -> list[StateEntry]:
         return [*self._model_entries(), *self.update.entries()]
@@ -156,7 +168,9 @@ class Stateful:
         """
         self.complete()
         root = group.root if root_rank is None else root_rank
-        entries, numbers = [whole_tensors(self.adapter, self.trainable.transient)], self.update.numbers()
+        same = self.stages is None or found is None  # a group of one stage, or all have the same model
+        unsaved = self.trainable.transient if same else {}
+        entries, numbers = [whole_tensors(self.adapter, unsaved)], self.update.numbers()
         if found is None:
             entries += self._entries()
         else:

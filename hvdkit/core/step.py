@@ -109,9 +109,9 @@ class Step:
 
     def add(self, gradients: Mapping[str, Tensor]) -> None:
         """Add a microbatch's gradients to the sums; where ranks keep shares, this rank's share of their means."""
-        gradients = self._to_sum(gradients)
-        for name, total in self.sums.items():
-            self._adapter.assign(total, total + gradients[name])
+        for name, gradient in self._to_sum(gradients).items():  # of a pipeline, those of a chunk
+            total = self.sums[name]
+            self._adapter.assign(total, total + gradient)
 
     def finish(self, gradients: Mapping[str, Tensor] | None, count: Scalar | None = None) -> None:
         """Average and update by one microbatch's gradients; with `count`, by the mean of so many.

@@ -189,7 +189,7 @@ def merge_buffers(run: Loop) -> None:
     if run.mesh.data.size > 1:
         from hvdkit.handlers import merging
 
-        run.warn(merging.merge_buffers(run.session, run.mesh.data))
+        run.warn(merging.merge_of_mesh(run.session, run.mesh))
 
 
 class Log(Handler):

@@ -41,7 +41,8 @@ def measured(findings: Findings, recipe: Recipe) -> PipelineStep:
         {kind: float(np.mean(times[stage, kind])) for kind in ("forward", "backward")} for stage in range(axes.pipeline)
     ]
     microbatches = microbatches_of(axes, recipe.batch_size) * recipe.accumulate
-    listed = [actions(axes.schedule, stage, axes.pipeline, microbatches) for stage in range(axes.pipeline)]
+    stages_of = range(axes.pipeline)
+    listed = [actions(axes.schedule, stage, axes.pipeline, microbatches, axes.chunks) for stage in stages_of]
     predicted = timed(listed, of_stages)
     length = max(span.end_ms for of_stage in predicted for span in of_stage)
     lengths = [max(step.ns for step in row) / 1e6 for row in rows]
@@ -54,7 +55,7 @@ def measured(findings: Findings, recipe: Recipe) -> PipelineStep:
         np=count,
         schedule=axes.schedule,
         tensor=axes.tensor,
-        chunks=1,
+        chunks=axes.chunks,
         microbatches=microbatches,
         of_stages=stages.planned(tasks.choose(recipe).architecture(), axes, hosts),
         measured_steps=len(rows),
@@ -70,7 +71,7 @@ def measured(findings: Findings, recipe: Recipe) -> PipelineStep:
             )
         ),
         predicted_bubble=float(np.mean([_idle(of_stage, length) for of_stage in predicted])),
-        equal_bubble=bubble(axes.pipeline, microbatches),
+        equal_bubble=bubble(axes.pipeline, microbatches, axes.chunks),
         forward_ms=[of["forward"] for of in of_stages],
         backward_ms=[of["backward"] for of in of_stages],
         shares_memory=bool(findings.record.shared_memory_ranks),
@@ -120,24 +121,27 @@ def _idle(of_rank: Sequence[Span], length: float) -> float:
 def timed(listed: Sequence[Sequence[Action]], lengths: Sequence[Lengths]) -> list[list[Span]]:
     """When each stage does its passes, if messages take no time. Raises ValueError where stages wait for ever."""
     clocks, at = [0.0] * len(listed), [0] * len(listed)
-    sent: dict[tuple[int, str, int], float] = {}
+    sent: dict[tuple[int, int, str, int], float] = {}
     passes: list[list[Span]] = [[] for _ in listed]
     moved = True
     while moved:
         moved = False
         for stage, of_stage in enumerate(listed):
             while at[stage] < len(of_stage):
-                kind, number = of_stage[at[stage]]
+                kind, number, chunk = of_stage[at[stage]]
                 way, _, what = kind.partition(" ")
                 if way == "receive":
-                    if (since := sent.pop((stage, what, number), None)) is None:
+                    if (since := sent.pop((stage, chunk, what, number), None)) is None:
                         break
                     clocks[stage] = max(clocks[stage], since)
                 elif way == "send":
-                    sent[stage + (1 if what == "activation" else -1), what, number] = clocks[stage]
+                    place = chunk * len(listed) + stage + (1 if what == "activation" else -1)
+                    sent[place % len(listed), place // len(listed), what, number] = clocks[stage]
                 else:
                     end = clocks[stage] + lengths[stage][way]
-                    passes[stage].append(Span(doing=kind, start_ms=clocks[stage], end_ms=end, microbatch=number))
+                    passes[stage].append(
+                        Span(doing=kind, start_ms=clocks[stage], end_ms=end, microbatch=number, chunk=chunk)
+                    )
                     clocks[stage] = end
                 at[stage] += 1
                 moved = True

@@ -145,14 +145,15 @@ class Parallel(Strict):
     tensor: int = Field(1, ge=1, le=2**20, description="ranks among which each layer of a stage is divided")
     microbatches: _Axis = Field("auto", description="equal parts of a batch; auto: up to 4 for each stage")
     schedule: Literal["gpipe", "1f1b", "interleaved"] = Field("1f1b", description="the order of a stage's passes")
+    chunks: int = Field(1, ge=1, le=2**20, description="runs of blocks that each stage has; for interleaved")
     split: Annotated[Literal["auto"] | list[int], BeforeValidator(_split)] = Field(
-        "auto", description="how many blocks each stage has; auto: as equally many as possible"
+        "auto", description="how many blocks each stage has; auto: so that the work is even"
     )
 
     @model_validator(mode="after")
     def _keys_go_together(self) -> Parallel:
         stages = self.pipeline
-        for key in ("microbatches", "schedule", "split"):
+        for key in ("microbatches", "schedule", "chunks", "split"):
             got = getattr(self, key)
             if stages == 1 and got != type(self).model_fields[key].default:
                 raise ValueError(f"expected {key} only where pipeline is above 1, got {got} and pipeline 1")
@@ -161,9 +162,25 @@ class Parallel(Strict):
                 f"expected at least as many microbatches as pipeline has stages, got {self.microbatches} and {stages}: "
                 "some stages would always wait"
             )
-        if self.split != "auto" and len(self.split) != stages:
-            raise ValueError(f"expected {stages} numbers of blocks in split, one a stage, got {self.split}")
+        if (self.schedule == "interleaved") != (self.chunks > 1):
+            expected = "chunks of 2 or more where schedule is interleaved, and 1 elsewhere"
+            raise ValueError(f"expected {expected}, got {self.chunks} and {self.schedule}")
+        if self.chunks > 1 and self.microbatches != "auto" and self.microbatches % stages:
+            raise ValueError(
+                f"expected a multiple of pipeline, {stages}, of microbatches where schedule is interleaved, got "
+                f"{self.microbatches}"
+            )
+        if self.split != "auto" and len(self.split) != self.runs:
+            raise ValueError(
+                f"expected {self.runs} numbers of blocks in split, one a stage{' and chunk' * (self.chunks > 1)}, got "
+                f"{self.split}"
+            )
         return self
+
+    @property
+    def runs(self) -> int:
+        """The number of runs of blocks that the chain is cut into: run n is a chunk of stage n modulo `pipeline`."""
+        return self.pipeline * self.chunks
 
     @property
     def model(self) -> int:

@@ -37,7 +37,9 @@ def microbatches_of(parallel: Parallel, batch_size: int) -> int:
     if parallel.microbatches != "auto":
         return 0 if batch_size % parallel.microbatches else parallel.microbatches
     most = min(_PER_STAGE * parallel.pipeline, batch_size)
-    return next((parts for parts in range(most, parallel.pipeline - 1, -1) if batch_size % parts == 0), 0)
+    step = parallel.pipeline if parallel.chunks > 1 else 1  # of an interleaved schedule's turns
+    allowed = range(most - most % step, parallel.pipeline - 1, -step)
+    return next((parts for parts in allowed if batch_size % parts == 0), 0)
 
 
 def rules(recipe: Mapping[str, Any], parallel: Parallel) -> Iterator[tuple[object, str, str, object]]:
@@ -45,24 +47,28 @@ def rules(recipe: Mapping[str, Any], parallel: Parallel) -> Iterator[tuple[objec
 
     Most are of what is not built yet.
     """
-    stages, batch_size = parallel.pipeline, recipe["batch_size"]
+    stages, batch_size, name = parallel.pipeline, recipe["batch_size"], recipe["model"]["name"]
     method, sync, loss = recipe["compression"]["method"], recipe["sync"], recipe["loss"]
     if stages > 1 and not microbatches_of(parallel, batch_size):
         fits = f"a multiple of parallel.microbatches, {parallel.microbatches}"
         if parallel.microbatches == "auto":
-            fits = f"a number of samples with a divisor from {stages} to {_PER_STAGE * stages}, of microbatches"
+            divisor = f"a divisor from {stages} to {_PER_STAGE * stages}"
+            divisor += f" that is a multiple of {stages}" if parallel.chunks > 1 else ""
+            fits = f"a number of samples with {divisor}, of microbatches"
         yield True, "batch_size", fits, batch_size
-    yield parallel.schedule == "interleaved", "parallel.schedule", "gpipe or 1f1b", "interleaved, which is not built"
+    few = name.startswith("resnet") and stages > 1 and microbatches_of(parallel, batch_size) == batch_size
+    yield few, "batch_size", "2 samples or more a microbatch, which batch norm sees", batch_size
     divided = "with a model that is divided over ranks (parallel.pipeline, parallel.tensor)"
-    name = recipe["model"]["name"]
+    has_norms = not name.startswith("gpt")  # averages of statistics are whole
     for broken, key, expected, got in (
-        (not name.startswith("gpt"), "model.name", "a GPT", name),
+        (parallel.tensor > 1 and name == "own", "model.name", "a model of hvdkit's", name),
+        (stages > 1 and loss["class_weights"], "loss.class_weights", "none", "weights"),
         (method != "none", "compression", "none", method),
         (sync, "sync", "none", sync and f"every {sync['every']}"),
         (recipe["allreduce"] != "ring", "allreduce", "ring", recipe["allreduce"]),
         (recipe["order"] != "none", "order", "none", recipe["order"]),
         (recipe["sharding"] != "none", "sharding", "none", recipe["sharding"]),
-        (stages > 1 and recipe["average_weights"], "average_weights", "null", "an average"),
+        ((stages > 1 or has_norms) and recipe["average_weights"], "average_weights", "null", "an average"),
         (recipe["elastic"], "elastic", "null", "elastic training"),
         (loss["ignored_label"] is not None, "loss.ignored_label", "none", loss["ignored_label"]),
         (recipe["tune"] == "measure", "tune", "rule or none", "measure"),

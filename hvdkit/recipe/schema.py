@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from hvdkit.errors import RequestError
 from hvdkit.recipe import yaml_files
-from hvdkit.recipe.communication import SUMMED, AnyCompression, Parallel, Sync, Uncompressed
+from hvdkit.recipe.communication import AnyCompression, Parallel, Sync, Uncompressed
 from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's classes
     NAME,
     AnyData,
@@ -275,7 +275,12 @@ class Recipe(Strict):
 
 def _faults(recipe: Recipe) -> list[str]:
     """A line for each rule about keys of different sections that the recipe breaks."""
-    rules = (*_of_communication(recipe), *_of_models(recipe))
+    rules = (*_of_models(recipe),)
+    compression, others = recipe.compression.method, (recipe.allreduce, recipe.order, recipe.sharding)
+    if compression != "none" or recipe.sync is not None or others != ("ring", "none", "none"):
+        from hvdkit.recipe import together  # most runs do not need it
+
+        rules = (*together.rules(recipe), *rules)
     if recipe.parallel.divides:
         from hvdkit.recipe import parallel  # most runs do not need it
 
@@ -284,41 +289,6 @@ def _faults(recipe: Recipe) -> list[str]:
 
 
 _Rules = Iterator[tuple[object, str, str, object]]  # whether it is broken, the key, what is expected, what is given
-
-
-def _of_communication(recipe: Recipe) -> _Rules:
-    compression, method, algorithm = recipe.compression, recipe.compression.method, recipe.allreduce
-    optimizer, sync, every = recipe.optimizer, recipe.sync is not None, recipe.sync and recipe.sync.every
-    with_shares = f"with sharding {recipe.sharding}"
-    momentum, nesterov = getattr(optimizer, "momentum", 0.0), getattr(optimizer, "nesterov", False)
-    warmup, corrects = getattr(compression, "warmup_epochs", 0), getattr(compression, "momentum_correction", False)
-    key, kind = "compression.momentum_correction", "with nesterov" if nesterov else f"with momentum {momentum}"
-    yield warmup > recipe.epochs, "compression.warmup_epochs", f"at most the recipe's {recipe.epochs} epochs", warmup
-    if corrects:
-        plain = optimizer.name == "sgd" and momentum and not nesterov
-        yield not plain, key, "optimizer sgd with plain momentum", f"{optimizer.name} {kind}"
-        yield sync, key, "no sync, as differences of weights have no momentum", f"sync.every {every}"
-    if sync:
-        together = "precision fp32, fp64 or bf16, as ranks of fp16 skip a step together or not at all"
-        yield recipe.precision == "fp16", "sync", together, "fp16"
-    if algorithm != "ring":
-        sums = f"ring, or compression {', '.join(SUMMED)}, as {method} cannot be added up"
-        yield method not in SUMMED, "allreduce", sums, algorithm
-        yield recipe.elastic, "allreduce", "ring where elastic is given", algorithm
-    if recipe.order == "priority":
-        from hvdkit.recipe import order  # most runs do not need it
-
-        yield from order.rules(recipe.model_dump())
-    if recipe.sharding != "none":
-        own_share = f"none or fp16 {with_shares}, which sends each rank only its share of the gradients"
-        yield method not in ("none", "fp16"), "compression", own_share, method
-        yield (
-            sync,
-            "sync",
-            f"none {with_shares}, as ranks that update alone need all of its state",
-            f"every {every}",
-        )
-        yield algorithm != "ring", "allreduce", f"ring {with_shares}, whose gradients are not allreduced", algorithm
 
 
 def _of_models(recipe: Recipe) -> _Rules:

@@ -7,7 +7,7 @@ from collections import Counter
 
 from hvdkit.recipe import yaml_files
 from hvdkit.report import mesh
-from hvdkit.report.tabular import size
+from hvdkit.report.tabular import Table, markdown, number, percent, size
 from hvdkit.results.dry_run import DryRun, PlannedRun
 from hvdkit.results.memory import Parts
 
@@ -30,8 +30,25 @@ def lines(plan: DryRun) -> list[str]:
         yaml_files.dump(plan.recipe),
         f"hvdkit {plan.command} would start this; with --dry-run nothing is started or written:",
         *(f"  {name:<{width}}  {text}" for name, text in about),
+        *(f"  {line}" for line in _stages(plan.runs[0])),
         *plan.notes,
     ]
+
+
+def _stages(run: PlannedRun) -> list[str]:
+    """A table of a pipeline's stages; no lines without several."""
+    stages = list(enumerate(run.stages or []))
+    table = Table.of(
+        "stages",
+        stages,
+        {
+            "stage": lambda row: number(row[0]),
+            "blocks": lambda row: mesh.blocks(row[1].blocks),
+            "parameters": lambda row: number(row[1].parameters),
+            "of the work": lambda row: percent(row[1].work),
+        },
+    )
+    return markdown(table).splitlines() if len(stages) > 1 else []
 
 
 def _one(run: PlannedRun, tensor: int) -> list[tuple[str, str]]:
@@ -89,7 +106,7 @@ def _steps(run: PlannedRun) -> str:
 
 def _memory(memory: Parts | None) -> str:
     if memory is None:
-        return "not known: only the script knows the model"
+        return "not known: only the script knows the model, or its stages have several chunks"
     sizes = [f"{name} {size(value)}" for name, value in memory if value]
     return f"a rank needs at least {', '.join(sizes)}, and more for data and scratch space"
 

@@ -107,11 +107,13 @@ class Recovery(Figures):
 class PlannedStage(Figures):
     """The `ranks` that have these `blocks` of a model, and what comes before or after them, in one part or several.
 
-    `parameters` counts those of all parts. `hosts` has the host of each of the ranks.
+    `parameters` counts those of all parts, `work` is their share (0 to 1) of a forward pass's multiply-adds, None where
+    it is unknown. `hosts` has the host of each of the ranks.
     """
 
     blocks: list[str]
     parameters: Count
+    work: float | None = None
     ranks: list[int]
     hosts: list[str]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import RequestError
-from hvdkit.tasks.parts import Cut, Stage, bounds
+from hvdkit.tasks.parts import Cut, Stage, bounds, check_stages, stage_of
 from hvdkit.tasks.task import Activations, Architecture, parameter_count
 
 if TYPE_CHECKING:
@@ -63,11 +63,7 @@ class GPT(Architecture):
         return self.stage or Stage(0, self.layers, self.layers)
 
     def staged(self, parallel: Parallel, index: int) -> GPT:
-        edges = [bounds(self.layers, stage, parallel.pipeline)[0] for stage in range(parallel.pipeline)]
-        if parallel.split != "auto":
-            edges = [sum(parallel.split[:stage]) for stage in range(parallel.pipeline)]
-        start, stop = [*edges, self.layers][index : index + 2]
-        return replace(self, stage=Stage(start, stop, self.layers))
+        return replace(self, stage=stage_of(parallel, index, list(self.work_by_block().values())))
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the trainable parameters, in forward order."""
@@ -90,15 +86,7 @@ class GPT(Architecture):
 
     def check_parallel(self, parallel: Parallel) -> None:
         """Raise RequestError unless each stage has a block, and each part of a layer as many heads and a token."""
-        if parallel.pipeline > self.layers:
-            raise RequestError(
-                f"parallel.pipeline: expected at most {self.layers} stages, as the model has {self.layers} blocks, got "
-                f"{parallel.pipeline}"
-            )
-        if parallel.split != "auto" and sum(parallel.split) != self.layers:
-            raise RequestError(
-                f"parallel.split: expected {self.layers} blocks together, as the model has, got {sum(parallel.split)}"
-            )
+        check_stages(parallel, self.layers)
         if self.heads % parallel.tensor or self.vocabulary < parallel.tensor:
             raise RequestError(
                 f"parallel.tensor: expected a divisor of model.heads {self.heads}, and at most model.vocabulary "
@@ -137,6 +125,14 @@ class GPT(Architecture):
         return {name: amount + attention.get(name, 0) for name, amount in work.items()} | {
             "transformer.ln_f": self.vocabulary * self.width
         }
+
+    def work_by_block(self) -> dict[str, int]:
+        """Of a token; the vectors of tokens and places, which are looked up, count their sum."""
+        work = dict.fromkeys(self.blocks, 0)
+        work[self.blocks[0]] += self.width
+        for layer, amount in self.work_by_layer().items():
+            work[next((block for block in self.blocks if layer.startswith(f"{block}.")), self.blocks[-1])] += amount
+        return work
 
     def training_flop(self) -> int:
         """Floating-point operations of training on one token, without those of `recompute`.

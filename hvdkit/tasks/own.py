@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,12 @@ class Own(Task):
         """The training and the validation split for `data: {name: own}`, such as `ArraySplit(inputs, targets)`."""
         expected = "expected a method `samples` that returns two splits for `data: {name: own}`"
         raise RequestError(f"{type(self).__name__}: {expected}, got none")
+
+    def blocks(self, model: Any) -> Sequence[Any] | None:
+        """For `parallel.pipeline`: the parts of the model that are called one after the other; None if it has no method
+        `blocks` that says so."""
+        own = getattr(model, "blocks", None)
+        return own() if inspect.ismethod(own) else None
 
     def handlers(self) -> Sequence[object]:
         """Objects of `hvdkit.Handler`, called around the steps of training; as many on all ranks."""

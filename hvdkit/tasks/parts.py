@@ -6,8 +6,16 @@ its inputs come divided and the ranks' products are added up.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from itertools import accumulate
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from hvdkit.errors import RequestError
+
+if TYPE_CHECKING:
+    from hvdkit.recipe.communication import Parallel
 
 
 class Place(Protocol):
@@ -66,3 +74,54 @@ def block_of(parameter: str) -> str:
     words = parameter.split(".")
     numbered = next((index for index, word in enumerate(words) if word.isdigit()), len(words) - 2)
     return ".".join(words[: numbered + 1])
+
+
+def stage_of(parallel: Parallel, index: int, work: Sequence[int]) -> Stage:
+    """Run `index` of those into which a chain of blocks is cut that take so much work."""
+    split = balanced(work, parallel.runs) if parallel.split == "auto" else parallel.split
+    start = sum(split[:index])
+    return Stage(start, start + split[index], len(work))
+
+
+def balanced(work: Sequence[int], runs: int) -> list[int]:
+    """How many elements of a chain each of `runs` runs has, at least one, so that the most work of one is the least.
+
+    Exactly, by dynamic programming over the ends of runs; among the best cuts that with the least sum of squares.
+    """
+    ends, count = list(accumulate(work, initial=0)), len(work)
+    least = [float(end) for end in ends]  # the most work of a run, if the first so many elements are k runs
+    for k in range(2, runs + 1):
+        least = [
+            min((max(least[cut], ends[stop] - ends[cut]) for cut in range(k - 1, stop)), default=inf)
+            for stop in range(count + 1)
+        ]
+    squares, cuts = [0.0, *[inf] * count], list[list[int]]()
+    for k in range(1, runs + 1):
+        found, cut_at = [inf] * (count + 1), [0] * (count + 1)
+        for stop in range(k, count + 1):
+            for cut in range(stop - 1, k - 2, -1):
+                size = ends[stop] - ends[cut]
+                if size > least[count]:
+                    break
+                if squares[cut] + size * size < found[stop]:
+                    found[stop], cut_at[stop] = squares[cut] + size * size, cut
+        squares = found
+        cuts.append(cut_at)
+    split, stop = list[int](), count
+    for cut_at in reversed(cuts):
+        split.insert(0, stop - cut_at[stop])
+        stop = cut_at[stop]
+    return split
+
+
+def check_stages(parallel: Parallel, blocks: int) -> None:
+    """Raise RequestError unless a chain of so many blocks can be cut so."""
+    if parallel.runs > blocks:
+        key, what = ("pipeline", "stages") if parallel.chunks == 1 else ("chunks", "chunks in all stages")
+        raise RequestError(
+            f"parallel.{key}: expected at most {blocks} {what}, as the model has {blocks} blocks, got {parallel.runs}"
+        )
+    if parallel.split != "auto" and sum(parallel.split) != blocks:
+        raise RequestError(
+            f"parallel.split: expected {blocks} blocks together, as the model has, got {sum(parallel.split)}"
+        )

@@ -9,13 +9,17 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from hvdkit.tasks.task import Activations, Architecture, NormalizedLayer
+from hvdkit.tasks.task import Architecture, NormalizedLayer
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from hvdkit.recipe.communication import Parallel
+    from hvdkit.tasks.parts import Cut
+    from hvdkit.tasks.task import Activations
 
 BN_MOMENTUM = 0.9  # share of the old running statistic that is kept; PyTorch calls 1 - 0.9 its momentum
 BN_EPSILON = 1e-5
@@ -56,7 +60,8 @@ class ResNet(Architecture):
 
     `compute_dtype` is that of everything between the images and the pooled features, except batch norm's statistics. A
     framework that casts models itself need not read it. With `recompute` each block stores only its input (Chen et al.
-    2016). With `zero_init_residual` each block starts as its shortcut: the scale of its last batch norm is 0.
+    2016). With `zero_init_residual` each block starts as its shortcut: the scale of its last batch norm is 0. A stage
+    of a pipeline has some of the blocks; the first also what comes before them, the last what comes after.
     """
 
     name: str
@@ -69,10 +74,16 @@ class ResNet(Architecture):
     norm_momentum: float = field(default=BN_MOMENTUM, kw_only=True)
     norm_epsilon: float = field(default=BN_EPSILON, kw_only=True)
 
+    @property
+    def own_blocks(self) -> tuple[ResidualBlock, ...]:
+        """The blocks of this stage of a pipeline, which may be all."""
+        return self.blocks[self.stage.start : self.stage.stop] if self.stage else self.blocks
+
     def convolutions(self) -> Iterator[tuple[str, str, Conv]]:
         """Yield (full name, full name of its batch norm, row) for each convolution, in forward order."""
-        yield self.stem.name, self.stem.norm, self.stem
-        for block in self.blocks:
+        if self.is_first:
+            yield self.stem.name, self.stem.norm, self.stem
+        for block in self.own_blocks:
             for conv in (*block.convs, *((block.projection,) if block.projection else ())):
                 yield f"{block.name}.{conv.name}", f"{block.name}.{conv.norm}", conv
 
@@ -111,28 +122,15 @@ class ResNet(Architecture):
         }
         return work | {"fc": self.features * self.classes}
 
-    def activations(self, shape: tuple[int, ...], recompute: bool = False) -> Activations:
-        """About what of one image of `shape` is kept until backward.
+    def work_by_block(self) -> dict[str, int]:
+        from hvdkit.tasks import resnet_divided
 
-        Counted are each convolution's output, which its batch norm needs, and the normalized one, which the next layer
-        needs; and the output of the max pooling with the places of its values, 8 bytes each. With `recompute` these are
-        the blocks' inputs, and all of the largest block.
-        """
-        outputs = {name: conv.outputs * height * width for name, conv, height, width in self.maps(*shape[:2])}
-        stem = 2 * outputs[self.stem.name]
-        first = self.blocks[0]
-        # A first block has the pooled map's size: the stride of its convolutions is 1.
-        pooled = outputs[f"{first.name}.conv1"] * first.convs[0].inputs // first.convs[0].outputs
-        inputs, inner = [], []
-        x = pooled
-        for block in self.blocks:
-            kept = [2 * outputs[f"{block.name}.{conv.name}"] for conv in block.convs]
-            inputs.append(x)
-            inner.append(sum(kept) + (outputs[f"{block.name}.{block.projection.name}"] if block.projection else 0))
-            x = kept[-1] // 2
-        pooled = pooled if self.max_pool else 0
-        blocks = sum(inputs) + max(inner) if recompute else pooled + sum(inner)
-        return Activations(compute=stem + blocks, full=2 * pooled)
+        return resnet_divided.work_by_block(self)
+
+    def activations(self, shape: tuple[int, ...], recompute: bool = False) -> Activations:
+        from hvdkit.tasks import resnet_activations  # training does not need it
+
+        return resnet_activations.activations(self, shape, recompute)
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the trainable parameters: kernels OIHW, the linear layer (classes, features)."""
@@ -140,9 +138,26 @@ class ResNet(Architecture):
         for conv, norm, row in self.convolutions():
             shapes[f"{conv}.weight"] = (row.outputs, row.inputs, row.kernel, row.kernel)
             shapes[f"{norm}.weight"] = shapes[f"{norm}.bias"] = (row.outputs,)
-        shapes["fc.weight"] = (self.classes, self.features)
-        shapes["fc.bias"] = (self.classes,)
+        if self.is_last:
+            shapes["fc.weight"] = (self.classes, self.features)
+            shapes["fc.bias"] = (self.classes,)
         return shapes
+
+    def cuts(self) -> dict[str, Cut]:
+        from hvdkit.tasks import resnet_divided  # most models are whole
+
+        return resnet_divided.cuts(self)
+
+    def staged(self, parallel: Parallel, index: int) -> ResNet:
+        from hvdkit.tasks import resnet_divided
+
+        stage = resnet_divided.stage(self, parallel, index)
+        return replace(self, stage=stage)
+
+    def check_parallel(self, parallel: Parallel) -> None:
+        from hvdkit.tasks import resnet_divided
+
+        resnet_divided.check(self, parallel)
 
     def from_file(self, given: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The tensors under torchvision's names, which timm has too, where they have transformers'.
@@ -184,7 +199,7 @@ class ResNet(Architecture):
             else:
                 state[name] = np.ones(shape, np.float32)
         if self.zero_init_residual:
-            for block in self.blocks:
+            for block in self.own_blocks:
                 state[f"{block.name}.{block.convs[-1].norm}.weight"][:] = 0.0
         for _, norm, row in self.convolutions():
             state[f"{norm}.running_mean"] = np.zeros(row.outputs, np.float32)

@@ -58,6 +58,16 @@ class Architecture:
     tensor: Place | None = None
     stage: Stage | None = None
 
+    @property
+    def is_first(self) -> bool:
+        """Whether it has what comes before the blocks, and gets the samples."""
+        return self.stage is None or self.stage.is_first
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has what comes after the blocks, and computes the loss."""
+        return self.stage is None or self.stage.is_last
+
     def cuts(self) -> dict[str, Cut]:
         """How tensor parallelism divides parameters, by name. The others are whole on each rank."""
         return {}
@@ -66,8 +76,13 @@ class Architecture:
         """Names and shapes of the trainable parameters, in forward order, as checkpoints have them."""
         return {}
 
+    def work_by_block(self) -> dict[str, int]:
+        """Multiply-adds of a sample's forward pass by block, in the order of the chain; with the first that of what
+        comes before it, with the last that of what comes after. Empty where it is unknown."""
+        return {}
+
     def staged(self, parallel: Parallel, index: int) -> Architecture:
-        """The table of one stage of a pipeline, counted from 0."""
+        """The table of run `index` of those into which a pipeline's chain of blocks is cut (`Parallel.runs`)."""
         raise NotImplementedError
 
     def check_parallel(self, parallel: Parallel) -> None:

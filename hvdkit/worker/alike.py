@@ -44,11 +44,12 @@ def check(
     from which training continues on all ranks. Raises RequestError, the same on every rank, with what differs first.
     """
     dataset = setup.dataset
+    unsaved = {} if session.stages else session.trainable.transient  # other ones on each stage
     mine = {
         "data": {name: asdict(own) for name, own in (dataset.fingerprints or {}).items()},
         "text": dataset.text_sha256,
         "weights": weights,
-        "unsaved": {name: _sketch(name, session.array(own)) for name, own in session.trainable.transient.items()},
+        "unsaved": {name: _sketch(name, session.array(own)) for name, own in unsaved.items()},
         "outputs": [_projected(own) for own in outputs if own_share(dataset.val) is dataset.val],
         "held": held,
         "warnings": list(warnings),

@@ -37,7 +37,8 @@ def sanity_check(
     """Call the model, the metrics and the task's loss on one batch in evaluation mode, and compute a training step of
     another one without its update. Nothing changes by it; no collective.
 
-    With gradients or parameters that are sharded there is no such step, as it would need them all at once.
+    With gradients or parameters that are sharded there is no such step, as it would need them all at once, nor in a
+    pipeline, over whose ranks it is collective.
 
     `seen` gets the model's outputs. Returns warnings for what can hardly be meant. Raises RequestError for outputs that
     are not one for each sample; what the user's code raises has a note that says where.
@@ -65,6 +66,8 @@ def sanity_check(
     measures: dict[str, Measure] = {}
     if session.custom_loss is not None:
         _, count = _called("loss", shapes, lambda: session.loss_of(outputs, targets))
+        if count is not None and session.pipeline:
+            raise RequestError("loss: expected one value for a model in stages (parallel.pipeline), got (sum, count)")
         if count is not None and not (np.isfinite(count) and count >= 0):
             raise RequestError(f"loss: expected a count of 0 or more in (sum, count), got {count:.6g}")
         measures = {"loss": session.mean_loss, "metrics": task.metrics.of_batch}
@@ -78,7 +81,7 @@ def sanity_check(
         warnings += _loss_not_added(session, outputs, targets) if measures else []
         warnings += _metrics_not_added(task, outputs, targets)
     warnings += _called("model", inputs, lambda: _of_model(session, PRECISIONS[precision].compute, batch, outputs))
-    if session.adapter.rival is None and not session.strategy.keeps_shares:
+    if session.adapter.rival is None and not session.strategy.keeps_shares and not session.pipeline:
         first, inputs = _first_batch(dataset.train, batch_size)
         on = f"{inputs} and targets of shape {first.targets.shape}, {first.targets.dtype}"
         with _uncounted(task):

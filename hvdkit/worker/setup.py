@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -74,27 +74,18 @@ class Setup:
         architecture = replace(
             self.architecture, dtype=precision.parameters, compute_dtype=precision.compute, recompute=recipe.recompute
         )
-        pieces = plan = None
-        whole = architecture
-        if self.mesh.pipeline.size > 1:
-            from hvdkit.core.pipeline import Plan  # most models are in one piece
-            from hvdkit.recipe.parallel import microbatches_of
+        whole, tables, plan, pieces = architecture, [architecture], None, None
+        if self.mesh.model.size > 1:
+            from hvdkit.worker import divided  # most models are whole
 
-            axes = recipe.parallel
-            architecture = architecture.staged(axes, self.mesh.pipeline.index)
-            plan = Plan(self.mesh, axes.schedule, microbatches_of(axes, recipe.batch_size))
-        if self.mesh.tensor.size > 1:
-            from hvdkit.core.slices import pieces_of  # most models are whole
-
-            architecture = replace(architecture, tensor=self.mesh.tensor)
-            pieces = pieces_of(architecture, self.mesh.tensor)
+            tables, plan, pieces = divided.share_of(whole, self.mesh, recipe)
         baseline = _baseline(self.adapter)
         make = baseline.session_class if baseline else Session
         loss = self.task.loss or recipe.loss
 
         def initial() -> Mapping[str, Any]:
             if not recipe.model.weights:
-                return architecture.initial_state(recipe.seed)
+                return {name: own for table in tables for name, own in table.initial_state(recipe.seed).items()}
             state = whole.initial_state(recipe.seed)
             from hvdkit.checkpoint import weights
 
@@ -103,25 +94,16 @@ class Setup:
             if found.notes and self.mesh.is_root:
                 print("\n".join(found.notes), flush=True)
             state = found.onto(state)
-            return state if plan is None else {name: state[name] for name in state_shapes(architecture)}
+            return {name: state[name] for table in tables for name in state_shapes(table)} if plan else state
 
         with startup.own_pages(self._own_pages_from(recipe)):
-            built = self.script.build(architecture)
-            self._synchronize_batch_norms(built, recipe)
-            targets = self._targets(recipe)
-            session = make(
-                self.adapter,
-                built,
-                recipe.optimizer,
-                loss,
-                strategy,
-                recipe.precision,
-                initial,
-                targets,
-                digests,
-                pieces,
-                plan,
-            )
+            models = [self.script.build(table) for table in tables]
+            if plan and self.task.own:
+                models = divided.own_chunks(self.adapter, self.task, models[0], self.dataset, self.mesh, recipe)
+            self._synchronize_batch_norms(models, recipe)
+            model = models if len(models) > 1 else models[0]
+            settings = recipe.optimizer, loss, strategy, recipe.precision, initial, self._targets(recipe)
+            session = make(self.adapter, model, *settings, digests, pieces, plan)
         startup.done()
         return session
 
@@ -131,12 +113,15 @@ class Setup:
             return recipe.batch_size * self.task.units
         return recipe.batch_size * int(np.asarray(self.dataset.train.batch(np.arange(1)).targets).size)
 
-    def _synchronize_batch_norms(self, model: Any, recipe: Recipe) -> None:
+    def _synchronize_batch_norms(self, models: Sequence[Any], recipe: Recipe) -> None:
         every = recipe.model.batch_norm == "synchronized"
         if not (every or self.task.own):
             return
         data = self.mesh.data
-        names = self.adapter.synchronize_batch_norms(model, data, every)
+        names = [name for model in models for name in self.adapter.synchronize_batch_norms(model, data, every)]
+        if self.mesh.pipeline.size > 1:
+            every_stage = self.adapter.allgather_object(names, self.mesh.pipeline, "batch_norms")
+            names = [name for stage in every_stage for name in stage]
         if every and not names and data.size > 1:
             raise RequestError("model.batch_norm: expected local for a model without batch norms, got synchronized")
         if names and data.size > 1 and (rival := self.adapter.rival):
@@ -212,7 +197,8 @@ def start(
         if line and topology.rank == 0:
             print(line, flush=True)
     architecture = task.architecture(dataset.shape)
-    architecture.check_parallel(recipe.parallel)
+    if axes.divides:
+        architecture.check_parallel(axes)
     return Setup(adapter, script, recipe, mesh, dataset, task, architecture)
 
 

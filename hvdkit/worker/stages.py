@@ -21,15 +21,20 @@ if TYPE_CHECKING:
 
 def planned(architecture: Architecture, parallel: Parallel, hosts: Sequence[str]) -> list[PlannedStage]:
     """The stages of a model on these hosts, one for each rank; one stage, if its layers alone are divided."""
-    stages, size = [], len(hosts) // parallel.pipeline
+    stages, size, work = [], len(hosts) // parallel.pipeline, architecture.work_by_block()
     for number in range(parallel.pipeline):
-        table = architecture.staged(parallel, number) if parallel.pipeline > 1 else architecture
-        named = [name for name in table.parameter_shapes() if any(word.isdigit() for word in name.split("."))]
+        tables = [architecture]
+        if parallel.pipeline > 1 and work:  # else only the script knows the blocks
+            tables = [architecture.staged(parallel, run) for run in range(number, parallel.runs, parallel.pipeline)]
+        shapes = [name for table in tables for name in table.parameter_shapes()]
+        named = [name for name in shapes if any(word.isdigit() for word in name.split("."))]
+        blocks = list(dict.fromkeys(map(block_of, named)))
         ranks = range(number * size, (number + 1) * size)
         stages.append(
             PlannedStage(
-                blocks=list(dict.fromkeys(map(block_of, named))),
-                parameters=parameter_count(table),
+                blocks=blocks,
+                parameters=sum(map(parameter_count, tables)),
+                work=sum(work[block] for block in blocks) / sum(work.values()) if work else None,
                 ranks=list(ranks),
                 hosts=[hosts[rank] for rank in ranks],
             )

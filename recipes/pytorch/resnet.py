@@ -16,6 +16,7 @@ if __name__ == "__main__":
 
 import json
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -26,20 +27,29 @@ from torch.nn.functional import relu
 from torch.utils.checkpoint import checkpoint
 
 
-def convolution(row) -> nn.Conv2d:
-    """A row of the table has inputs, outputs, kernel and stride; both sides are padded equally."""
-    return nn.Conv2d(row.inputs, row.outputs, row.kernel, row.stride, row.kernel // 2, bias=False)
+def convolution(row, of_inputs: int = 1, of_outputs: int = 1) -> nn.Conv2d:
+    """A row of the table has inputs, outputs, kernel and stride; both sides are padded equally.
+
+    One of several parts of its inputs or outputs may be asked for.
+    """
+    inputs, outputs = row.inputs // of_inputs, row.outputs // of_outputs
+    return nn.Conv2d(inputs, outputs, row.kernel, row.stride, row.kernel // 2, bias=False)
 
 
 class Block(nn.Module):
-    """The residual block of a table row: ReLU after each sum and between convolutions."""
+    """The residual block of a table row: ReLU after each sum and between convolutions.
 
-    def __init__(self, row, norm, recompute: bool) -> None:
+    With `parts` ranks divide the channels between the first two convolutions.
+    """
+
+    def __init__(self, row, norm, recompute: bool, parts=None) -> None:
         super().__init__()
-        self.recompute = recompute
-        for conv in row.convs:
-            self.add_module(conv.name, convolution(conv))
-            self.add_module(conv.norm, norm(conv.outputs))
+        self.recompute, self.parts = recompute, parts
+        size = parts.size if parts else 1
+        for number, conv in enumerate(row.convs):
+            of_outputs = size if number == 0 else 1
+            self.add_module(conv.name, convolution(conv, size if number == 1 else 1, of_outputs))
+            self.add_module(conv.norm, norm(conv.outputs // of_outputs))
         self.pairs = [(conv.name, conv.norm) for conv in row.convs]
         self.downsample = (
             nn.Sequential(convolution(row.projection), norm(row.projection.outputs))
@@ -67,37 +77,49 @@ class Block(nn.Module):
 
     def compute(self, x: Tensor) -> Tensor:
         """The block's output; with `recompute`, it is computed again in backward."""
-        y = x
-        for conv, norm in self.pairs:
-            y = getattr(self, norm)(getattr(self, conv)(y if y is x else relu(y)))
+        y = self.parts.enter(x) if self.parts else x
+        for number, (conv, norm) in enumerate(self.pairs):
+            y = getattr(self, conv)(relu(y) if number else y)
+            if self.parts and number == 1:
+                y = self.parts.leave(y)
+            y = getattr(self, norm)(y)
         return relu(y + self.downsample(x))
 
 
 class ResNet(nn.Module):
-    """A model from images (n, channels, height, width) to logits (n, classes), built from its table."""
+    """A model from images (n, channels, height, width) to logits (n, classes), built from its table.
 
-    def __init__(self, table, norm_layer: type[nn.BatchNorm2d] = nn.BatchNorm2d) -> None:
+    With a `stage` in the table it is that stage of a pipeline: between two of them are features like images.
+    """
+
+    def __init__(self, table, norm_layer: type[nn.BatchNorm2d] = nn.BatchNorm2d, parts=lambda name: None) -> None:
         super().__init__()
 
         def norm(channels: int) -> nn.BatchNorm2d:  # the table has the share of a running statistic that is kept
             return norm_layer(channels, eps=table.norm_epsilon, momentum=1 - table.norm_momentum)
 
-        self.conv1 = convolution(table.stem)
-        self.bn1 = norm(table.stem.outputs)
-        self.maxpool = nn.MaxPool2d(3, 2, 1) if table.max_pool else nn.Identity()
-        stages: dict[str, list[Block]] = {}
-        for row in table.blocks:
-            stages.setdefault(row.name.split(".")[0], []).append(Block(row, norm, table.recompute))
+        stage = getattr(table, "stage", None)
+        self.is_first, self.is_last = stage is None or stage.is_first, stage is None or stage.is_last
+        if self.is_first:
+            self.conv1 = convolution(table.stem)
+            self.bn1 = norm(table.stem.outputs)
+            self.maxpool = nn.MaxPool2d(3, 2, 1) if table.max_pool else nn.Identity()
+        stages: dict[str, OrderedDict[str, Block]] = {}
+        for row in table.blocks[stage.start : stage.stop] if stage else table.blocks:
+            name, number = row.name.split(".")
+            stages.setdefault(name, OrderedDict())[number] = Block(row, norm, table.recompute, parts(row.name))
         self.stages = list(stages)
         for name, blocks in stages.items():
-            self.add_module(name, nn.Sequential(*blocks))
-        self.fc = nn.Linear(table.features, table.classes)
+            self.add_module(name, nn.Sequential(blocks))
+        if self.is_last:
+            self.fc = nn.Linear(table.features, table.classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(relu(self.bn1(self.conv1(x))))
+        if self.is_first:
+            x = self.maxpool(relu(self.bn1(self.conv1(x))))
         for name in self.stages:
             x = getattr(self, name)(x)
-        return self.fc(x.mean(dim=(2, 3)))
+        return self.fc(x.mean(dim=(2, 3))) if self.is_last else x
 
 
 def load(file: str) -> ResNet:
@@ -117,7 +139,12 @@ def build(table) -> ResNet:
     """The model that hvdkit trains; it sums the statistics of channels-last images exactly."""
     from hvdkit.adapters.pytorch.batch_norm import BatchNorm2d
 
-    return ResNet(table, BatchNorm2d)
+    if table.tensor is None:
+        return ResNet(table, BatchNorm2d)
+    from hvdkit.adapters import pytorch
+    from hvdkit.adapters.parts import Parts
+
+    return ResNet(table, BatchNorm2d, lambda name: Parts(pytorch, table.tensor, name))
 
 
 if __name__ == "__main__":

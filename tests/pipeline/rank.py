@@ -33,6 +33,8 @@ from hvdkit.recipe.communication import Parallel
 from hvdkit.recipe.schema import AdamW, Lamb, Loss, Optimizer, Sgd
 from hvdkit.strategies.dense import Dense
 from hvdkit.tasks.gpt import GPT
+from hvdkit.tasks.resnet import ResNet
+from hvdkit.tasks.task import Architecture
 from tests.tensor.rank import build_of, errors, far, most
 
 STEPS, RANKS, SAMPLES, MICROBATCHES = 20, 4, 8, 4
@@ -43,8 +45,11 @@ OTHERS: list[Optimizer] = [Sgd(learning_rate=0.1, momentum=0.9, clip_norm=0.5), 
 Arrays = dict[str, np.ndarray]
 
 
-def batch(step: int, rank: int) -> Batch:
+def batch(step: int, rank: int, table: Architecture = TABLE) -> Batch:
     """The samples of a rank of the data axis."""
+    if isinstance(table, ResNet):
+        random = np.random.default_rng([step, rank])
+        return Batch(random.standard_normal((SAMPLES, 8, 8, 3)), random.integers(0, table.classes, SAMPLES))
     both = np.random.default_rng([step, rank]).integers(0, TABLE.vocabulary, (SAMPLES, TABLE.context + 1))
     return Batch(both[:, :-1].copy(), both[:, 1:].copy())
 
@@ -64,6 +69,11 @@ def recorded(session: Session) -> dict[str, Any]:
     return found
 
 
+def _pairs(parts: list[list[Batch]]) -> list[list[tuple[np.ndarray, np.ndarray]]]:
+    """The microbatches of all data ranks that go through the stages beside each other."""
+    return [[(own.inputs, own.targets) for own in beside] for beside in zip(*parts, strict=True)]
+
+
 class Pair:
     """A model in stages, and the whole one, of the same values everywhere."""
 
@@ -76,22 +86,32 @@ class Pair:
         precision: str = "fp64",
         recompute: bool = False,
         more: int = 1,
+        table: Architecture | None = None,
+        synchronized: bool = False,
     ) -> None:
-        table = replace(
-            TABLE,
-            layers=mesh.pipeline.size + more,  # stages of unequal length, if there are more
-            dtype=PRECISIONS[precision].parameters,
-            compute_dtype=PRECISIONS[precision].compute,
-            recompute=recompute,
-        )
-        adapter, build, loss = adapters.load(framework), build_of(framework), Loss(label_smoothing=0.1)
+        chunks = 2 if schedule == "interleaved" else 1
+        kinds = {"dtype": PRECISIONS[precision].parameters, "compute_dtype": PRECISIONS[precision].compute}
+        layers = mesh.pipeline.size * chunks + more  # stages of unequal length, if there are more
+        self.table = table = replace(table or replace(TABLE, layers=layers), recompute=recompute, **kinds)
+        adapter, loss, self.synchronized = adapters.load(framework), Loss(label_smoothing=0.1), synchronized
+        build = build_of(framework, "resnet" if isinstance(table, ResNet) else "gpt")
+        self.mesh, tables, plan, self.microbatches = mesh, [table], None, 1
+        if mesh.pipeline.size > 1:
+            axes: dict[str, Any] = {"pipeline": mesh.pipeline.size, "schedule": schedule, "chunks": chunks}
+            if isinstance(table, GPT):
+                axes["split"] = [*[1] * (mesh.pipeline.size * chunks - 1), 1 + more]
+            parallel, self.microbatches = Parallel(microbatches=MICROBATCHES, **axes), MICROBATCHES
+            plan = Plan(mesh, schedule, MICROBATCHES, chunks)
+            numbers = range(mesh.pipeline.index, parallel.runs, parallel.pipeline)
+            tables = [table.staged(parallel, number) for number in numbers]
         tensor = mesh.tensor if mesh.tensor.size > 1 else None
-        parallel = Parallel(pipeline=mesh.pipeline.size, microbatches=MICROBATCHES, schedule=schedule)  # type: ignore[arg-type]
-        self.mesh, own = mesh, replace(table.staged(parallel, mesh.pipeline.index), tensor=tensor)
-        plan, strategy = Plan(mesh, schedule, MICROBATCHES), Dense(adapter, mesh.data, accumulate=2)
-        self.stages = Session(
-            adapter, build(own), optimizer, loss, strategy, precision, pieces=pieces_of(own, mesh.tensor), plan=plan
-        )
+        tables, strategy = [replace(own, tensor=tensor) for own in tables], Dense(adapter, mesh.data, accumulate=2)
+        models = [build(own) for own in tables]
+        for model in models if synchronized else ():
+            assert adapter.synchronize_batch_norms(model, mesh.data)
+        pieces = {name: piece for own in tables for name, piece in pieces_of(own, mesh.tensor).items()}
+        model = models if chunks > 1 else models[0]
+        self.stages = Session(adapter, model, optimizer, loss, strategy, precision, pieces=pieces, plan=plan)
         adapter.seed(3)  # the same on all ranks
         self.whole = Session(adapter, build(table), optimizer, loss, Strategy(), precision)
         random = np.random.default_rng(7)  # other values everywhere, slots too, the same on all ranks
@@ -106,9 +126,12 @@ class Pair:
     def step(self, number: int, batches: int = 1) -> dict[str, float]:
         """Errors of this stage's gradients and, on the last stage, of the loss."""
         numbers, data = range(number * batches, (number + 1) * batches), self.mesh.data
-        loss = self.stages.train_step([batch(each, data.index) for each in numbers])
-        every = [batch(each, rank) for rank in range(data.size) for each in numbers]
-        wanted = self.whole.train_step([part for each in every for part in divided(each, MICROBATCHES)])
+        loss = self.stages.train_step([batch(each, data.index, self.table) for each in numbers])
+        every = [[batch(each, rank, self.table) for each in numbers] for rank in range(data.size)]
+        parts = [[part for each in own for part in divided(each, self.microbatches)] for own in every]
+        if self.synchronized:  # its statistics are those of the microbatches of all data ranks
+            parts = [[Batch(*map(np.concatenate, zip(*beside, strict=True))) for beside in _pairs(parts)]]
+        wanted = self.whole.train_step([part for own in parts for part in own])
         got, reference = (
             {name: self.stages.array(gradient) for name, gradient in gradients.items()} for gradients in self.recorded
         )
@@ -170,7 +193,7 @@ def planted(framework: str, mesh: Mesh) -> dict[str, dict[str, float]]:
     """Errors of gradients, and after a step, with each fault."""
 
     def dropped(session: Session) -> None:
-        stage: Any = session.pipeline._stage  # type: ignore[union-attr]
+        stage: Any = session.pipeline._chunks[0]  # type: ignore[union-attr]
         forward, calls = stage.forward, []
 
         def once_without_gradients(*inputs: Any) -> Any:

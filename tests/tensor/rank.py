@@ -45,9 +45,9 @@ OTHERS: dict[str, list[Optimizer]] = {
 Arrays = dict[str, np.ndarray]
 
 
-def build_of(framework: str) -> Any:
+def build_of(framework: str, script: str = "gpt") -> Any:
     """The recipe script's own model."""
-    spec = importlib.util.spec_from_file_location("recipe", ROOT / "recipes" / framework / "gpt.py")
+    spec = importlib.util.spec_from_file_location("recipe", ROOT / "recipes" / framework / f"{script}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import horovod.torch as hvd
 import numpy as np
@@ -22,7 +21,8 @@ from hvdkit.core.trainable import Trainable
 from hvdkit.errors import RequestError
 
 if TYPE_CHECKING:
-    from hvdkit.core.passes import Stage
+    from hvdkit.core.passes import Chain, Stage
+    from hvdkit.recipe.schema import Loss
 
 
 class PyTorch(TorchTensors, TorchCollectives):
@@ -32,7 +32,6 @@ class PyTorch(TorchTensors, TorchCollectives):
     CAPABILITIES = capabilities.CAPABILITIES[NAME]
     CHOSEN = capabilities.CHOSEN[NAME]
     batch_norms = "hvdkit.adapters.pytorch.synchronized"
-    counted_cross_entropy = staticmethod(training.counted_cross_entropy)
 
     trainable_class = training.TrainableModel
     layout = torch.channels_last  # of images
@@ -74,27 +73,31 @@ class PyTorch(TorchTensors, TorchCollectives):
         self.check_synchronized(name for name, m in each if isinstance(m, kind) and "statistics" not in vars(m))
         return self.trainable_class(model, loss, precision, self.device, self.layout)
 
-    def enter_parts(self, tensor: torch.Tensor, group: Group, name: str) -> torch.Tensor:
-        from hvdkit.adapters.pytorch.parts import Enter  # only divided models need it
+    def counted_cross_entropy(self, loss: Loss, logits: Any, labels: Any) -> tuple[Any, Any]:
+        from hvdkit.adapters.pytorch.counted import counted_cross_entropy  # most losses are means
 
-        entered: torch.Tensor = Enter.apply(tensor, partial(self._sum, group, name))
-        return entered
+        return counted_cross_entropy(loss, logits, labels)
+
+    def enter_parts(self, tensor: torch.Tensor, group: Group, name: str) -> torch.Tensor:
+        from hvdkit.adapters.pytorch.parts import enter  # only divided models need it
+
+        return enter(self, tensor, group, name)
 
     def leave_parts(self, tensor: torch.Tensor, group: Group, name: str) -> torch.Tensor:
-        from hvdkit.adapters.pytorch.parts import Leave
+        from hvdkit.adapters.pytorch.parts import leave
 
-        summed: torch.Tensor = Leave.apply(tensor, partial(self._sum, group, name))
-        return summed
-
-    def _sum(self, group: Group, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        # detached and contiguous, as Horovod wants it
-        return self.allreduce([tensor.detach().contiguous()], group, "sum", name)[0]
+        return leave(self, tensor, group, name)
 
     def stage(self, trainable: Trainable) -> Stage:
         from hvdkit.adapters.pytorch.stages import TorchStage
 
         assert isinstance(trainable, training.TrainableModel)
         return TorchStage(trainable)
+
+    def chain(self, model: torch.nn.Module, blocks: Sequence[Any] | None) -> Chain:
+        from hvdkit.adapters.pytorch.chains import ModuleChain
+
+        return ModuleChain(model, blocks)
 
     def observer(self, trainable: Trainable) -> Observer:
         from hvdkit.adapters.pytorch import timing

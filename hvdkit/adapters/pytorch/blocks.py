@@ -6,7 +6,7 @@ them, a child. What belongs to no block, or to several, forms one more block, th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,7 @@ def _numbered(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
             yield from _numbered(child, f"{path}{name}.")
 
 
+_TWICE = "sharding: expected none, optimizer or gradients for a model that has a parameter twice; {} is also {}"
 _OWN_PAGES_FROM = 16 * 2**20  # bytes of a vector
 
 
@@ -90,6 +91,24 @@ class BlockMemory:
             self.vector.untyped_storage().resize_(0)
         else:
             self._pages.free()
+
+
+def divided(
+    model: nn.Module,
+    trained: Mapping[str, nn.Parameter],
+    blocks: Mapping[str, tuple[Sequence[str], int]],
+    uses: Uses | None,
+) -> dict[str, BlockMemory]:
+    """The memory of each block, with the names and the size of its vector, whose `uses` are reported.
+
+    Raises RequestError for a parameter that a module has twice, as its uses are not those of one block.
+    """
+    named = {block: {name: trained[name] for name in names} for block, (names, _) in blocks.items()}
+    if uses is not None:
+        if tied := tied_names(model):
+            raise RequestError(_TWICE.format(*next(iter(tied.items()))))
+        watch(model, named, uses)
+    return {block: BlockMemory(named[block], size) for block, (_, size) in blocks.items()}
 
 
 def watch(model: nn.Module, blocks: Mapping[str, Mapping[str, nn.Parameter]], uses: Uses) -> None:

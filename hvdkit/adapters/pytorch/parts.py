@@ -6,6 +6,7 @@ Shoeybi et al. 2019, section 3. Gradients of Horovod's own functions do not serv
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +38,26 @@ class Leave(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradients[0], None
+
+
+def enter(adapter: Adapter, tensor: torch.Tensor, group: Group, name: str) -> torch.Tensor:
+    """As `Adapter.enter_parts`."""
+    entered: torch.Tensor = Enter.apply(tensor, partial(_sum, adapter, group, name))
+    return entered
+
+
+def leave(adapter: Adapter, tensor: torch.Tensor, group: Group, name: str) -> torch.Tensor:
+    """As `Adapter.leave_parts`."""
+    summed: torch.Tensor = Leave.apply(tensor, partial(_sum, adapter, group, name))
+    return summed
+
+
+def _sum(adapter: Adapter, group: Group, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    # detached and contiguous, as Horovod wants it: images as they are in memory
+    order, back = ((0, 2, 3, 1), (0, 3, 1, 2)) if tensor.ndim == 4 else (range(tensor.ndim),) * 2
+    (total,) = adapter.allreduce([tensor.detach().permute(*order).contiguous()], group, "sum", name)
+    summed: torch.Tensor = total.permute(*back)
+    return summed
 
 
 class DividedOutputs:

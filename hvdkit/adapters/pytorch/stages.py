@@ -21,6 +21,7 @@ class TorchPassed(Passed):
             parameter.grad = None
         if gradient is not None:
             gradient = torch.as_tensor(gradient, dtype=self._ends.dtype, device=self._ends.device)
+            gradient = self._trainable.in_layout(gradient)
         torch.autograd.backward(self._ends, gradient)
         of_inputs = None if self._inputs.grad is None else self._inputs.grad.contiguous()
         return of_inputs, self._trainable.gradients()
@@ -33,11 +34,12 @@ class TorchStage(Stage):
         self._trainable = trainable
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor | None, received: bool) -> Passed:
-        inputs = inputs.detach().requires_grad_(received)
+        inputs = self._trainable.in_layout(inputs.detach()).requires_grad_(received)
         if targets is None:
             return TorchPassed(self._trainable, inputs, self._trainable.outputs_of(inputs))
         return TorchPassed(self._trainable, inputs, self._trainable.loss_of(inputs, targets)[1])
 
     def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
+        inputs = self._trainable.in_layout(inputs)
         outputs = self._trainable.evaluated(inputs) if targets is None else self._trainable.losses_of(inputs, targets)
         return outputs.contiguous()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from hvdkit.adapters.pytorch.collectives import dense
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import AnyLoss, class_weights
+from hvdkit.core.seam import AnyLoss
 from hvdkit.core.state import COUNT, cast_lines, check_kinds
 from hvdkit.core.tensors import Scalar, Shape
 from hvdkit.core.trainable import Block, Divisible, Hooks, Slots, Trainable, UpdateKernel, Uses, one_tensor
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 # A GPU computes while Horovod sends, so each gradient is sent there as soon as it is ready. On a CPU, sending during
 # backward would only take cores from it.
 OVERLAPPED_ON = {"cuda"}
-_TWICE = "sharding: expected none, optimizer or gradients for a model that has a parameter twice; {} is also {}"
-_MANY = 1e12  # updates: the powers of Adam's betas are 0
 
 
 class TrainableModel(Trainable, Hooks, Divisible):
@@ -173,26 +170,10 @@ class TrainableModel(Trainable, Hooks, Divisible):
             outputs = self.model(*arguments(inputs))
         return one_tensor(outputs).to(self._dtype)
 
-    @contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """Buffers of all kinds, and tensors and numbers that modules keep as plain attributes, are as they were."""
-        places = [place for module in self.model.modules() for place in (vars(module), module._buffers)]
-        kinds = torch.Tensor | float | int
-        kept = [(at, {name: value for name, value in at.items() if isinstance(value, kinds)}) for at in places]
-        tensors = {value for _, values in kept for value in values.values() if isinstance(value, torch.Tensor)}
-        copies = [(tensor, tensor.detach().clone()) for tensor in tensors]
-        devices = [] if self.device.type == "cpu" else [self.device]
-        try:
-            with torch.random.fork_rng(devices, device_type=self.device.type if devices else "cuda"):
-                yield
-        finally:
-            with torch.no_grad():
-                for tensor, copy in copies:
-                    tensor.copy_(copy)
-            for place, values in kept:
-                place.update(values)
-            for parameter in self.trained.values():
-                parameter.grad = None
+    def unchanged(self) -> AbstractContextManager[None]:
+        from hvdkit.adapters.pytorch.unchanged import unchanged  # only models of the user's own need it
+
+        return unchanged(self.model, self.device)
 
     def update_kernel(
         self, settings: Optimizer, shapes: Sequence[Shape], like: Sequence[torch.Tensor]
@@ -202,7 +183,9 @@ class TrainableModel(Trainable, Hooks, Divisible):
             return partial(_sgd, settings, decays)
         if not isinstance(settings, AdamW) or not all(tensor.is_contiguous() for tensor in like):
             return None
-        return partial(_adamw, settings, decays)
+        from hvdkit.adapters.pytorch.adamw import adamw
+
+        return partial(adamw, settings, decays)
 
     def on_ready(self, ready: Callable[[str, torch.Tensor], bool]) -> None:
         def take(parameter: Any, name: str) -> None:
@@ -232,15 +215,10 @@ class TrainableModel(Trainable, Hooks, Divisible):
         return blocks_of(self.model, self.trained)
 
     def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses | None = None) -> Mapping[str, Block]:
-        from hvdkit.adapters.pytorch.blocks import BlockMemory, tied_names, watch
+        from hvdkit.adapters.pytorch.blocks import divided
 
-        named = {block: {name: self.trained[name] for name in names} for block, (names, _) in blocks.items()}
-        if uses is not None:
-            if tied := tied_names(self.model):
-                raise RequestError(_TWICE.format(*next(iter(tied.items()))))
-            watch(self.model, named, uses)
-            self._whole = False
-        memories = {block: BlockMemory(named[block], size) for block, (_, size) in blocks.items()}
+        memories = divided(self.model, self.trained, blocks, uses)
+        self._whole = uses is None
         views = {name: view for memory in memories.values() for name, view in memory.views.items()}
         self.parameters = {name: views[name] for name in self.trained}
         return memories
@@ -254,8 +232,12 @@ class TrainableModel(Trainable, Hooks, Divisible):
         """Inputs on the device; images (n, height, width, channels) as (n, channels, height, width)."""
         tensor = torch.from_numpy(np.ascontiguousarray(inputs))
         if inputs.ndim == 4:
-            tensor = tensor.permute(0, 3, 1, 2).contiguous(memory_format=self._layout)
+            tensor = self.in_layout(tensor.permute(0, 3, 1, 2))
         return self._as_dtype(tensor.to(self.device))
+
+    def in_layout(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Images (n, channels, height, width) in the layout of the model's; other tensors as they are."""
+        return tensor.contiguous(memory_format=self._layout) if tensor.ndim == 4 else tensor
 
     def _as_dtype(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
@@ -338,19 +320,7 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, **how: Any) -> tor
     return torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), **how)
 
 
-def counted_cross_entropy(loss: Loss, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of `cross_entropy`, with ignored labels and class weights, and its count (`Adapter.cross_entropy`)."""
-    ignored = torch.iinfo(torch.int64).min if loss.ignored_label is None else loss.ignored_label
-    counts = labels != ignored
-    weights = None if loss.class_weights is None else logits.new_tensor(class_weights(loss, logits.shape))
-    total = cross_entropy(
-        logits, labels, weight=weights, ignore_index=ignored, label_smoothing=loss.label_smoothing, reduction="sum"
-    )
-    return total, counts.sum() if weights is None else weights[labels[counts]].sum()
-
-
 Weights = list[torch.Tensor]
-Corrections = tuple[float, float]
 
 
 def _sgd(
@@ -368,37 +338,4 @@ def _sgd(
     if settings.nesterov:
         directions = torch._foreach_add(gradients, velocities, alpha=settings.momentum)
     torch._foreach_add_(weights, directions, alpha=-rate)
-    return weights
-
-
-def _adamw(
-    settings: AdamW,
-    decays: list[float],
-    weights: Weights,
-    gradients: Weights,
-    slots: list[Slots],
-    rate: float,
-    corrections: Corrections,
-) -> Weights:
-    """Core's AdamW by PyTorch's fused kernel, which reads and writes each tensor once.
-
-    The kernel's own corrections, made from a count of updates, are 1 after `many` of them; the rate and epsilon have
-    core's instead.
-    """
-    root = math.sqrt(corrections[1])
-    factor, many = root / corrections[0], torch.full((), _MANY, device=weights[0].device)
-    for decay in dict.fromkeys(decays):
-        rows = [
-            row for row, own in zip(zip(weights, gradients, slots, strict=True), decays, strict=True) if own == decay
-        ]
-        torch._fused_adamw_(
-            [weight for weight, _, _ in rows],
-            [gradient.contiguous() for _, gradient, _ in rows],
-            [mean for _, _, (mean, _) in rows],
-            [square for _, _, (_, square) in rows],
-            [],
-            [many] * len(rows),
-            lr=rate * factor, beta1=settings.beta1, beta2=settings.beta2, weight_decay=decay / factor,
-            eps=settings.epsilon * root, amsgrad=False, maximize=False,
-        )  # fmt: skip
     return weights

@@ -1,0 +1,43 @@
+"""What the keys of a recipe that say how ranks communicate need of each other, and of the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hvdkit.recipe import order
+from hvdkit.recipe.communication import SUMMED
+
+
+def rules(recipe: Any) -> Iterator[tuple[object, str, str, object]]:
+    """As the rules of `schema.py`: whether one is broken, the key, what is expected, the value."""
+    compression, method, algorithm = recipe.compression, recipe.compression.method, recipe.allreduce
+    optimizer, sync, every = recipe.optimizer, recipe.sync is not None, recipe.sync and recipe.sync.every
+    with_shares = f"with sharding {recipe.sharding}"
+    momentum, nesterov = getattr(optimizer, "momentum", 0.0), getattr(optimizer, "nesterov", False)
+    warmup, corrects = getattr(compression, "warmup_epochs", 0), getattr(compression, "momentum_correction", False)
+    key, kind = "compression.momentum_correction", "with nesterov" if nesterov else f"with momentum {momentum}"
+    yield warmup > recipe.epochs, "compression.warmup_epochs", f"at most the recipe's {recipe.epochs} epochs", warmup
+    if corrects:
+        plain = optimizer.name == "sgd" and momentum and not nesterov
+        yield not plain, key, "optimizer sgd with plain momentum", f"{optimizer.name} {kind}"
+        yield sync, key, "no sync, as differences of weights have no momentum", f"sync.every {every}"
+    if sync:
+        together = "precision fp32, fp64 or bf16, as ranks of fp16 skip a step together or not at all"
+        yield recipe.precision == "fp16", "sync", together, "fp16"
+    if algorithm != "ring":
+        sums = f"ring, or compression {', '.join(SUMMED)}, as {method} cannot be added up"
+        yield method not in SUMMED, "allreduce", sums, algorithm
+        yield recipe.elastic, "allreduce", "ring where elastic is given", algorithm
+    if recipe.order == "priority":
+        yield from order.rules(recipe.model_dump())
+    if recipe.sharding != "none":
+        own_share = f"none or fp16 {with_shares}, which sends each rank only its share of the gradients"
+        yield method not in ("none", "fp16"), "compression", own_share, method
+        yield (
+            sync,
+            "sync",
+            f"none {with_shares}, as ranks that update alone need all of its state",
+            f"every {every}",
+        )
+        yield algorithm != "ring", "allreduce", f"ring {with_shares}, whose gradients are not allreduced", algorithm

@@ -1,0 +1,48 @@
+"""A `tasks.resnet.ResNet` that is divided over ranks: in stages of blocks, and in parts of blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvdkit.errors import RequestError
+from hvdkit.recipe.communication import Parallel
+from hvdkit.tasks.parts import Cut, Stage, check_stages, stage_of
+
+
+def cuts(table: Any) -> dict[str, Cut]:
+    """The channels between the first two convolutions of each block are divided, with their batch norm.
+
+    The first is cut by its outputs, the second by its inputs; its products are added up.
+    """
+    found = dict[str, Cut]()
+    for block in table.own_blocks:
+        first, second = block.convs[:2]
+        leaves = ("weight", "bias", "running_mean", "running_var")
+        names = [f"{first.name}.weight", *(f"{first.norm}.{leaf}" for leaf in leaves)]
+        found |= {f"{block.name}.{name}": Cut(0) for name in names} | {f"{block.name}.{second.name}.weight": Cut(1)}
+    return found
+
+
+def stage(table: Any, parallel: Parallel, index: int) -> Stage:
+    """Run `index` of those into which the blocks are cut."""
+    return stage_of(parallel, index, list(work_by_block(table).values()))
+
+
+def check(table: Any, parallel: Parallel) -> None:
+    """Raise RequestError unless each stage has a block, and each part of a block as many channels."""
+    check_stages(parallel, len(table.blocks))
+    fewest = min(block.convs[0].outputs for block in table.blocks)  # of which all are multiples
+    if fewest % parallel.tensor:
+        raise RequestError(
+            f"parallel.tensor: expected a divisor of {fewest}, the channels in the first block of {table.name}, got "
+            f"{parallel.tensor}"
+        )
+
+
+def work_by_block(table: Any) -> dict[str, int]:
+    """Of an image of the usual size."""
+    names = [block.name for block in table.blocks]
+    work, ends = dict.fromkeys(names, 0), {table.stem.name: names[0], "fc": names[-1]}
+    for layer, amount in table.work_by_layer(table.usual_side).items():
+        work[ends.get(layer) or ".".join(layer.split(".")[:2])] += amount
+    return work
