@@ -213,6 +213,13 @@ def test_lost_peers_alone_are_told_with_all_that_they_may_have_lost(clock: Clock
     )
 
 
+def test_of_a_traceback_the_last_line_is_told(clock: Clock) -> None:
+    why = 'MXNetError: Traceback (most recent call last):\n  File "a.cc"\nMXNetError: Failed to allocate CPU Memory\n'
+    blamed, message = told(clock, {0: report(0, 900.0, said("error", why))}, (0,))
+    assert blamed == 0 and "failed at step 3: MXNetError: Failed to allocate CPU Memory (ended" in message
+    assert "; use a smaller batch_size" in message
+
+
 def test_all_ranks_of_a_collective_that_does_not_fit_are_told(clock: Clock) -> None:
     """Whichever says so first; those of them that say nothing too."""
     why = "Mismatched. Tensor x: rank 0, 3: BROADCAST uint8 [2] from rank 0; rank 1: BROADCAST uint8 [3] from rank 0"

@@ -28,6 +28,7 @@ _OUT_OF_MEMORY = re.compile(
 )
 # In Horovod's error of a collective whose requests do not fit: ranks that asked for the same.
 _ASKED = re.compile(r"\brank (\d+(?:, \d+)*):")
+_TRACEBACK = "Traceback (most recent call last):"
 _LESS_MEMORY = "use a smaller batch_size (`accumulate` makes up for it), see `hvdkit memory`"
 _OOM_KILLER = {
     True: f"by the kernel's out-of-memory killer: {_LESS_MEMORY}",
@@ -154,7 +155,9 @@ def _how(end: RankEnd) -> str:
         how = f"vanished{after}: nothing is known of its end"
     if end.record is not None:
         step = "" if end.record.step is None else f" at step {end.record.step}"
-        how = f"failed{step}: {end.record.message.strip().partition(chr(10))[0]} ({how}){_remedy(end.record)}"
+        lines = end.record.message.strip().splitlines() or [""]
+        why = lines[-1].strip() if lines[0].endswith(_TRACEBACK) else lines[0]  # MXNet's own comes last
+        how = f"failed{step}: {why} ({how}){_remedy(end.record)}"
     return how
 
 
