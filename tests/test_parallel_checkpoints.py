@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from tests.conftest import Hvdkit, run
 from tests.divided import RUN, SMALL, continues
 
-pytestmark = pytest.mark.usefixtures("warm")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("warm")]
 
 DIVIDED = ("-np", 4, "parallel.pipeline=2", "parallel.tensor=2", "parallel.microbatches=2")
 
@@ -48,13 +48,12 @@ def test_it_generates_the_same_text_in_two_frameworks(trained: Path, hvdkit: Hvd
 
 
 def test_it_is_exported_whole(trained: Path, hvdkit: Hvdkit, tmp_path: Path) -> None:
-    done = hvdkit("export", trained, "model.safetensors")
+    done = hvdkit("export", trained, "--out", "model.safetensors")
     assert done.returncode == 0, done.stderr
     got, wanted = load_file(tmp_path / "model.safetensors"), load_file(trained / "checkpoints/last/model.safetensors")
     assert got.keys() == wanted.keys() and all(np.array_equal(got[name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.thorough
 def test_it_continues_on_another_mesh(hvdkit: Hvdkit, tmp_path: Path) -> None:
     continues(hvdkit, "pytorch", DIVIDED, tmp_path)
 
