@@ -187,7 +187,10 @@ def row(
     def ratio(of: Sequence[Mapping[str, Any]], to: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return harness.interval([b["step_ms_p50"] / a["step_ms_p50"] for a, b in zip(of, to, strict=True)])
 
-    bubbles = [one["bubble"] for one in own if one.get("bubble") is not None]
+    def waited(runs: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+        found = [one["bubble"] for one in runs if one["bubble"] is not None]
+        return harness.median_and_range(found) if found else None
+
     return {
         "title": f"{np} ranks, {model} parameters",
         "ranks": np,
@@ -198,7 +201,8 @@ def row(
         "step_ms": harness.median_and_range([one["step_ms_p50"] for one in own]),
         "as_fast_as_data": ratio(own, base),
         "as_fast_as_rival": ratio(own, theirs),
-        "bubble": harness.median_and_range(bubbles) if bubbles else None,
+        "bubble": waited(own),
+        "rival_bubble": waited(theirs),
         "bubble_of_equal_passes": bubble(np, MICROBATCHES) if side in ("gpipe", "1f1b") else None,
         "peak_rss_mib": harness.median_and_range([one["peak_rss_mib"] for one in own]),
         "rival_peak_rss_mib": harness.median_and_range([one["peak_rss_mib"] for one in theirs]),

@@ -187,6 +187,7 @@ def check_recipe(name: str, recipe: Recipe, hosts_are_here: bool) -> None:
         "does not support data.name=native, of which ranks may evaluate unequal numbers of batches; choose another": (
             "parameters" in rival.sharding and recipe.data.name == "native"
         ),
+        "divides GPTs alone; choose model.name=gpt": bool(rival.divides) and not isinstance(recipe.model, GptModel),
         "does not divide a vocabulary unequally; choose model.vocabulary as a multiple of parallel.tensor": (
             "tensor" in rival.divides
             and isinstance(recipe.model, GptModel)

@@ -307,7 +307,7 @@ def _of_stages(session: Session, batch: Batch) -> Gradients:
     step, pipeline, ops = session.step, session.pipeline, session.adapter
     assert pipeline
     step.prepare()
-    loss, count = pipeline([batch], step.to_device, step.scale, step.add)
+    loss, count = pipeline([batch], step.to_device, step.scale, session.compiled(step.add))
     pipeline.share(step.sums)
     (mean,) = pipeline.from_last([0.0 if loss is None else float(ops.to_numpy(loss).mean())])
 

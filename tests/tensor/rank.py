@@ -29,6 +29,8 @@ from hvdkit.data.dataset import Batch
 from hvdkit.recipe.schema import AdamW, AverageWeights, Lamb, Loss, Optimizer, Sgd
 from hvdkit.strategies.dense import Dense
 from hvdkit.tasks.gpt import GPT
+from hvdkit.worker.parity_trace import error as far
+from hvdkit.worker.parity_trace import errors
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, RANKS, SAMPLES = 20, 4, 2
@@ -42,7 +44,6 @@ OTHERS: dict[str, list[Optimizer]] = {
         Lamb(learning_rate=0.01, weight_decay=0.1, clip_norm=0.5),
     ]
 }
-Arrays = dict[str, np.ndarray]
 
 
 def build_of(framework: str, script: str = "gpt") -> Any:
@@ -62,16 +63,6 @@ def batch(step: int, ranks: range) -> Batch:
     ]
     both = np.concatenate(samples)
     return Batch(both[:, :-1].copy(), both[:, 1:].copy())
-
-
-def errors(got: Arrays, wanted: Arrays) -> dict[str, float]:
-    """Relative errors by tensor; of zeros alone absolute ones."""
-    assert got.keys() == wanted.keys()
-    return {name: far(got[name], wanted[name]) for name in wanted}
-
-
-def far(got: np.ndarray, wanted: np.ndarray) -> float:
-    return float(np.linalg.norm(got - wanted) / (np.linalg.norm(wanted) or 1.0))
 
 
 class Pair:
