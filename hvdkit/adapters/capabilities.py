@@ -168,6 +168,12 @@ def chosen(settings: Mapping[str, tuple[str, str]], recipe: Recipe) -> dict[str,
     return dict(settings) | ({"gradients": ordered} if recipe.order == "priority" else {})
 
 
+def dividing(recipe: Recipe) -> dict[str, str]:
+    """By axis of `parallel` that divides the recipe's model, the capability that it needs."""
+    kind = _KINDS[recipe.model.TASK][0]
+    return {axis: axis + kind for axis in DIVIDED if getattr(recipe.parallel, axis) > 1}
+
+
 def unsupported(framework: str, capabilities: frozenset[str], recipe: Recipe, device: str) -> list[str]:
     """Error lines for what the recipe needs and a framework with these capabilities cannot do on `cpu` or `gpu`."""
     lines = []
@@ -181,12 +187,10 @@ def unsupported(framework: str, capabilities: frozenset[str], recipe: Recipe, de
         lines.append(f"recompute: {framework} cannot compute activations again in backward; expected false")
     if recipe.order == "priority" and ("order" not in capabilities or device != "cpu"):
         lines.append(f"order: {framework} cannot update layers one by one on a {device}; expected none")
-    for axis, parts in DIVIDED.items() if recipe.parallel.divides else ():
-        kind, model = _KINDS[recipe.model.TASK]
-        if getattr(recipe.parallel, axis) > 1 and (axis + kind not in capabilities or device != "cpu"):
-            lines.append(
-                f"parallel.{axis}: {framework} does not train {parts} of {model} on a {device} yet; expected 1"
-            )
+    for axis, needed in dividing(recipe).items() if recipe.parallel.divides else ():
+        if needed not in capabilities or device != "cpu":
+            what = f"{DIVIDED[axis]} of {_KINDS[recipe.model.TASK][1]}"
+            lines.append(f"parallel.{axis}: {framework} does not train {what} on a {device} yet; expected 1")
     if recipe.parallel.chunks > 1 and "interleaved" not in capabilities:
         lines.append(f"parallel.schedule: {framework} does not train stages of several chunks yet; expected 1f1b")
     stages = [stage for stage, reason in _LACKING.items() if not reason or f"shard-{stage}" in capabilities]

@@ -10,7 +10,7 @@ from typing import Annotated
 from rich.table import Table
 
 from hvdkit import paths, tasks
-from hvdkit.adapters.capabilities import CAPABILITIES, RESIDENT_SOURCE
+from hvdkit.adapters.capabilities import CAPABILITIES, RESIDENT_SOURCE, dividing
 from hvdkit.commands.fields import Framework, Overrides, Overwrite, RecipeFile
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.request import Option, Request
@@ -116,7 +116,7 @@ def need(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: st
     faults.report()
     gpu = recipe.device != "cpu" and (device is not None or recipe.device == "gpu")
     value, once = ITEM_BYTES[PRECISIONS[recipe.precision].parameters], memory.gathered_once(architecture)
-    divides = {axis for axis in ("pipeline", "tensor") if getattr(axes, axis) > 1}
+    divides = set(dividing(recipe).values())
     rows = []
     for number, stage in ((one, stage) for one in dict.fromkeys(ranks) for stage in sharding.STAGES):
         data = recipe.data_ranks(number)

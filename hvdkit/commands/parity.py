@@ -18,7 +18,7 @@ from pydantic import Field
 from rich.table import Table
 
 from hvdkit import paths, tasks
-from hvdkit.adapters.capabilities import CAPABILITIES, DIVIDED
+from hvdkit.adapters.capabilities import CAPABILITIES, dividing
 from hvdkit.baselines import registry
 from hvdkit.checkpoint.resume import deciding
 from hvdkit.commands import dry_run, fields
@@ -182,8 +182,8 @@ def plan(
 
 def able(recipe: Recipe) -> list[str]:
     """The frameworks that are taken without `--framework`: all, or those that divide models as the recipe does."""
-    axes = {axis for axis in DIVIDED if getattr(recipe.parallel, axis) > 1}
-    return [name for name in FRAMEWORKS if axes <= CAPABILITIES[name]]
+    needed = set(dividing(recipe).values())
+    return [name for name in FRAMEWORKS if needed <= CAPABILITIES[name]]
 
 
 def _precision(rival: str | None) -> str:
