@@ -169,6 +169,13 @@ def test_stages_of_a_model_add_up_to_it_but_for_the_table_of_both_ends() -> None
     outputs = 1024 * 50_257 * 2  # of one sample, in bf16
     assert stages[3].activations and gpipe[3].activations
     assert gpipe[3].activations - outputs == 8 * (stages[3].activations - outputs)
+    runs = f"parallel.split={[1] * 12}"
+    chunks = held(*equal[:2], runs, "parallel.schedule=interleaved", "parallel.chunks=3")
+    assert [each.parameters for each in chunks] == [each.parameters for each in stages]
+    kept = [(2 * (4 - at - 1) + 2 * 4 + 1) / (3 * (4 - at)) for at in range(3)]  # of a chunk, a third of a stage
+    for few, many, more in zip(stages[1:3], chunks[1:3], kept[1:3], strict=True):
+        assert few.activations and many.activations
+        assert many.activations == pytest.approx(more * few.activations, rel=0.1), "each chunk keeps what it sends"
     (part,) = held("parallel.tensor=4")
     divided = 12 * (12 * 768**2 + 7 * 768) // 4 + -(-50_257 // 4) * 768
     whole = places + 12 * 6 * 768 + 2 * 768

@@ -139,10 +139,10 @@ def _stages(plan: Plan) -> list[PlannedStage] | None:
 
 
 def _memory(plan: Plan) -> Parts | None:
-    """What the rank with the most keeps; None where only the script knows the model, and with several chunks."""
+    """What the rank with the most keeps; None where only the script knows the model."""
     recipe, shape = plan.recipe, plan.samples.shape if plan.samples else None
     ranks = data_ranks(plan.recipe, plan.np, plan.rival)
-    if recipe.parallel.chunks > 1 or (recipe.model.TASK == "own" and recipe.parallel.divides):
+    if recipe.model.TASK == "own" and recipe.parallel.divides:
         return None
     parts = memory.parts(recipe, shape, plan.framework, _on_gpus(plan), ranks, recipe.sharding)
     return parts if parts.parameters else None

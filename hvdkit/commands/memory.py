@@ -102,8 +102,6 @@ def need(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: st
     if framework not in FRAMEWORKS:
         faults.append(unknown("framework", framework, FRAMEWORKS))
     axes, shape = recipe.parallel, memory.sample_shape(recipe)
-    if axes.chunks > 1:
-        faults.append("parallel.chunks: hvdkit memory does not know stages of several chunks yet; expected 1")
     architecture = tasks.choose(recipe).architecture(shape)
     for number in dict.fromkeys(ranks) if axes.divides else ():
         with faults.collected():

@@ -94,14 +94,14 @@ def actions(schedule: str, stage: int, stages: int, microbatches: int, chunks: i
     return listed
 
 
-def alive(listed: Sequence[Action]) -> int:
+def alive(listed: Sequence[Action], sizes: Sequence[int] = ()) -> int:
     """The most microbatches of a stage that have gone forward and not yet back, whose activations it keeps.
 
-    Each counts for every chunk that it is in.
+    Each counts for every chunk that it is in, or as much as the chunk's `sizes` say.
     """
     most = now = 0
     for action in listed:
-        now += {"forward": 1, "backward": -1}.get(action.kind, 0)
+        now += {"forward": 1, "backward": -1}.get(action.kind, 0) * (sizes[action.chunk] if sizes else 1)
         most = max(most, now)
     return most
 

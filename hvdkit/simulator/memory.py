@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hvdkit import tasks
@@ -56,10 +57,13 @@ def parts_of_stage(
     """As `parts`, on the ranks of one stage of a pipeline, counted from 0."""
     axes, precision = recipe.parallel, PRECISIONS[recipe.precision]
     whole = tasks.choose(recipe).architecture(shape)
-    architecture = whole.staged(axes, number) if axes.pipeline > 1 else whole
-    if axes.tensor > 1:
-        architecture = replace(architecture, tensor=Part(axes.tensor - 1, axes.tensor))  # none has more than the last
-    sizes, full, low = _held(architecture), ITEM_BYTES[precision.parameters], ITEM_BYTES[precision.compute]
+    tables = [whole]
+    if axes.pipeline > 1:  # a stage's chunks
+        tables = [whole.staged(axes, run) for run in range(number, axes.runs, axes.pipeline)]
+    if axes.tensor > 1:  # none has more than the last
+        tables = [replace(table, tensor=Part(axes.tensor - 1, axes.tensor)) for table in tables]
+    sizes = {name: size for table in tables for name, size in _held(table).items()}
+    full, low = ITEM_BYTES[precision.parameters], ITEM_BYTES[precision.compute]
     count = sum(sizes.values())
     slots, averages = len(rule_of(recipe.optimizer).slots), int(recipe.average_weights is not None)
     sums = recipe.accumulate > 1 or axes.pipeline > 1
@@ -67,14 +71,15 @@ def parts_of_stage(
     kept = sharding.held(state_bytes, count, ranks, stage)
     average = int(kept.optimizer) * averages // (slots + averages) if averages else 0  # divided as slots are
     gathers = stage == "parameters" and ranks > 1
-    present = _gathered(architecture) if gathers else count  # parameters that are there at once
+    present = _gathered(whole) if gathers else count  # parameters that are there at once
     # Backward keeps the casts of all weights, unless blocks are computed again.
     casts = (present if recipe.recompute else count) * low if low < full else 0
     gathered = present * full if gathers else 0
-    activations, batch = _of_samples(recipe, architecture, shape, framework, number)
-    communication = _communication(recipe, architecture, framework, full, gpu, ranks, stage) if ranks > 1 else 0
+    activations, batch = _of_samples(recipe, tables, shape, framework, number)
+    values = list(sizes.values())
+    communication = _communication(recipe, whole, values, framework, full, gpu, ranks, stage) if ranks > 1 else 0
     if axes.pipeline > 1:
-        ends = (whole.staged(axes, at).parameter_shapes() for at in (0, axes.pipeline - 1))
+        ends = (whole.staged(axes, run).parameter_shapes() for run in (0, axes.runs - 1))
         shared = set.intersection(*map(set, ends))  # both ends add up their gradients of it
         communication += full * sum(size for name, size in sizes.items() if name in shared)
     counted = Parts(
@@ -89,7 +94,7 @@ def parts_of_stage(
         batch=batch,
         framework=capabilities.RESIDENT_MIB[framework]["gpu" if gpu else "cpu"] * 2**20,
     )
-    initial = [math.prod(shape) for shape in architecture.parameter_shapes().values()]
+    initial = [math.prod(shape) for table in tables for shape in table.parameter_shapes().values()]
     # The initial weights are in main memory beside the model, and a tensor of them once more while it is set.
     start = 0 if gpu else counted.framework + full * (count + sum(initial) + max(initial, default=0))
     return counted.model_copy(update={"start": max(0, start - counted.total)})
@@ -117,42 +122,55 @@ def largest_batch(needs: Parts, batch_size: int, room: int) -> int | None:
 
 
 def _of_samples(
-    recipe: Recipe, architecture: Architecture, shape: tuple[int, ...] | None, framework: str, stage: int
+    recipe: Recipe, tables: Sequence[Architecture], shape: tuple[int, ...] | None, framework: str, stage: int
 ) -> tuple[int | None, int | None]:
-    """Bytes of the activations, in a pipeline of those microbatches that are kept at once, and of the batch itself."""
-    kept = architecture.activations(shape, recipe.recompute) if shape else None
-    if kept is None or shape is None:
+    """Bytes of the activations, in a pipeline of those microbatches that are kept at once, and of the batch itself.
+
+    `tables` are a stage's chunks, or the model.
+    """
+    kept = [table.activations(shape, recipe.recompute) for table in tables] if shape else [None]
+    if shape is None or None in kept:
         return None, None
     precision = PRECISIONS[recipe.precision]
     full, low = ITEM_BYTES[precision.parameters], ITEM_BYTES[precision.compute]
-    scores = kept.scores if framework in capabilities.KEEPS_ATTENTION_WEIGHTS else 0
+    keeps_scores = framework in capabilities.KEEPS_ATTENTION_WEIGHTS
+    of_sample = [
+        (each.compute + each.scores * keeps_scores - each.outputs) * low + each.full * full for each in kept if each
+    ]
     is_text = isinstance(recipe.model, GptModel)
     sample = math.prod(shape) * (_TARGET_BYTES if is_text else full) + (shape[0] if is_text else 1) * _TARGET_BYTES
-    at_once, of_once, axes = recipe.batch_size, 0, recipe.parallel
+    size, at_once, axes = recipe.batch_size, sum(of_sample), recipe.parallel
     if axes.pipeline > 1:
         microbatches = microbatches_of(axes, recipe.batch_size)
-        size, all_of_step = recipe.batch_size // microbatches, microbatches * recipe.accumulate
-        at_once = size * alive(actions(axes.schedule, stage, axes.pipeline, all_of_step))
-        of_once = (at_once - size) * kept.outputs * low
-    activations = at_once * ((kept.compute + scores) * low + kept.full * full) - of_once
-    return activations, recipe.batch_size * sample
+        size //= microbatches
+        listed = actions(axes.schedule, stage, axes.pipeline, microbatches * recipe.accumulate, axes.chunks)
+        at_once = alive(listed, of_sample)
+    outputs = sum(each.outputs for each in kept if each)
+    return size * (at_once + outputs * low), recipe.batch_size * sample
 
 
 def _communication(
-    recipe: Recipe, architecture: Architecture, framework: str, value: int, gpu: bool, ranks: int, stage: Stage
+    recipe: Recipe,
+    whole: Architecture,
+    counts: Sequence[int],
+    framework: str,
+    value: int,
+    gpu: bool,
+    ranks: int,
+    stage: Stage,
 ) -> int:
     """The buffer of all gradients, or the buckets of a sharded step; and what compression and Local SGD keep.
 
-    `value` are the bytes of one gradient value.
+    A rank has gradients of so many values each, of `value` bytes. Blocks of the `whole` are divided.
     """
-    sizes = [size * value for size in _held(architecture).values()]
+    sizes = [count * value for count in counts]
     gradient_bytes = sum(sizes)
     residuals = int(getattr(recipe.compression, "error_feedback", False))
     copies = 0 if recipe.sync is None else 2 if recipe.sync.outer else 1  # the last common weights, and their velocity
     if stage == "none":
         buffer = max(sizes) if _joins(recipe, framework, gpu) else _fused(recipe, gradient_bytes, gpu)
     elif stage == "parameters":
-        buffer = int(value * _blocks_sent(architecture, ranks, gpu))
+        buffer = int(value * _blocks_sent(whole, ranks, gpu))
     else:
         largest = min(gradient_bytes, max(BUCKET_BYTES, *sizes))  # a larger tensor is a bucket of its own
         packed = min((BUCKETS_AT_ONCE[stage] + 1) * BUCKET_BYTES, gradient_bytes)  # and the one that waits
