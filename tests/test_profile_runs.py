@@ -128,7 +128,9 @@ def test_two_stages(hvdkit: Hvdkit, tmp_path: Path) -> None:
     forward, backward = step.forward_ms, step.backward_ms
     assert step.predicted_ms >= 4 * max(map(sum, zip(forward, backward, strict=True)))
     assert step.equal_bubble == 0.2 and 0.2 < step.bubble < 1
-    assert made.step.forward_ms and made.step.forward_ms.mean == pytest.approx(4 * sum(forward) / 2, rel=0.02)
+    split = made.step
+    assert split.forward_ms and 0 < split.forward_ms.mean <= 4 * sum(forward) / 2 + 1e-3, "samples count to input"
+    assert split.backward_ms and split.backward_ms.mean == pytest.approx(4 * sum(backward) / 2)
     whole = sum(part.mean for part in made.step.parts().values())
     assert whole == pytest.approx(made.step.step_ms.mean, rel=0.05)
     assert f"bubble {100 * step.bubble:.0f} %, the mean of 8 steps" in done.stdout
