@@ -13,18 +13,26 @@ from tests.divided import SETTINGS, continues, far, reports
 
 FRAMEWORKS = tuple(name for name, own in CAPABILITIES.items() if "pipeline-resnet" in own)
 IN_PARTS = tuple(name for name, own in CAPABILITIES.items() if "tensor-resnet" in own)
+QUICK = ("1f1b 4", "4 parts")
+THOROUGH = ("gpipe 2", "1f1b 2 synchronized", "interleaved 4", "2 parts synchronized", "1f1b 2 in parts")
 RATE = "schedule={scale: none, decay: constant}"  # whatever number of updates an epoch has
 RUN = ("train", "resnet20-digits", *SETTINGS, "model.name=resnet8", "batch_size=8", RATE)
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What each of four ranks found."""
-    return reports("pipeline_images", tmp_path_factory)
+    """What each of four ranks found in a case."""
+    ask = reports("pipeline_images", tmp_path_factory)
+    return lambda framework, case: [rank[case] for rank in ask(framework, *(QUICK if case in QUICK else THOROUGH))]
+
+
+def cases(*names: str) -> list[Any]:
+    """Cases, of which most are thorough."""
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in names]
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("case", ("1f1b 4", "gpipe 2", "1f1b 2 synchronized", "interleaved 4"))
+@pytest.mark.parametrize("case", cases("1f1b 4", "gpipe 2", "1f1b 2 synchronized", "interleaved 4"))
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_stages_compute_what_the_whole_model_computes(framework: str, case: str, report: Any) -> None:
     """Each gradient, weight and running statistic in 20 forced steps; a free one; evaluation; state.
@@ -32,21 +40,21 @@ def test_stages_compute_what_the_whole_model_computes(framework: str, case: str,
     One process has the same microbatches. Beside two data ranks, statistics are compared where they are synchronized.
     """
     statistics = 0 if case == "gpipe 2" else 2 * 21
-    for rank in (own[case] for own in report(framework)):
+    for rank in report(framework, case):
         assert not far(rank["gradients"]) and not far(rank["weights"])
         assert len(rank["weights"]) == 2 * (3 * 21 + 2) + statistics
         assert not far(rank["free"], 1e-9) and not far(rank["evaluation"])
         assert rank["loaded"] and rank["digest"][0] == rank["digest"][1]
-    names = [name for rank in report(framework)[:: 2 if " 2" in case else 1] for name in rank[case]["own"]]
+    names = [name for rank in report(framework, case)[:: 2 if " 2" in case else 1] for name in rank["own"]]
     assert len(names) == len(set(names)) == 5 * 21 + 2, "each tensor is on one stage"
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("case", ("4 parts", "2 parts synchronized", "1f1b 2 in parts"))
+@pytest.mark.parametrize("case", cases("4 parts", "2 parts synchronized", "1f1b 2 in parts"))
 @pytest.mark.parametrize("framework", IN_PARTS)
 def test_parts_compute_what_the_whole_model_computes(framework: str, case: str, report: Any) -> None:
     """Also bottlenecks, of which each stage has parts."""
-    for rank in (own[case] for own in report(framework)):
+    for rank in report(framework, case):
         assert not far(rank["gradients"]) and not far(rank["weights"])
         assert not far(rank["free"], 1e-9) and not far(rank["evaluation"])
         assert rank["loaded"] and rank["digest"][0] == rank["digest"][1]
@@ -63,6 +71,7 @@ def test_a_run_continues_in_other_stages(framework: str, hvdkit: Hvdkit, tmp_pat
         assert results[0][key] == pytest.approx(results[1][key], rel=1e-10)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("framework", IN_PARTS)
 def test_a_run_continues_in_other_parts(framework: str, hvdkit: Hvdkit, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def written(folder: Path, script: str = SCRIPT.replace(BUFFER, "")) -> str:
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("schedule", ("1f1b", "interleaved"))
+@pytest.mark.parametrize("schedule", ("1f1b", pytest.param("interleaved", marks=pytest.mark.thorough)))
 def test_a_run_continues_in_other_stages(schedule: str, hvdkit: Hvdkit, tmp_path: Path) -> None:
     """As alone with the same microbatches, which its batch norms see."""
     stages = (*STAGES, f"parallel.schedule={schedule}", f"parallel.chunks={1 + (schedule == 'interleaved')}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,23 +60,22 @@ def trained(
     }
 
 
-def main(framework: str, report: Path) -> None:
+def main(framework: str, report: Path, *cases: str) -> None:
     adapter = adapters.load(framework)
     sizes = ((2, 1), (4, 1), (1, 4), (1, 2), (2, 2))  # of the pipeline and tensor axes
     wanted = dict.fromkeys(ranks for axes in sizes for ranks in sets(RANKS, *axes))
     world = adapter.init("cpu", threads=1, sets=list(wanted))
     meshes = {axes: Mesh(world, *axes, adapter.process_set) for axes in sizes}
-    found = {
-        "1f1b 4": trained(framework, meshes[4, 1], "1f1b"),
-        "gpipe 2": trained(framework, meshes[2, 1], "gpipe"),
-        "1f1b 2 synchronized": trained(framework, meshes[2, 1], "1f1b", synchronized=True),
+    asked: dict[str, Callable[[], dict[str, Any]]] = {
+        "1f1b 4": lambda: trained(framework, meshes[4, 1], "1f1b"),
+        "4 parts": lambda: trained(framework, meshes[1, 4]),
+        "gpipe 2": lambda: trained(framework, meshes[2, 1], "gpipe"),
+        "1f1b 2 synchronized": lambda: trained(framework, meshes[2, 1], "1f1b", synchronized=True),
+        "interleaved 4": lambda: trained(framework, meshes[4, 1], "interleaved"),
+        "2 parts synchronized": lambda: trained(framework, meshes[1, 2], synchronized=True),
+        "1f1b 2 in parts": lambda: trained(framework, meshes[2, 2], table=BOTTLENECKS),
     }
-    if "interleaved" in adapter.CAPABILITIES:
-        found["interleaved 4"] = trained(framework, meshes[4, 1], "interleaved")
-    if "tensor-resnet" in adapter.CAPABILITIES:
-        found["4 parts"] = trained(framework, meshes[1, 4])
-        found["2 parts synchronized"] = trained(framework, meshes[1, 2], synchronized=True)
-        found["1f1b 2 in parts"] = trained(framework, meshes[2, 2], table=BOTTLENECKS)
+    found = {case: asked[case]() for case in cases}
     everyone = adapter.allgather_object(found, meshes[2, 1].world, name="report")
     if world.rank == 0:
         report.write_text(json.dumps(everyone))
@@ -83,4 +83,4 @@ def main(framework: str, report: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
