@@ -129,7 +129,7 @@ class Heartbeat:
             with contextlib.suppress(OSError):
                 os.pwrite(self._beat_file, line.encode().ljust(BEAT_BYTES), 0)
 
-    def on_disk(self, what: str, work: Callable[..., None], *arguments: Any) -> None:
+    def on_disk(self, what: str, work: Callable[..., object], *arguments: Any) -> None:
         """Call a function that writes to the disk, in a thread, and wait by `await_disk`. Raises what it does."""
         raised: list[BaseException] = []
 

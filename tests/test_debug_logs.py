@@ -9,7 +9,7 @@ import pytest
 
 from hvdkit.commands import debug_logs
 from hvdkit.report.debug_logs import lines
-from hvdkit.results.debug import read_debug
+from hvdkit.results.debug import DebugLog
 from tests.conftest import Hvdkit
 
 pytestmark = pytest.mark.check
@@ -51,7 +51,7 @@ def logs(folder: Path, text: str, interface: str = "eth0", **added: str) -> Path
 
 def test_gloos_ring_interfaces_and_hosts(tmp_path: Path) -> None:
     found = debug_logs.collect(logs(tmp_path / "logs", GLOO), tmp_path / "debug")
-    assert read_debug(tmp_path / "debug" / "debug.json") == found
+    assert DebugLog.read(tmp_path / "debug" / "debug.json") == found
     assert (found.controller, found.cpu_operations, found.nccl, found.first_problem) == ("GLOO", "GLOO", None, None)
     assert (found.rings, found.between_hosts) == ([[0, 1, 2, 3]], 2)
     assert [(each.rank, each.host, each.interface, each.addresses, each.lines) for each in found.ranks] == [
@@ -119,7 +119,7 @@ def test_a_run_with_debug_says_how_its_ranks_are_connected(
     assert done.returncode == 0, done.stderr
     assert "ring: 0 → 1 → 0; 0 hops between hosts" in done.stderr, done.stderr
     assert "rank 1 on localhost: tcp over lo, 127.0.0.1" in done.stderr
-    found = read_debug(tmp_path / "run" / "debug" / "debug.json")
+    found = DebugLog.read(tmp_path / "run" / "debug" / "debug.json")
     assert found.first_problem is None and [each.rank for each in found.ranks] == [0, 1]
     done = hvdkit(*arguments, "--overwrite", "--out", "run")
     assert done.returncode == 0 and "ring" not in done.stderr and not (tmp_path / "run" / "debug").exists()

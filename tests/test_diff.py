@@ -14,7 +14,7 @@ import hvdkit as package
 from hvdkit.checkpoint import snapshots
 from hvdkit.core.session import Session
 from hvdkit.recipe import schema
-from hvdkit.results.diff import Diff, read_diff
+from hvdkit.results.diff import Diff
 from tests.conftest import Hvdkit
 from tests.resuming import local_recipe, local_run
 
@@ -48,7 +48,7 @@ def test_a_key_that_differs_is_named_with_what_follows_from_it(kept: Path, tmp_p
     assert done.returncode == 1
     assert "  optimizer.learning_rate: 0.01 → 0.011" in done.stdout
     assert "loss: the same at step 1, loss differs first at step 2: " in done.stdout, done.stdout
-    found = read_diff(tmp_path / "out" / "diff.json")
+    found = Diff.read(tmp_path / "out" / "diff.json")
     assert [each.key for each in found.settings] == ["optimizer.learning_rate"]
     (first, *_), (second, *_) = (
         [snapshots.read(folder / "checkpoints" / "step-00000015").state] for folder in (kept, other)

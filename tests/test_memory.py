@@ -21,7 +21,7 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe import registry, schema
 from hvdkit.recipe.communication import Parallel
 from hvdkit.recipe.schema import Recipe
-from hvdkit.results.memory import FILE, MemoryNeed, Parts
+from hvdkit.results.memory import MemoryNeed, Parts
 from hvdkit.runtimes.store import find
 from hvdkit.simulator import memory, sharding
 from hvdkit.simulator.sharding import STAGES, States
@@ -248,11 +248,11 @@ def test_the_command(hvdkit: Hvdkit, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for part in ("8 ranks, sharding:", "optimizer", "activations", "largest batch_size", "8 ranks: fits", "1,343 MiB"):
         assert part in done.stdout, part
-    found = MemoryNeed.model_validate_json((tmp_path / "found" / FILE).read_text())
+    found = MemoryNeed.model_validate_json((tmp_path / "found" / MemoryNeed.FILE).read_text())
     assert [(row.ranks, row.stage) for row in found.rows] == [(1, "none"), *((8, stage) for stage in STAGES)]
     assert found.device_bytes == 24 * GIB and found.batch_size == 12 and found.rows[0].fits
     printed = hvdkit("memory", "gpt2", "-n", 1, "-n", 8, "--device", "24GiB", "batch_size=12", "--json")
-    assert json.loads(printed.stdout) == json.loads((tmp_path / "found" / FILE).read_text())
+    assert json.loads(printed.stdout) == json.loads((tmp_path / "found" / MemoryNeed.FILE).read_text())
 
 
 def test_what_does_not_fit_gets_advice() -> None:
@@ -282,7 +282,7 @@ def test_from_python(tmp_path: Path) -> None:
     assert found.records()[0]["activations_bytes"] == found.rows[0].parts.activations
     assert all(math.isfinite(row.total_bytes) for row in found.rows)
     written = hvdkit.memory("gpt-tiny", out=tmp_path / "there")
-    assert (written.folder / FILE).is_file()
+    assert (written.folder / MemoryNeed.FILE).is_file()
 
 
 @pytest.mark.parametrize(

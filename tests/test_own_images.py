@@ -17,7 +17,7 @@ from hvdkit.checkpoint import snapshots
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import ImageFolder
 from hvdkit.results.evaluate import read_evaluation
-from hvdkit.results.predict_images import read_predictions
+from hvdkit.results.predict_images import ImagePredictions
 from tests.conftest import ROOT, Hvdkit, rest_thorough, run
 
 pytestmark = pytest.mark.long
@@ -128,7 +128,7 @@ def test_every_framework_says_what_evaluation_counts(
     files = [val.path(index) for index in range(len(val))]
     done = hvdkit("predict-images", run_, *files, "--framework", framework, "--out", "p")
     assert done.returncode == 0 and "written to" in done.stdout, done.stderr
-    found = read_predictions(tmp_path / "p" / "predict-images.json")
+    found = ImagePredictions.read(tmp_path / "p" / "predict-images.json")
     assert [each.file for each in found.pictures] == files and found.framework == framework
     right = sum(each.classes[0].name == Path(each.file).parent.name for each in found.pictures)
     assert right == evaluated.correct

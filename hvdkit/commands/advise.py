@@ -142,12 +142,12 @@ def run(request: AdviseRequest) -> Advice:
         plan = subject if isinstance(subject, PredictPlan) else profiled(*subject, folder)
         costs = money(plan, request, deadline_s)
         advice = advising.advise(plan.profile, plan.cluster, plan.ranks[0], plan.settings, costs)
-        write_atomic(folder / "advise.json", advice.model_dump_json(indent=2) + "\n")
+        advice.written(folder)
         csv_files.save(folder / "advise.csv", csv_files.advice(advice))
         write_atomic(folder / "advise.md", advice_markdown(advice))
         if request.apply is not None:
             say([f"{request.apply}: the recipe with {apply(advice, settings, request.apply)}"])
-        return advice.at(folder)
+        return advice
 
 
 def lines(request: AdviseRequest, result: Advice) -> Iterator[str]:

@@ -23,7 +23,6 @@ from hvdkit.commands.request import Argument, Option, Request, say
 from hvdkit.core.group import threads_per_rank
 from hvdkit.defaults import FRAMEWORK, LAUNCHER, STALL_TIMEOUT_S
 from hvdkit.errors import Faults, RequestError
-from hvdkit.files import write_atomic
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
@@ -150,7 +149,7 @@ def run(request: BenchRequest) -> Bench:
         say([] if request.device == "gpu" or checked.runtime.gpu else checked.placement.crowding)
         result = _measure(checked, folder)
         bench_plot(result, measured(result), folder / "bench.png")
-        return result.at(folder)
+        return result
 
 
 def lines(request: BenchRequest, result: Bench) -> Iterator[str | Table]:
@@ -221,7 +220,7 @@ def _measure(plan: BenchPlan, folder: Path) -> Bench:
     )
     for name in (ROWS, RANKS):
         (folder / name).unlink()
-    write_atomic(folder / "bench.json", result.model_dump_json(indent=2) + "\n")
+    result.written(folder)
     csv_files.save(folder / "bench.csv", result.records())
     cluster.save(plan.cluster_with(result), folder / "cluster.yaml")
     return result

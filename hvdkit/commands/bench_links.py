@@ -20,7 +20,6 @@ from hvdkit.commands import doctor
 from hvdkit.commands.fields import Overwrite
 from hvdkit.commands.request import Form, Option, Request, say
 from hvdkit.errors import RequestError
-from hvdkit.files import write_atomic
 from hvdkit.launch import launchers
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.launchers import slurm
@@ -29,13 +28,11 @@ from hvdkit.report import csv_files
 from hvdkit.report.links import links_plot, links_table
 from hvdkit.report.tabular import terminal
 from hvdkit.results.doctor import HostFault, HostReport
-from hvdkit.results.json_files import read
 from hvdkit.results.links import LinkRow, Links
 from hvdkit.runtimes import store
 from hvdkit.simulator import cluster
 from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level, Software
 
-FILE = "links.json"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = Form(r"[0-9]{1,9}[smhd]", "a number and s, m, h or d, such as 10m")
 _OF_90_PERCENT = 1.645  # standard deviations, of a normal distribution
@@ -79,8 +76,8 @@ def run(request: BenchLinksRequest) -> Links:
     out = request.out or paths.default_out("links", "bench")
     with paths.claimed(out, request.overwrite, request.resume) as folder:
         result = Links(hvdkit_version=hvdkit.__version__, hosts=names, seconds=request.seconds)
-        if request.resume and (folder / FILE).exists():
-            result = read(Links, folder / FILE, "links")
+        if request.resume and (folder / Links.FILE).exists():
+            result = Links.read(folder / Links.FILE)
             if result.hosts != names:
                 raise RequestError(f"-H: expected {','.join(result.hosts)}, the hosts of the series in {out}")
         began = result.rows[0].at_s if result.rows else time.time()
@@ -177,7 +174,7 @@ def _write(result: Links, folder: Path) -> None:
     links_plot(result, folder / "links.png")
     if result.relative():
         cluster.save(network(result), folder / "cluster.yaml")
-    write_atomic(folder / FILE, result.model_dump_json(indent=1) + "\n")
+    result.written(folder)
 
 
 def network(result: Links) -> Cluster:

@@ -33,10 +33,10 @@ from hvdkit.report.compare import comparison_markdown, comparison_tables
 from hvdkit.report.parity import deviations
 from hvdkit.report.progress import RunProgress, StageProgress
 from hvdkit.report.rounds import EarlierComparison, by_kind, ratios
-from hvdkit.results.compare import Comparison, read_comparison
+from hvdkit.results.compare import Comparison
 from hvdkit.results.dry_run import DryRun
 from hvdkit.results.machine import this_machine
-from hvdkit.results.parity import Parity, read_parity
+from hvdkit.results.parity import Parity
 from hvdkit.results.train import TrainResult
 from hvdkit.tracking import trackers as tracking
 from hvdkit.tracking.trackers import Trackers
@@ -144,7 +144,7 @@ def run(request: CompareRequest) -> Comparison:
                 request.resume,
             )
         log(plan.schedule, folder, plan.trackers, lambda line: say([line]))
-        return comparison.at(folder)
+        return comparison
 
 
 def preview(request: CompareRequest) -> DryRun:
@@ -267,7 +267,7 @@ def proof(
         short = recipe.model_copy(update={"batch_size": min(recipe.batch_size, parts * max(1, 16 // parts))})
         copies = 1 if axes.data == "auto" else axes.data
         return parity.plan(short, frameworks, PARITY_STEPS, replace(placement, np=max(2, copies * axes.model)), named)
-    proved = read_parity(file)
+    proved = Parity.read(file)
     parity.check(proved, file, recipe, parity.names(frameworks, named, proved.np))
     return proved
 
@@ -276,7 +276,7 @@ def prove(plan: ParityPlan, folder: Path, on_start: Callable[[str], None], resum
     """Check parity in the folder `parity` of `folder`, or with `resume` take its result. As `parity.proved`."""
     target = folder / "parity"
     if resume and (target / "parity.json").exists():
-        proved = read_parity(target / "parity.json")
+        proved = Parity.read(target / "parity.json")
         parity.check(proved, target / "parity.json", plan.recipe, plan.names)
         return proved
     shutil.rmtree(target, ignore_errors=True)  # of a run that was interrupted
@@ -290,7 +290,7 @@ def earlier(path: Path, margin: float, recipe: Recipe, plans: list[Plan]) -> Ear
     Raises RequestError where the file is missing or damaged, is of another machine or recipe, or has none of the
     planned runs.
     """
-    old = read_comparison(path)
+    old = Comparison.read(path)
     here = this_machine()
     for key in ("processor", "cores"):
         before, now = getattr(old.machine, key), getattr(here, key)
@@ -351,8 +351,7 @@ def compared(
             shutil.rmtree(run_folder, ignore_errors=True)
             run_folder.mkdir(parents=True)
             result = train.trained(plan, run_folder, watch(number, plan))
-            results[title] = result.model_copy(update={"round": number})
-            write_atomic(run_folder / "result.json", results[title].model_dump_json(indent=2) + "\n")
+            results[title] = result.model_copy(update={"round": number}).written(run_folder)
     runs = [results[schedule.name(number, plan)] for number in schedule.numbers for plan in schedule.plans]
     comparison = Comparison(
         runs=runs,
@@ -364,7 +363,7 @@ def compared(
         parity=shown,
         machine=this_machine(),
     )
-    write_atomic(folder / "compare.json", comparison.model_dump_json(indent=2) + "\n")
+    comparison.written(folder)
     csv_files.save(folder / "compare.csv", csv_files.comparison(comparison))
     write_atomic(folder / "compare.md", comparison_markdown(comparison))
     return comparison

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hvdkit.files import open_regular, unwritable, write_atomic
-from hvdkit.results.debug import FILE, DebugLog, Problem, RankLog
+from hvdkit.results.debug import DebugLog, Problem, RankLog
 
 FOLDER = "debug"
 # What a user has set stays.
@@ -47,9 +47,7 @@ def collect(logs: Path, folder: Path, hosts: Mapping[int, str] | None = None) ->
     said = {log.stem: list(_lines(log)) for log in sorted([*logs.glob("rank-*.log"), *logs.glob("worker-*.log")])}
     for name, lines in said.items():
         write_atomic(folder / f"{name}.log", "".join(f"{line}\n" for line in lines))
-    summarized = summary(said, hosts or {})
-    write_atomic(folder / FILE, summarized.model_dump_json(indent=2) + "\n")
-    return summarized.at(folder)
+    return summary(said, hosts or {}).written(folder)
 
 
 def summary(said: Mapping[str, list[str]], known: Mapping[int, str]) -> DebugLog:

@@ -15,11 +15,10 @@ from hvdkit.checkpoint.resume import last_record
 from hvdkit.commands.fields import Overwrite
 from hvdkit.commands.request import Argument, Option, Request
 from hvdkit.errors import Faults, RequestError
-from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
 from hvdkit.report import diff as report
-from hvdkit.results.diff import FILE, CheckpointDifference, Diff, Difference, LossDifference, TensorDifference
-from hvdkit.results.train import read_metrics, read_result
+from hvdkit.results.diff import CheckpointDifference, Diff, Difference, LossDifference, TensorDifference
+from hvdkit.results.train import TrainResult, read_metrics
 
 Scores = tuple[float, dict[str, float] | None]  # the loss and the validation of a line
 # Of result.json: what may explain a difference, and is no key of the recipe.
@@ -50,15 +49,14 @@ def run(request: DiffRequest) -> Diff:
     if not request.out:
         return difference
     with paths.claimed(request.out, request.overwrite, inputs=[request.first, request.second]) as folder:
-        write_atomic(folder / FILE, difference.model_dump_json(indent=2) + "\n")
-        return difference.at(folder)
+        return difference.written(folder)
 
 
 def lines(request: DiffRequest, result: Diff) -> Iterator[str]:
     """What differs, and where it is written."""
     yield from report.lines(result)
     if request.out:
-        yield f"written to {result.folder / FILE}"
+        yield f"written to {result.folder / result.FILE}"
 
 
 def status(result: Diff) -> int:
@@ -109,7 +107,7 @@ def _circumstances(folder: Path) -> dict[str, Any]:
         record = last_record(folder / "checkpoints")
         known = ("framework", "framework_version", "hvdkit_version", "np")
         return {} if record is None else {key: getattr(record, key) for key in known}
-    result = read_result(folder / "result.json").model_dump(mode="json")
+    result = TrainResult.read(folder / "result.json").model_dump(mode="json")
     tuning = {f"tuning.{name}": setting.get("value") for name, setting in (result.get("tuning") or {}).items()}
     return {key: result.get(key) for key in _CIRCUMSTANCES} | tuning
 
@@ -119,7 +117,7 @@ def _same_weights(folders: tuple[Path, Path], when: str) -> bool | None:
     files = [folder / "result.json" for folder in folders]
     if not all(file.exists() for file in files):
         return None
-    first, second = (getattr(read_result(file), f"{when}_sha256") for file in files)
+    first, second = (getattr(TrainResult.read(file), f"{when}_sha256") for file in files)
     return bool(first == second)
 
 

@@ -19,7 +19,6 @@ from hvdkit.commands import host_faults
 from hvdkit.commands.fields import Overwrite
 from hvdkit.commands.request import Option, Request
 from hvdkit.errors import RequestError
-from hvdkit.files import write_atomic
 from hvdkit.launch import launchers
 from hvdkit.launch.hosts import Host, parse_hosts, read_hostfile, shown
 from hvdkit.launch.launchers import slurm
@@ -31,7 +30,6 @@ from hvdkit.runtimes import machine, pins, store
 from hvdkit.runtimes.doctor import Report
 from hvdkit.runtimes.store import PACKAGE, Runtime
 
-FILE = "doctor.json"
 _NAME_S = 3.0
 _NCCL = [f"nvidia-nccl-cu{version}" for version in (11, 12, 13)]
 _PACKAGES = ["horovod", "numpy", "keras", "pydantic", "safetensors", *_NCCL]
@@ -80,7 +78,7 @@ def lines(request: DoctorRequest, result: Report | HostsReport) -> Iterator[Any]
     verdict = f"{bad} with faults" if bad else "ranks can run on them"
     reached = sum(host.reachable for host in result.hosts)
     yield f"{reached} of {len(result.hosts)} hosts answer, {verdict} ({result.seconds:.1f} s)"
-    yield f"written to {result.folder / FILE}"
+    yield f"written to {result.folder / result.FILE}"
 
 
 def _versions(host: HostReport) -> str:
@@ -168,8 +166,7 @@ def examine(hosts: Sequence[Host], interface: str | None, folder: Path) -> Hosts
         hvdkit_version=hvdkit.__version__, runtimes=[runtime.name for runtime in runtimes], hosts=reports,
         faults=faults, seconds=round(time.monotonic() - began, 2),
     )  # fmt: skip
-    write_atomic(folder / FILE, result.model_dump_json(indent=2) + "\n")
-    return result.at(folder)
+    return result.written(folder)
 
 
 def ways_to(hosts: Sequence[Host], allocated: set[str], pool: ThreadPoolExecutor) -> list[str]:

@@ -24,7 +24,7 @@ from hvdkit.recipe import parallel, schema
 from hvdkit.recipe.schema import ImageFolder, Model, Recipe, flat
 from hvdkit.results.dry_run import DryRun, PlannedRank, PlannedRun
 from hvdkit.results.memory import Parts
-from hvdkit.results.train import PlannedStage, TrainResult, read_result
+from hvdkit.results.train import PlannedStage, TrainResult
 from hvdkit.runtimes import machine
 from hvdkit.simulator import memory
 from hvdkit.tasks import duration, few_samples, resnet
@@ -212,7 +212,7 @@ def _former_results(folders: list[Path]) -> list[tuple[Path, TrainResult]]:
     results = []
     for path in newest[:_MOST_FORMER]:
         try:
-            results.append((path, read_result(path)))
+            results.append((path, TrainResult.read(path)))
         except RequestError:
             continue  # of another version, or damaged
     return results

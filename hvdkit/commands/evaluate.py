@@ -16,7 +16,7 @@ from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import parallel, schema
-from hvdkit.results.evaluate import EvaluationResult, read_evaluation
+from hvdkit.results.evaluate import EvaluationResult
 from hvdkit.tasks.task import state_shapes
 
 
@@ -71,7 +71,7 @@ def run(request: EvaluateRequest) -> EvaluationResult:
         launch(
             checked, folder / "config.yaml", arguments + ([] if request.average else ["--no-average"]), folder / "logs"
         )
-        return read_evaluation(folder / "evaluate.json")
+        return EvaluationResult.read(folder / EvaluationResult.FILE)
 
 
 def lines(request: EvaluateRequest, result: EvaluationResult) -> Iterator[str]:

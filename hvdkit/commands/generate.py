@@ -18,10 +18,9 @@ from hvdkit.commands.request import Argument, Option, Request
 from hvdkit.data.encoding import encoding
 from hvdkit.errors import Faults, HvdkitError, RequestError
 from hvdkit.recipe.schema import GptModel, Text
-from hvdkit.results.generate import Generation, read_generation
+from hvdkit.results.generate import Generation
 from hvdkit.tasks.gpt import architecture
 
-FILE = "generate.json"
 _MOST = 100_000  # tokens
 
 
@@ -107,7 +106,7 @@ def continued(prompt: Prompt, count: int, average: bool, folder: Path | None) ->
     used = encoding(data.tokens)
     given = used.encode(prompt.text)
     document = {"checkpoint": str(prompt.checkpoint), "tokens": given, "count": count, "average": average}
-    answer = ask(prompt.plan, "--generate", document, FILE, read_generation, folder)
+    answer = ask(prompt.plan, "--generate", document, Generation, folder)
     # a decoder may drop a space at a text's start, so the tokens are decoded after those of the prompt
     start, decoded = used.decode(given), used.decode(given + answer.tokens)
     text = decoded[len(start) :] if decoded.startswith(start) else used.decode(answer.tokens)

@@ -17,12 +17,11 @@ from hvdkit.commands.request import Option, Request
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.defaults import FRAMEWORK
 from hvdkit.errors import LARGEST, Faults, RequestError, nearest
-from hvdkit.files import write_atomic
 from hvdkit.recipe import parallel
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report import memory as report
 from hvdkit.report.tabular import terminal
-from hvdkit.results.memory import FILE, MemoryNeed, MemoryRow
+from hvdkit.results.memory import MemoryNeed, MemoryRow
 from hvdkit.results.profile import ITEM_BYTES
 from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.runtimes.store import unknown
@@ -67,8 +66,7 @@ def run(request: MemoryRequest) -> MemoryNeed:
     if not request.out:
         return needs
     with paths.claimed(request.out, request.overwrite) as folder:
-        write_atomic(folder / FILE, needs.model_dump_json(indent=2) + "\n")
-        return needs.at(folder)
+        return needs.written(folder)
 
 
 def lines(request: MemoryRequest, result: MemoryNeed) -> Iterator[str | Table]:
@@ -80,7 +78,7 @@ def lines(request: MemoryRequest, result: MemoryNeed) -> Iterator[str | Table]:
     yield from (terminal(table, "") for table in report.tables(result))
     yield from report.notes(result)
     if request.out:
-        yield f"written to {result.folder / FILE}"
+        yield f"written to {result.folder / result.FILE}"
 
 
 def devices() -> dict[str, int]:

@@ -103,7 +103,7 @@ def run(request: ParityRequest) -> Parity:
         paths.claimed(target, request.overwrite, inputs=[checked.recipe.model.weights]) as folder,
         StageProgress("parity", len(checked.plans)) as progress,
     ):
-        return proved(checked, folder, progress.begin).at(folder)
+        return proved(checked, folder, progress.begin)
 
 
 def preview(request: ParityRequest) -> DryRun:
@@ -230,7 +230,7 @@ def proved(plan: ParityPlan, folder: Path, on_start: Callable[[str], None] = lam
         shutil.rmtree(trace, ignore_errors=True)
     findings = {name: content.get((name, "fp64")) or content[name, "fp32"] for name in plan.names}
     parity = judge(plan, findings, content.get((registry.label(*LEADER), "fp32")))
-    write_atomic(folder / "parity.json", parity.model_dump_json(indent=2) + "\n")
+    parity.written(folder)
     csv_files.save(folder / "parity.csv", parity.records())
     write_atomic(folder / "parity.md", parity_markdown(parity))
     from hvdkit.report.parity import parity_plot

@@ -11,7 +11,6 @@ from hvdkit import paths
 from hvdkit.commands.fields import SETTINGS, Overwrite, profile_file
 from hvdkit.commands.request import Accepts, Argument, Option, Request
 from hvdkit.errors import RequestError
-from hvdkit.files import write_atomic
 from hvdkit.report import csv_files, gantt
 from hvdkit.report.predict import prediction_lines
 from hvdkit.results import profile as profiles
@@ -79,14 +78,14 @@ def run(request: PredictRequest) -> Prediction:
     target = request.out or paths.default_out(plan.profile.recipe, "predict")
     with paths.claimed(target, request.overwrite, inputs=[request.profile, request.cluster]) as folder:
         prediction = predicting.predict(plan.profile, plan.cluster, plan.ranks, plan.settings)
-        write_atomic(folder / "predict.json", prediction.model_dump_json(indent=2) + "\n")
+        prediction.written(folder)
         csv_files.save(folder / "predict.csv", csv_files.prediction(prediction))
         most = max(plan.ranks)
         schedule = predicting.schedule(calibration.calibrate(plan.profile), plan.cluster, most, plan.settings)
         title = f"{plan.profile.model}, {most} ranks on {plan.cluster.name}: {1e3 * schedule.period:.1f} ms per step"
         gantt.picture(schedule, title, folder / "predict.png")
         gantt.trace(schedule, plan.profile, folder / "predict-trace.json")
-        return prediction.at(folder)
+        return prediction
 
 
 def lines(request: PredictRequest, result: Prediction) -> Iterator[str]:

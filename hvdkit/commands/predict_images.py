@@ -23,10 +23,9 @@ from hvdkit.errors import Faults, HvdkitError
 from hvdkit.files import open_regular
 from hvdkit.report.predict_images import predictions_table
 from hvdkit.report.tabular import terminal
-from hvdkit.results.predict_images import ImagePredictions, read_predictions
+from hvdkit.results.predict_images import ImagePredictions
 
 _BATCH = 32  # pictures at once
-FILE = "predict-images.json"
 
 
 class PredictImagesRequest(Request):
@@ -84,7 +83,7 @@ def run(request: PredictImagesRequest) -> ImagePredictions:
     }
     inputs, out = [request.checkpoint, *request.images], request.out
     with paths.claimed(out, request.overwrite, inputs=inputs) if out else nullcontext() as folder:
-        answer = ask(pictures.plan, "--predict-images", document, FILE, read_predictions, folder)
+        answer = ask(pictures.plan, "--predict-images", document, ImagePredictions, folder)
         return answer.at(folder) if folder else answer
 
 
@@ -94,7 +93,7 @@ def lines(request: PredictImagesRequest, result: ImagePredictions) -> Iterator[s
     title = f"{result.model}, step {result.step} by {result.trained_by}{of}, under {result.framework}"
     yield terminal(predictions_table(result), title, wrap_from=1)
     if request.out:
-        yield f"written to {result.folder / FILE}"
+        yield f"written to {result.folder / result.FILE}"
 
 
 def _files(image: Path, faults: list[str], left_out: list[str]) -> list[Path]:

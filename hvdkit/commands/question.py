@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,9 @@ from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
+from hvdkit.results.json_files import Result
 
-Answer = TypeVar("Answer")
+Answer = TypeVar("Answer", bound=Result)
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,8 @@ class Asked:
         return of_checkpoint(recipe, self.record.framework, framework, Placement(), "none")
 
 
-def ask(
-    plan: Plan, option: str, query: dict[str, Any], file: str, read: Callable[[Path], Answer], folder: Path | None
-) -> Answer:
-    """The answer that the plan's rank, started with `option` and what is asked for, writes to `file`.
+def ask(plan: Plan, option: str, query: dict[str, Any], kind: type[Answer], folder: Path | None) -> Answer:
+    """The answer that the plan's rank, started with `option` and what is asked for, writes, a file of this `kind`.
 
     All files are written into `folder` (absolute, there and empty) if there is one. Raises what the launcher raises.
     """
@@ -58,4 +56,4 @@ def ask(
         write_atomic(base / "request.json", json.dumps(query))
         write_atomic(base / "config.yaml", schema.dump(plan.recipe))
         launch(plan, base / "config.yaml", [option, str(base / "request.json"), "--out", str(base)], base / "logs")
-        return read(base / file)
+        return kind.read(base / kind.FILE)

@@ -12,7 +12,6 @@ from hvdkit.commands import predict
 from hvdkit.commands.fields import Overwrite, texts
 from hvdkit.commands.predict import ClusterFile, Out, Policy, ProfileFile, WhatIf
 from hvdkit.commands.request import Accepts, Option, Request
-from hvdkit.files import write_atomic
 from hvdkit.recipe import grid as grids
 from hvdkit.report import csv_files
 from hvdkit.report import sweep as report
@@ -62,10 +61,10 @@ def run(request: SweepRequest) -> Sweep:
     target = request.out or paths.default_out("sweep", "predict")
     with paths.claimed(target, request.overwrite, inputs=[request.profile, request.cluster]) as folder:
         swept = sweeping.sweep(profile, links, whatifs)
-        write_atomic(folder / "sweep.json", swept.model_dump_json(indent=2) + "\n")
+        swept.written(folder)
         csv_files.save(folder / "sweep.csv", report.rows(swept))
         report.picture(swept, folder / "sweep.png")
-        return swept.at(folder)
+        return swept
 
 
 def lines(request: SweepRequest, result: Sweep) -> Iterator[str | Table]:

@@ -38,7 +38,6 @@ from hvdkit.results.train import (
     TrainResult,
     kept_lines,
     read_metrics,
-    read_result,
     result_lines,
 )
 from hvdkit.runtimes.pins import FRAMEWORKS
@@ -183,7 +182,7 @@ def trained(
             return done
         if result in before:
             try:
-                read_result(result)
+                TrainResult.read(result)
             except RequestError:
                 say([f"{result}: damaged; it is made anew from the newest checkpoint"])
                 damaged = True
@@ -251,16 +250,16 @@ def trained(
             raise Stopped(f"{stopped} before the first checkpoint")
         remedy = f"; the newest checkpoint is {newest}; continue with --resume" if newest else ""
         raise RunError(f"{folder}: all ranks have ended, and training is not done: there is no {result.name}{remedy}")
-    ended = read_result(result)
+    ended = TrainResult.read(result)
     if (
         result in before and not damaged and not ended.measured_steps
     ):  # the earlier run had ended, so its figures are those that hold
         write_atomic(result, before[result])
-        ended = read_result(result)
+        ended = TrainResult.read(result)
         say([_nothing_to_do(folder, ended, plan.recipe)])
     if not ended.measured_steps and not ended.images_per_second:
         _set_speed(ended, metrics)
-        write_atomic(result, ended.model_dump_json(indent=2) + "\n")
+        ended.written(folder)
     return ended
 
 
@@ -341,7 +340,7 @@ def finished(plan: Plan, folder: Path) -> TrainResult | None:
     """The result of an earlier run in the folder, if it is of this plan and has finished."""
     try:
         same = schema.load(folder / "config.yaml") == plan.recipe
-        result = read_result(folder / "result.json") if same and (folder / "result.json").exists() else None
+        result = TrainResult.read(folder / "result.json") if same and (folder / "result.json").exists() else None
     except RequestError:
         return None
     if result is None or (result.framework, result.rival) != (plan.framework, plan.rival):

@@ -11,8 +11,8 @@ from hvdkit.paths import settled
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.recipe.yaml_files import named
-from hvdkit.results.compare import Comparison, read_comparison
-from hvdkit.results.train import MetricLine, TrainResult, read_result, scan_metrics
+from hvdkit.results.compare import Comparison
+from hvdkit.results.train import MetricLine, TrainResult, scan_metrics
 
 _MOST_LINES = 400  # a run of each kind, which charts draw
 _MOST_KINDS, _MOST_NPS = 200, 32  # of runs, on one page
@@ -60,7 +60,8 @@ def read(folder: Path) -> Found:
     if "compare.json" in names:
         return _comparison(folder)
     if "result.json" in names:
-        return Found(folder, [_run(folder, _sound(read_result(folder / "result.json"), folder / "result.json"))], None)
+        path = folder / "result.json"
+        return Found(folder, [_run(folder, _sound(TrainResult.read(path), path))], None)
     reason = "neither compare.json nor result.json is in it" if names else "the folder is empty"
     if "runs" in names:
         reason = "a comparison that has not come to its end (no compare.json)"
@@ -69,14 +70,14 @@ def read(folder: Path) -> Found:
 
 def _comparison(folder: Path) -> Found:
     path = folder / "compare.json"
-    comparison = read_comparison(path)
+    comparison = Comparison.read(path)
     kinds = {Run(result).kind for result in comparison.runs}
     nps = {np for _, np, _ in kinds}
     for values, most, what in ((kinds, _MOST_KINDS, "kinds of runs"), (nps, _MOST_NPS, "numbers of ranks")):
         if len(values) > most:
             raise RequestError(f"{path}: expected at most {most} {what}, which a page can show, got {len(values)}")
     paths = sorted((folder / "runs").glob("*/result.json"))
-    folders = {_key(read_result(result)): result.parent for result in paths}
+    folders = {_key(TrainResult.read(result)): result.parent for result in paths}
     runs = []
     for result in comparison.runs:
         home = folders.get(_key(_sound(result, path)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdkit.results.debug import FILE, DebugLog, RankLog
+from hvdkit.results.debug import DebugLog, RankLog
 
 _SHOWN = 8  # ranks, or rings
 _LONGEST = 300  # characters of a problem
@@ -27,7 +27,7 @@ def lines(log: DebugLog) -> list[str]:
         shown.append(f"  rank {', '.join(loopback)}: other hosts do not reach lo; set HOROVOD_GLOO_IFACE")
     first = log.first_problem
     problem = f"{first.name}: {first.text[:_LONGEST]}" if first else "none"
-    return [*shown, f"  first warning or error: {problem}", f"  all of it: {log.folder / FILE}"]
+    return [*shown, f"  first warning or error: {problem}", f"  all of it: {log.folder / log.FILE}"]
 
 
 def _shown(rank: RankLog) -> str:

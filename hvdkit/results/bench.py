@@ -52,7 +52,7 @@ class BenchRow(Record):
     wrong: int
 
 
-class Bench(Record, Result):
+class Bench(Record, Result, file="bench.json"):
     """`bench.json`. `hosts` are listed by rank, `settings` are rank 0's HOROVOD_… variables.
 
     `memory_bytes_per_s` is what a rank on a CPU reads and writes in copies while all ranks copy; None if unknown.

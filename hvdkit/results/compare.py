@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
 from hvdkit.errors import RequestError
-from hvdkit.results.json_files import Figures, Result, read
+from hvdkit.results.json_files import Figures, Result
 from hvdkit.results.machine import Machine
 from hvdkit.results.parity import Parity
 from hvdkit.results.train import TrainResult
@@ -58,7 +58,7 @@ class BaselineRow(Figures):
     verdict: Literal["better", "worse", "tie"]
 
 
-class Comparison(Figures, Result):
+class Comparison(Figures, Result, file="compare.json", of="the compare.json of `hvdkit compare`"):
     """`compare.json`. `parity` is None with `--no-parity`, `baseline` is None without `--baseline`.
 
     `runs` are sorted by round, then by the order on the command line. `order` has their names in the order in which
@@ -79,10 +79,13 @@ class Comparison(Figures, Result):
         single = str | int | float | None
         return [{key: value for key, value in run if isinstance(value, single)} for run in self.runs]
 
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """As in the base class; a file without runs is damaged."""
+        comparison = super().read(path)
+        if not comparison.runs:
+            raise RequestError(f"{path}: not {cls.OF}: it has no runs")
+        return comparison
 
-def read_comparison(path: Path) -> Comparison:
-    """Read a `compare.json`. Raises RequestError if it is missing, damaged or without runs."""
-    comparison = read(Comparison, path, "the compare.json of `hvdkit compare`")
-    if not comparison.runs:
-        raise RequestError(f"{path}: not the compare.json of `hvdkit compare`: it has no runs")
-    return comparison
+
+read_comparison = Comparison.read

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from hvdkit.results.json_files import Count, Record, Result, read
-
-FILE = "debug.json"
+from hvdkit.results.json_files import Count, Record, Result
 
 
 class Problem(Record):
@@ -39,7 +36,7 @@ class RankLog(Record):
     first_problem: str | None = None
 
 
-class DebugLog(Record, Result):
+class DebugLog(Record, Result, file="debug.json", of="what a run with --debug has written"):
     """`debug.json`: what the logs of a run with --debug come to.
 
     `controller` and `cpu_operations` are Horovod's (GLOO or MPI), `nccl` is NCCL's version and `network` what it sends
@@ -60,8 +57,3 @@ class DebugLog(Record, Result):
     def records(self) -> list[dict[str, Any]]:
         """A row for each rank."""
         return [rank.model_dump(exclude={"ways"}) for rank in self.ranks]
-
-
-def read_debug(path: Path) -> DebugLog:
-    """Read a `debug.json`. Raises RequestError if it is missing or damaged."""
-    return read(DebugLog, path, "what a run with --debug has written")

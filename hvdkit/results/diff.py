@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from hvdkit.results.json_files import Count, Figures, Record, Result, read
-
-FILE = "diff.json"
+from hvdkit.results.json_files import Count, Figures, Record, Result
 
 
 class Difference(Record):
@@ -50,7 +47,7 @@ class CheckpointDifference(Record):
     differing: list[TensorDifference]
 
 
-class Diff(Record, Result):
+class Diff(Record, Result, file="diff.json", of="what `hvdkit diff` has written"):
     """`diff.json`: what differs between the `runs`, two folders of `hvdkit train`.
 
     `settings` are the recipes' keys, `circumstances` versions, ranks, launcher and tuning as far as both runs have
@@ -77,8 +74,3 @@ class Diff(Record, Result):
     def records(self) -> list[dict[str, Any]]:
         """A row for each tensor that differs in a checkpoint."""
         return [{"step": pair.step, **tensor.model_dump()} for pair in self.checkpoints for tensor in pair.differing]
-
-
-def read_diff(path: Path) -> Diff:
-    """Read a `diff.json`. Raises RequestError if it is missing or damaged."""
-    return read(Diff, path, "what `hvdkit diff` has written")

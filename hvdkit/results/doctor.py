@@ -81,7 +81,7 @@ class HostFault(Record):
     fault: bool = True
 
 
-class HostsReport(Record, Result):
+class HostsReport(Record, Result, file="doctor.json"):
     """`doctor.json`. `runtimes` are those that were compared; `seconds` is what the examination took."""
 
     hvdkit_version: str

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from hvdkit.results.json_files import Figures, Result, read
+from hvdkit.results.json_files import Figures, Result
 from hvdkit.results.train import readable
 
 
-class EvaluationResult(Figures, Result):
+class EvaluationResult(Figures, Result, file="evaluate.json", of="the result of an evaluation"):
     """`evaluate.json`: a checkpoint `trained_by` one framework and evaluated by `framework` on `total` samples.
 
     `averaged` says whether these are the averaged weights. `metrics` are the means of the task's metrics by name. Those
@@ -47,6 +46,4 @@ class EvaluationResult(Figures, Result):
         return f"{self.framework} {self.framework_version}, step {self.step} by {self.trained_by}{of}: {values}"
 
 
-def read_evaluation(path: Path) -> EvaluationResult:
-    """Read an `evaluate.json`. Raises RequestError if it is missing or damaged."""
-    return read(EvaluationResult, path, "the result of an evaluation")
+read_evaluation = EvaluationResult.read

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from hvdkit.errors import LARGEST, RequestError, first_fault
-from hvdkit.files import read_bounded
+from hvdkit.files import read_bounded, write_atomic
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -49,9 +49,15 @@ class Figures(Record):
 
 
 class Result(BaseModel):
-    """A whole file that a command has written."""
+    """A whole file that a command has written, named `FILE`; `OF` is what messages call one."""
 
+    FILE: ClassVar[str]
+    OF: ClassVar[str]
     _folder: Path | None = PrivateAttr(None)
+
+    def __init_subclass__(cls, file: str, of: str = "", **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.FILE, cls.OF = file, of or f"the {file} of hvdkit"
 
     @property
     def folder(self) -> Path:
@@ -66,6 +72,16 @@ class Result(BaseModel):
         """This result, with its `folder`."""
         self._folder = folder.absolute()
         return self
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read such a file. Raises RequestError if it is missing or damaged."""
+        return read(cls, path, cls.OF)
+
+    def written(self, folder: Path) -> Self:
+        """Write it into the folder; returns this result, with its `folder`. Raises RunError."""
+        write_atomic(folder / self.FILE, self.model_dump_json(indent=2) + "\n")
+        return self.at(folder)
 
     def records(self) -> list[dict[str, Any]]:
         """The result as a table, with a dictionary for each row."""

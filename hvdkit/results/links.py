@@ -31,7 +31,7 @@ class LinkRow(Figures):
     fault: str | None = None
 
 
-class Links(Figures, Result):
+class Links(Figures, Result, file="links.json"):
     """`links.json`: `rounds` rounds in the order of time, each of all pairs of hosts."""
 
     hvdkit_version: str

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from hvdkit.results.json_files import Count, Figures, Result
 
-FILE = "memory.json"
 Stage = Literal["none", "optimizer", "gradients", "parameters"]
 
 
@@ -54,7 +53,7 @@ class MemoryRow(Figures):
     largest_batch: Count | None = Field(description="the largest batch_size that fits; 0: none does")
 
 
-class MemoryNeed(Figures, Result):
+class MemoryNeed(Figures, Result, file="memory.json"):
     """`memory.json`. `framework_source` says where the framework's own bytes come from."""
 
     schema_version: Literal[1] = 1

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from hvdkit.results.json_files import Figures, Result, read
+from hvdkit.results.json_files import Figures, Result
 from hvdkit.results.machine import Machine
 
 # The figures of a FrameworkParity that have a limit of their own in `marks`.
@@ -64,7 +63,7 @@ class FrameworkParity(Figures):
     f32_excess: dict[str, float] | None = None
 
 
-class Parity(Figures, Result):
+class Parity(Figures, Result, file="parity.json", of="the parity.json of `hvdkit parity`"):
     """`parity.json`. `recipe_keys` has the settings of the recipe that the result holds for, by dotted key.
 
     `marks` are the largest errors that pass. In float32 the limit is the framework's `f32_factor` times the reference's
@@ -114,6 +113,4 @@ class Parity(Figures, Result):
         return marks
 
 
-def read_parity(path: Path) -> Parity:
-    """Read a `parity.json`. Raises RequestError if it is missing or damaged."""
-    return read(Parity, path, "the parity.json of `hvdkit parity`")
+read_parity = Parity.read

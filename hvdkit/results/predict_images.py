@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from hvdkit.results.json_files import Figures, Record, Result, read
+from hvdkit.results.json_files import Figures, Record, Result
 
 
 class Guess(Figures):
@@ -23,7 +22,7 @@ class Picture(Record):
     classes: list[Guess]
 
 
-class ImagePredictions(Record, Result):
+class ImagePredictions(Record, Result, file="predict-images.json", of="what `hvdkit predict-images` has written"):
     """`predict-images.json`: what a checkpoint `trained_by` one framework says, under `framework`, about pictures.
 
     `averaged` says whether its weights are averaged ones.
@@ -43,8 +42,3 @@ class ImagePredictions(Record, Result):
     def records(self) -> list[dict[str, Any]]:
         """A row for each class that is shown of each picture, the most probable one first."""
         return [{"file": picture.file, **guess.model_dump()} for picture in self.pictures for guess in picture.classes]
-
-
-def read_predictions(path: Path) -> ImagePredictions:
-    """Read a `predict-images.json`. Raises RequestError if it is missing or damaged."""
-    return read(ImagePredictions, path, "what `hvdkit predict-images` has written")

@@ -188,7 +188,7 @@ class Memory(StrictRecord):
     )
 
 
-class Profile(StrictRecord, Result):
+class Profile(StrictRecord, Result, file="profile.json", of="the profile.json of `hvdkit profile`"):
     """`profile.json`. A step is an update, of `accumulate` batches; `batch_size` and `threads` are per rank."""
 
     schema_version: Annotated[Literal[1], json_files.version(1, "profile again with this hvdkit")] = Field(
@@ -273,11 +273,6 @@ class Profile(StrictRecord, Result):
         return self
 
 
-def load(path: Path) -> Profile:
-    """Read a `profile.json`. Raises RequestError if it is missing, damaged or of another version."""
-    return json_files.read(Profile, path, "the profile.json of `hvdkit profile`")
-
-
 def save(profile: Profile, path: Path) -> None:
     """Write it. Raises RunError if that fails."""
     write_atomic(path, profile.model_dump_json(indent=2) + "\n")
@@ -288,3 +283,6 @@ def compute_ms(profile: Profile) -> float:
     split = profile.step
     other = sum(spread.mean for spread in (split.compression_ms, split.update_ms) if spread)
     return max(1e-6, split.compute_ms.mean - other)
+
+
+load = Profile.read

@@ -10,13 +10,13 @@ import shlex
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator
 
 from hvdkit.errors import RequestError
 from hvdkit.files import open_regular
-from hvdkit.results.json_files import Count, Figures, Result, flat, read
+from hvdkit.results.json_files import Count, Figures, Result, flat
 
 
 def scores(validation: dict[str, float], average: dict[str, float]) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class TrainedStage(PlannedStage):
     state_bytes: dict[str, int]
 
 
-class TrainResult(Figures, Result):
+class TrainResult(Figures, Result, file="result.json", of="the result of a training run"):
     """`result.json` of one run.
 
     `parameters` counts the trainable ones. `batch_size` (samples) and `threads` are per rank. `steps` counts updates.
@@ -270,6 +270,18 @@ class TrainResult(Figures, Result):
             raise RequestError(f"{path}: cannot be read ({error.strerror}); {expected}") from None
         return lines
 
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """As in the base class; the message says how the file is made anew."""
+        try:
+            return super().read(path)
+        except RequestError as error:
+            if not os.path.lexists(path) or not (path.parent / "checkpoints").is_dir():
+                raise
+            out = shlex.quote(str(path.parent))
+            remedy = f"`hvdkit train RECIPE --out {out} --resume` makes it anew from the newest checkpoint"
+            raise RequestError(f"{error}; {remedy}") from None
+
     def records(self) -> list[dict[str, Any]]:
         """The rows of `lines`."""
         return [line.row() for line in self.lines()]
@@ -337,13 +349,4 @@ def scan_metrics(path: Path) -> Iterator[tuple[bytes, MetricLine | None]]:
                 yield text, None
 
 
-def read_result(path: Path) -> TrainResult:
-    """Read a `result.json`. Raises RequestError if it is missing or damaged."""
-    try:
-        return read(TrainResult, path, "the result of a training run")
-    except RequestError as error:
-        if not os.path.lexists(path) or not (path.parent / "checkpoints").is_dir():
-            raise
-        out = shlex.quote(str(path.parent))
-        remedy = f"`hvdkit train RECIPE --out {out} --resume` makes it anew from the newest checkpoint"
-        raise RequestError(f"{error}; {remedy}") from None
+read_result = TrainResult.read

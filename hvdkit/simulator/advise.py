@@ -80,7 +80,7 @@ class Adding(ResultPart):
     told: str
 
 
-class Advice(ResultPart, Result):
+class Advice(ResultPart, Result, file="advise.json"):
     """`advise.json`; `suggestions` are software first, each kind by gain.
 
     `guesses` are what all of it takes for granted; `money` says what a device costs, or why that is unknown. `plans`

@@ -92,7 +92,7 @@ class Point(ResultPart):
     unit: str = "images"
 
 
-class Prediction(ResultPart, Result):
+class Prediction(ResultPart, Result, file="predict.json"):
     """`predict.json`."""
 
     schema_version: Literal[1] = 1

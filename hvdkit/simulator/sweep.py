@@ -58,7 +58,7 @@ class Row(ResultPart):
     cost_per_million_images: float | None
 
 
-class Sweep(ResultPart, Result):
+class Sweep(ResultPart, Result, file="sweep.json"):
     """`sweep.json`. `rows` are in the order in which keys and values were given, the last key varying fastest.
 
     `notes` are the warnings, each with the number of rows that it is about. `left_out` are the reasons for which

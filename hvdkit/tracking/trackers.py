@@ -20,7 +20,7 @@ from hvdkit.errors import Faults, Stopped, nearest
 from hvdkit.files import write_atomic
 from hvdkit.handlers.tensorboard import scalars
 from hvdkit.launch.diagnosis.exits import Terminated
-from hvdkit.results.train import MetricLine, TrainResult, read_metrics, read_result
+from hvdkit.results.train import MetricLine, TrainResult, read_metrics
 from hvdkit.tracking.libraries import LIBRARIES, TrackedRun
 
 TENSORBOARD = "tensorboard"  # written by rank 0, as the recipe's key says
@@ -151,7 +151,7 @@ class _Open:
             for line in read_metrics(folder / "metrics.jsonl") if finished or self.failed else ():
                 self.log(line)
         finally:
-            summary = _summary(read_result(files["result.json"])) if finished else {}
+            summary = _summary(TrainResult.read(files["result.json"])) if finished else {}
             self.library.end(status, max(0, self._last[0]), summary, existing)
 
 

@@ -25,7 +25,7 @@ from hvdkit.data.counts import check_validation
 from hvdkit.data.dataset import BatchedSplit, Dataset
 from hvdkit.data.text import WindowSplit
 from hvdkit.errors import RunError
-from hvdkit.files import read_bounded, write_atomic
+from hvdkit.files import read_bounded
 from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.evaluate import EvaluationResult
@@ -76,7 +76,7 @@ def evaluate(
         metrics=means,
     )
     if setup.mesh.is_root and out:
-        write_atomic(out / "evaluate.json", result.model_dump_json(indent=2) + "\n")
+        result.written(out)
     adapter.shutdown()
 
 
@@ -104,7 +104,7 @@ def generate(adapter: Adapter, script: Script, recipe: Recipe, request: Path, ou
             raise _no_number(wanted["checkpoint"])
         tokens.append(int(logits.argmax()))
     result = Generation(**about, tokens=tokens[-wanted["count"] :])
-    write_atomic(out / "generate.json", result.model_dump_json(indent=2) + "\n")
+    result.written(out)
     adapter.shutdown()
 
 
@@ -135,7 +135,7 @@ def predict_images(
             answers.append(Picture(file=imagefolder.printable(files[len(answers)]), classes=guesses))
     name = imagefolder.printable(wanted["checkpoint"])
     result = ImagePredictions(**about, recipe=recipe.name, checkpoint=name, pictures=answers)
-    write_atomic(out / "predict-images.json", result.model_dump_json(indent=2) + "\n")
+    result.written(out)
     adapter.shutdown()
 
 

@@ -23,7 +23,7 @@ from hvdkit.core.seam import Adapter
 from hvdkit.core.state import digest
 from hvdkit.core.step_plan import Progress
 from hvdkit.errors import Stopped
-from hvdkit.files import open_standard_streams, write_atomic
+from hvdkit.files import open_standard_streams
 from hvdkit.handlers.standard import attach
 from hvdkit.heartbeat import DISK, NOTED, Heartbeat
 from hvdkit.recipe.schema import Recipe
@@ -218,8 +218,7 @@ def _train(
             result.checkpoints = {name: str(path.relative_to(out)) for name, path in checkpoints.kept().items()}
         lines = [result_lines(result)]
         if out:
-            text = result.model_dump_json(indent=2) + "\n"
-            heartbeat.on_disk("result.json", write_atomic, out / "result.json", text)
+            heartbeat.on_disk("result.json", result.written, out)
             lines += [*kept_lines(result, out), f"all figures: {out / 'result.json'}"]
         else:
             lines[-1] += "; --out FOLDER keeps all figures and the weights"
