@@ -11,9 +11,10 @@ import pytest
 
 from hvdkit import usage
 from hvdkit.adapters.capabilities import ENVIRONMENT
+from hvdkit.commands import bench
 from hvdkit.commands.bench import measured as fit
 from hvdkit.launch.placement import environment_faults
-from hvdkit.report import bench, gantt, parity, plotting
+from hvdkit.report import gantt, parity, plotting
 from hvdkit.report import profile as profile_
 from hvdkit.results.parity import read_parity
 from hvdkit.worker import tuning

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hvdkit.commands import debug_logs
-from hvdkit.report.debug_logs import lines
+from hvdkit.commands.debug_logs import lines
 from hvdkit.results.debug import DebugLog
 from tests.conftest import Hvdkit
 

@@ -58,40 +58,18 @@ def loaded(*arguments: object) -> tuple[int, set[str]]:
 def test_help_loads_what_it_is_drawn_by_and_no_more(arguments: list[str]) -> None:
     status, modules = loaded(*arguments)
     assert status == (0 if arguments else 2)
-    heavy = {"numpy", "pydantic", "yaml", "markdown_it", "pygments", "multiprocessing", "asyncio", *PLOTS}
+    heavy = {"numpy", "pydantic", "yaml", "multiprocessing", "asyncio", *PLOTS}
     assert heavy.isdisjoint(modules)
     own = {name for name in modules if name.startswith("hvdkit.")}
     commands = {f"hvdkit.cli.{part}" for part in PARTS}
     ground = {f"hvdkit.{part}" for part in ("__main__", "defaults", "errors", "files", "cli", "commands")}
     assert commands <= own <= ground | commands | {"hvdkit.cli.wrong_words"}
-    assert "rich.markdown" not in modules, "what stood in its place is gone"
 
 
 def test_help_of_a_command_loads_that_command_and_no_plotting_library() -> None:
     status, modules = loaded("compare", "--help")
     assert status == 0 and PLOTS.isdisjoint(modules)
     assert "hvdkit.commands.compare" in modules and "hvdkit.commands.advise" not in modules
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["advise", "--help"]])
-def test_help_is_what_typer_makes_of_the_commands(arguments: list[str]) -> None:
-    """Less is loaded for it, and nothing of it is written elsewhere."""
-    texts = []
-    for code in ("from hvdkit.__main__ import main; main()", "from hvdkit.cli.app import app; app()"):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=hygiene.patience(60)
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        texts.append(done.stdout)
-    assert texts[0] == texts[1] and "─ Options ─" in texts[0]
-
-
-def test_who_wants_markdown_after_the_help_gets_it() -> None:
-    code = "from hvdkit.cli import app; app._load_help(); from rich.markdown import Markdown; from rich.traceback "
-    code += "import Traceback; import io; from rich.console import Console; file = io.StringIO(); "
-    code += "Console(file=file).print(Markdown('# one')); print('one' in file.getvalue(), Traceback.__module__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=hygiene.patience(60))
-    assert (done.stdout, done.stderr) == ("True rich.traceback\n", "")
 
 
 def test_a_prediction_is_made_and_drawn_without_templates_and_recipes(tmp_path: Path) -> None:

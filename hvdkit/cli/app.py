@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
-from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -13,10 +11,6 @@ from hvdkit.cli import terminal
 from hvdkit.cli.generated import lazy
 from hvdkit.commands import COMMANDS, GROUPS
 from hvdkit.errors import RequestError
-
-# `typer.rich_utils` always imports these: a parser of Markdown and a highlighter of tracebacks, which take longer than
-# the rest of `--help`. hvdkit's help is no Markdown, and it prints Python's own tracebacks.
-_UNUSED = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -63,8 +57,6 @@ def main(own_process: bool = False) -> None:
         if "" in words:
             before = words[words.index("") - 1] if words.index("") else "hvdkit"
             raise RequestError(f"an empty word after {before}: expected a value; is a variable of the shell not set?")
-        if not words or "--help" in words:
-            _load_help()
         status = app(standalone_mode=False)
     except BaseException as end:
         if own_process:
@@ -73,16 +65,3 @@ def main(own_process: bool = False) -> None:
     else:
         status = terminal.ended(SystemExit(status), words)
     sys.exit(status)
-
-
-def _load_help() -> None:
-    """Import typer's help without what it does not use; a later import of those modules gets the real ones."""
-    placed = [name for name in _UNUSED if name not in sys.modules]
-    for name in placed:
-        sys.modules[name] = ModuleType(name)
-        setattr(sys.modules[name], _UNUSED[name], type(_UNUSED[name], (), {}))
-    try:
-        import_module("typer.rich_utils")
-    finally:
-        for name in placed:
-            del sys.modules[name]

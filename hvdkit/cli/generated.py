@@ -82,7 +82,7 @@ def _callback(name: str) -> Callable[..., int]:
             raise RequestError(f"{option.option(missing[0])}: {option.missing}")
         request = kind.of({name: given[name] for name in _typed(kind)}, typed.intersection(_typed(kind)))
         if dry:
-            from hvdkit.report.dry_run import lines
+            from hvdkit.commands.dry_run import lines
 
             plan = command.preview(request)
             typer.echo(plan.model_dump_json(indent=2) if as_json else "\n".join(lines(plan)))

@@ -143,7 +143,7 @@ def run(request: AdviseRequest) -> Advice:
         costs = money(plan, request, deadline_s)
         advice = advising.advise(plan.profile, plan.cluster, plan.ranks[0], plan.settings, costs)
         advice.written(folder)
-        csv_files.save(folder / "advise.csv", csv_files.advice(advice))
+        csv_files.save(folder / "advise.csv", advice.records())
         write_atomic(folder / "advise.md", advice_markdown(advice))
         if request.apply is not None:
             say([f"{request.apply}: the recipe with {apply(advice, settings, request.apply)}"])

@@ -10,6 +10,8 @@ from pathlib import Path
 from hvdkit.files import open_regular, unwritable, write_atomic
 from hvdkit.results.debug import DebugLog, Problem, RankLog
 
+_SHOWN = 8  # ranks, or rings
+_LONGEST = 300  # characters of a problem
 FOLDER = "debug"
 # What a user has set stays.
 VARIABLES = {"HOROVOD_LOG_LEVEL": "debug", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}
@@ -135,3 +137,34 @@ def _rings(lines: Iterable[str]) -> list[list[int]]:
 def _between_hosts(hosts: list[str]) -> int:
     """How many hops of a ring over these hosts lead to another one."""
     return sum(here != there for here, there in zip(hosts, [*hosts[1:], *hosts[:1]], strict=True))
+
+
+def lines(log: DebugLog) -> list[str]:
+    """The transport, the ring, the ranks' interfaces and the first problem."""
+    if not any(rank.lines for rank in log.ranks):
+        return ["debug: neither Horovod nor NCCL has logged anything here; on other hosts see their logs"]
+    carried = f"NCCL {log.nccl} over {log.network or 'one host'}" if log.nccl else log.cpu_operations or "unknown"
+    shown = [f"debug: tensors by {carried}, negotiation by {log.controller or 'unknown'}"]
+    if log.rings:
+        ring = " → ".join(map(str, [*log.rings[0], log.rings[0][0]]))
+        more = f", and {len(log.rings) - 1} other orders" if len(log.rings) > 1 else ""
+        hops = "" if log.between_hosts is None else f"; {log.between_hosts} hops between hosts"
+        shown.append(f"  ring: {ring}{more}{hops}")
+    shown += [f"  {_shown(rank)}" for rank in log.ranks[:_SHOWN]]
+    if len(log.ranks) > _SHOWN:
+        shown.append(f"  and {len(log.ranks) - _SHOWN} more ranks")
+    loopback = [str(rank.rank) for rank in log.ranks if rank.interface == "lo"]
+    if loopback and len({rank.host for rank in log.ranks}) > 1:
+        shown.append(f"  rank {', '.join(loopback)}: other hosts do not reach lo; set HOROVOD_GLOO_IFACE")
+    first = log.first_problem
+    problem = f"{first.name}: {first.text[:_LONGEST]}" if first else "none"
+    return [*shown, f"  first warning or error: {problem}", f"  all of it: {log.folder / log.FILE}"]
+
+
+def _shown(rank: RankLog) -> str:
+    who = rank.name if rank.rank is None else f"rank {rank.rank}"
+    where = f" on {rank.host}" if rank.host else ""
+    device = f": {rank.device} over {rank.interface}, {rank.addresses}" if rank.interface else ""
+    ways = ", ".join(f"{count} × {way}" for way, count in rank.ways.items())
+    nccl = "".join([f"; NCCL over {rank.nccl_interface}" if rank.nccl_interface else "", f": {ways}" if ways else ""])
+    return f"{who}{where}{device}{nccl}, {rank.lines} lines"

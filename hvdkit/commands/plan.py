@@ -199,12 +199,11 @@ def launch(
 def _collect_debug_logs(job: Job) -> None:
     """Collect them and say what they come to; how the run itself ended matters more than a full disk."""
     from hvdkit.commands import debug_logs
-    from hvdkit.report.debug_logs import lines
 
     with suppress(HvdkitError, OSError):
         hosts = {} if job.elastic else {slot.rank: slot.hostname for slot in job.slots()}
         log = debug_logs.collect(job.log_dir, job.log_dir.parent / debug_logs.FOLDER, hosts)
-        print("\n".join(lines(log)), file=sys.stderr, flush=True)
+        print("\n".join(debug_logs.lines(log)), file=sys.stderr, flush=True)
 
 
 def program(plan: Plan) -> list[str]:

@@ -79,7 +79,7 @@ def run(request: PredictRequest) -> Prediction:
     with paths.claimed(target, request.overwrite, inputs=[request.profile, request.cluster]) as folder:
         prediction = predicting.predict(plan.profile, plan.cluster, plan.ranks, plan.settings)
         prediction.written(folder)
-        csv_files.save(folder / "predict.csv", csv_files.prediction(prediction))
+        csv_files.save(folder / "predict.csv", prediction.records())
         most = max(plan.ranks)
         schedule = predicting.schedule(calibration.calibrate(plan.profile), plan.cluster, most, plan.settings)
         title = f"{plan.profile.model}, {most} ranks on {plan.cluster.name}: {1e3 * schedule.period:.1f} ms per step"

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
-from rich.table import Table
 
 from hvdkit import paths
 from hvdkit.commands.fields import Average, Overwrite, RunOrCheckpoint, WritersFramework
@@ -21,8 +20,7 @@ from hvdkit.commands.request import Argument, Option, Request, say
 from hvdkit.data import imagefolder, pictures, pixels, walk
 from hvdkit.errors import Faults, HvdkitError
 from hvdkit.files import open_regular
-from hvdkit.report.predict_images import predictions_table
-from hvdkit.report.tabular import terminal
+from hvdkit.report.tabular import Cell, Table, percent, terminal
 from hvdkit.results.predict_images import ImagePredictions
 
 _BATCH = 32  # pictures at once
@@ -87,11 +85,11 @@ def run(request: PredictImagesRequest) -> ImagePredictions:
         return answer.at(folder) if folder else answer
 
 
-def lines(request: PredictImagesRequest, result: ImagePredictions) -> Iterator[str | Table]:
+def lines(request: PredictImagesRequest, result: ImagePredictions) -> Iterator[Any]:
     """A row for each picture."""
     of = ", averaged weights" if result.averaged else ""
     title = f"{result.model}, step {result.step} by {result.trained_by}{of}, under {result.framework}"
-    yield terminal(predictions_table(result), title, wrap_from=1)
+    yield terminal(_table(result), title, wrap_from=1)
     if request.out:
         yield f"written to {result.folder / result.FILE}"
 
@@ -120,3 +118,13 @@ def _files(image: Path, faults: list[str], left_out: list[str]) -> list[Path]:
         except pixels.CorruptImage as error:
             faults.append(f"{file}: {error}; {expected}")
     return files
+
+
+def _table(predictions: ImagePredictions) -> Table:
+    """A row for each of a picture's classes; the picture is named in the first of them."""
+    rows = [
+        [Cell("" if rank else picture.file), Cell(guess.name), percent(guess.probability)]
+        for picture in predictions.pictures
+        for rank, guess in enumerate(picture.classes)
+    ]
+    return Table("predictions", ["picture", "class", "probability"], rows)

@@ -12,15 +12,16 @@ import numpy as np
 import hvdkit
 from hvdkit.core.group import coordinates
 from hvdkit.errors import RunError
-from hvdkit.profiling import breakdown, clocks, communication_time, layers, timeline
+from hvdkit.profiling import breakdown, communication_time, layers, timeline
 from hvdkit.profiling.breakdown import COMMUNICATION, NEGOTIATION, OVERLAPPED, REDUCTION, TracedStep
-from hvdkit.profiling.clocks import Clock
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results import json_files
 from hvdkit.results.profile import Bound, Cost, Memory, Profile, ProfiledRank, Slowest, StepSplit, Tuning
 from hvdkit.results.recording import TRACED, Kind, RankRecord, RunRecord
 from hvdkit.worker.profile import RECORD, TIMELINE
 from hvdkit.worker.tuning import CACHE, CYCLE, FUSION
+
+Interval = tuple[int, int]  # begin and end of a collective on one rank
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def gather(record: RunRecord, operations: Sequence[timeline.Operation], recipe: 
     """The findings from a record and a timeline that have been read."""
     # Horovod takes gradients as they are; everything else needs work before and after.
     compresses = recipe.compression.method != "none" or recipe.sync is not None or recipe.allreduce != "ring"
-    own = [clocks.of_rank(rank, record.ranks[0]) for rank in record.ranks]
+    own = [_clock_of(rank, record.ranks[0]) for rank in record.ranks]
 
     def of(kind: Kind) -> list[list[TracedStep]]:
         columns = [
@@ -220,3 +221,39 @@ def _operations(folder: Path, record: RunRecord) -> list[timeline.Operation]:
     if len(record.ranks) == 1 and path.is_file() and not path.stat().st_size:
         return []  # a single rank may request nothing from Horovod, which then writes nothing
     return timeline.read(path, sum(record.ranks[0].epoch) // 2)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A rank's clock is ahead of rank 0's by `offsets[i]` at its own time `times[i]`, with at most `error` of error."""
+
+    times: tuple[int, ...] = (0,)
+    offsets: tuple[int, ...] = (0,)
+    error: int = 0
+
+    def __call__(self, at: int) -> int:
+        """Rank 0's time when this rank's is `at`; _ahead comparisons the offset is interpolated linearly."""
+        return at - round(float(np.interp(at, self.times, self.offsets)))
+
+
+def _clock_of(rank: RankRecord, root: RankRecord) -> Clock:
+    """The clock of a rank. Ranks on rank 0's machine share its clock; others are compared by small collectives."""
+    if rank.rank == root.rank or (rank.boot and rank.boot == root.boot):
+        return Clock()
+    samples = [
+        (theirs[len(theirs) // 2][0], *_ahead(ours, theirs))
+        for ours, theirs in zip(root.meetings, rank.meetings, strict=True)
+        if theirs
+    ]
+    times, offsets, errors = zip(*samples, strict=True)
+    return Clock(times, offsets, max(errors))
+
+
+def _ahead(ours: Sequence[Interval], theirs: Sequence[Interval]) -> tuple[int, int]:
+    """How far their clock is ahead of ours, and the error of that.
+
+    No collective ends on any rank before it has begun on all ranks, so each bounds the offset from both sides.
+    """
+    low = max(their_begin - our_end for (_, our_end), (their_begin, _) in zip(ours, theirs, strict=True))
+    high = min(their_end - our_begin for (our_begin, _), (_, their_end) in zip(ours, theirs, strict=True))
+    return (low + high) // 2, max(0, (high - low + 1) // 2)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:  # each command loads its own
     from hvdkit.results.compare import Comparison, Ratio
     from hvdkit.results.profile import Profile, StepSplit
     from hvdkit.results.train import MetricLine
-    from hvdkit.simulator.advise import Advice
-    from hvdkit.simulator.predict import Prediction
 
 Row = Mapping[str, Any]
 # The figures of a run of which compare.csv has the median over the rounds and its interval.
@@ -121,18 +119,3 @@ def profile(result: Profile) -> list[Row]:
 
     ranks = [row for rank in result.ranks for row in parts(rank.split, rank=rank.rank, host=rank.host)]
     return [*parts(result.step, rank=None, host=None), *ranks]
-
-
-def prediction(result: Prediction) -> list[Row]:
-    """A row for each number of ranks, without the critical path."""
-    fixed = {"model": result.model, "cluster": result.cluster}
-    return [fixed | point.model_dump(exclude={"critical_path"}) for point in result.points]
-
-
-def advice(result: Advice) -> list[Row]:
-    """A row for each suggestion, with its settings as `--set` takes them."""
-    return [
-        change.model_dump(exclude={"recipe"})
-        | {"settings": [f"{key}={value}" for key, value in change.settings.items()]}
-        for change in result.suggestions
-    ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from hvdkit.errors import LARGEST, RequestError, first_fault
 from hvdkit.files import read_bounded, write_atomic
@@ -76,7 +76,7 @@ class Result(BaseModel):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read such a file. Raises RequestError if it is missing or damaged."""
-        return read(cls, path, cls.OF)
+        return read(cls, path, cls.OF).at(path.parent)
 
     def written(self, folder: Path) -> Self:
         """Write it into the folder; returns this result, with its `folder`. Raises RunError."""
@@ -108,25 +108,11 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def version(expected: int, remedy: str) -> BeforeValidator:
-    """Refuses the file of another version of the schema, and says what to do."""
-
-    def check(value: Any) -> Any:
-        if type(value) is int and value != expected:
-            raise ValueError(f"expected {expected}, got {value}; {remedy}")
-        return value
-
-    return BeforeValidator(check)
-
-
 def read(kind: type[R], path: Path, expected: str) -> R:
     """Read a JSON file. Raises RequestError, one line with the file and what was `expected`, if it is damaged."""
     try:
-        result = kind.model_validate_json(read_bounded(path))
+        return kind.model_validate_json(read_bounded(path))
     except OSError as error:
         raise RequestError(f"{path}: cannot be read ({error.strerror}); expected {expected}") from None
     except ValidationError as error:
         raise RequestError(f"{path}: not {expected}: {first_fault(error)}") from None
-    if isinstance(result, Result):
-        result.at(path.parent)
-    return result

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hvdkit.files import write_atomic
-from hvdkit.results import json_files
 from hvdkit.results.json_files import Count, Figures, Result
 from hvdkit.results.train import PlannedStage
 
@@ -41,7 +40,7 @@ class PipelineRank(Figures):
     predicted: list[Span]
 
 
-class PipelineStep(Figures, Result):
+class PipelineStep(Figures, Result, file="pipeline.json", of="the pipeline.json of `hvdkit profile`"):
     """`pipeline.json`. `ranks` show the step of median length of `measured_steps`, over which all else is a mean.
 
     `bubble` is the share of a step (0 to 1) in which a rank computes neither forward nor backward, the mean over the
@@ -78,7 +77,7 @@ class PipelineStep(Figures, Result):
 
 def load(path: Path) -> PipelineStep:
     """Read a `pipeline.json`. Raises RequestError if it is missing or damaged."""
-    return json_files.read(PipelineStep, path, "the pipeline.json of `hvdkit profile`")
+    return PipelineStep.read(path)
 
 
 def save(step: PipelineStep, path: Path) -> None:

@@ -9,10 +9,10 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from hvdkit.files import write_atomic
-from hvdkit.results import batch_times, json_files
+from hvdkit.results import batch_times
 from hvdkit.results.batch_times import BatchFit, BatchTime, Time
 from hvdkit.results.json_files import Result, StrictRecord
 
@@ -23,6 +23,17 @@ Size = Annotated[int, Field(ge=0, le=2**60)]
 Count = Annotated[int, Field(ge=1, le=2**40)]
 Rate = Annotated[float, Field(gt=0, le=1e15)]
 Bound = Literal["compute", "communication", "negotiation", "waiting", "input", "gaps"]
+
+
+def version(expected: int, remedy: str) -> BeforeValidator:
+    """Refuses the file of another version of the schema, and says what to do."""
+
+    def check(value: Any) -> Any:
+        if type(value) is int and value != expected:
+            raise ValueError(f"expected {expected}, got {value}; {remedy}")
+        return value
+
+    return BeforeValidator(check)
 
 
 class Spread(StrictRecord):
@@ -191,7 +202,7 @@ class Memory(StrictRecord):
 class Profile(StrictRecord, Result, file="profile.json", of="the profile.json of `hvdkit profile`"):
     """`profile.json`. A step is an update, of `accumulate` batches; `batch_size` and `threads` are per rank."""
 
-    schema_version: Annotated[Literal[1], json_files.version(1, "profile again with this hvdkit")] = Field(
+    schema_version: Annotated[Literal[1], version(1, "profile again with this hvdkit")] = Field(
         description="version of this kind of file"
     )
     hvdkit_version: str = Field(description="version of hvdkit that wrote it")

@@ -102,8 +102,12 @@ class Advice(ResultPart, Result, file="advise.json"):
     left_out: dict[str, str]
 
     def records(self) -> list[dict[str, Any]]:
-        """A row for each suggestion."""
-        return [change.model_dump(exclude={"settings", "recipe", "warnings"}) for change in self.suggestions]
+        """A row for each suggestion, with its settings as `--set` takes them."""
+        return [
+            change.model_dump(exclude={"recipe"})
+            | {"settings": [f"{key}={value}" for key, value in change.settings.items()]}
+            for change in self.suggestions
+        ]
 
 
 def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, money: Money) -> Advice:

@@ -22,7 +22,7 @@ from hvdkit.recipe.data import Strict
 from hvdkit.recipe.faults import MOST_FAULTS, NAME, explain
 from hvdkit.recipe.yaml_files import brief, named
 from hvdkit.results.bench import Collective as Operation
-from hvdkit.results.json_files import version
+from hvdkit.results.profile import version
 
 _SHIPPED = Path(__file__).parent / "clusters"
 SCHEMA = "cluster.schema.json"  # beside the clusters, written by scripts/schemas.py

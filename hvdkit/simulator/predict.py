@@ -105,9 +105,9 @@ class Prediction(ResultPart, Result, file="predict.json"):
     points: list[Point]
 
     def records(self) -> list[dict[str, Any]]:
-        """A row for each number of ranks."""
-        nested = {"utilisation", "critical_path", "warnings", "memory_parts_mib"}
-        return [point.model_dump(exclude=nested) for point in self.points]
+        """A row for each number of ranks, without the critical path."""
+        of = {"model": self.model, "cluster": self.cluster}
+        return [of | point.model_dump(exclude={"critical_path"}) for point in self.points]
 
 
 def predict(profile: Profile, cluster: Cluster, ranks: Sequence[int], settings: Settings) -> Prediction:
