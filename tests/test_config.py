@@ -182,11 +182,10 @@ GPT = ["model={name: gpt, layers: 4, heads: 2, width: 8, context: 4}", "data={na
             "loss.class_weights: expected none with a model that is divided over",
         ),
         ([STAGES, "batch_size=4"], "batch_size: expected 2 samples or more a microbatch, which batch norm sees, got 4"),
-        ([*GPT, SHARDED], "sharding: expected none with a model that is divided over ranks"),
+        ([*GPT, SHARDED], "sharding: expected none or optimizer with a model that is divided"),
         ([*GPT, "sync.every=2"], "sync: expected none with a model that is divided over ranks"),
         ([*GPT, "elastic={max_np: 2}"], "elastic: expected null with a model that is divided over ranks"),
         ([*GPT, "loss.ignored_label=0"], "loss.ignored_label: expected none with a model that is divided"),
-        ([*GPT, "average_weights.decay=0.9"], "average_weights: expected null with a model that is divided"),
         (
             [*GPT, "batch_size=9", "parallel.microbatches=4"],
             "batch_size: expected a multiple of parallel.microbatches, 4, got 9",

@@ -70,7 +70,6 @@ REQUESTS: list[tuple[str, Words, Words, str, Words]] = [
     ("train", TEXT, ("-np", 5, "batch_size=5", "parallel.pipeline=5"), "pipeline: expected at most 4 stages, as", ()),
     ("train", TEXT, ("-np", 2, STAGES, "parallel.split=[2, 1]"), "parallel.split: expected 4 blocks together", ()),
     ("train", TEXT, ("-np", 2, STAGES, *CHUNKS), "parallel.chunks: expected at most 4 chunks in all stages, as", ()),
-    ("train", TEXT, ("-np", 2, STAGES, "--framework", "mxnet"), "parallel.pipeline: mxnet does not train stages o", ()),
     ("train", TEXT, ("-np", 3, "parallel.tensor=3"), "parallel.tensor: expected a divisor of model.heads 4, and", ()),
     ("train", TEXT, ("-np", 2, STAGES, "--rival", "plain"), "--rival plain: does not divide models over ranks", ()),
     ("profile", TEXT, (STAGES, "--framework", "mxnet"), "pipeline: hvdkit profile does not know stages under", ()),

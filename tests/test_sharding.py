@@ -19,12 +19,15 @@ from hvdkit import tasks
 from hvdkit.adapters import local
 from hvdkit.adapters.local import Linear, LocalAdapter, TrainableModel
 from hvdkit.core.group import Group, Mesh, Topology, world_of
-from hvdkit.core.pieces import buckets
+from hvdkit.core.pieces import Partition, StateEntry, buckets
+from hvdkit.core.slices import sliced
+from hvdkit.core.stages import Stages
 from hvdkit.recipe import registry, schema
 from hvdkit.recipe.schema import AdamW, Loss, Recipe
 from hvdkit.strategies import choose
 from hvdkit.strategies.dense import Dense
-from hvdkit.strategies.sharded import Sharded
+from hvdkit.strategies.sharded import CopiedShares, Sharded
+from hvdkit.tasks.parts import Cut
 from hvdkit.worker import startup
 from hvdkit.worker.setup import Script, Setup
 from tests.contract.grown import OPTIMIZERS, worst
@@ -125,7 +128,8 @@ def test_buckets_are_sent_in_one_order_and_few_are_under_way() -> None:
     strategy.at_once = 2
     trainable: Any = TrainableModel(Linear(1, 1), Loss())
     trainable.parameters = {name: np.zeros(2) for name in "abcd"}
-    session: Any = type("", (), {"trainable": trainable, "adapter": slow, "dtype": "float64"})()
+    held = Partition(slow, trainable.parameters)
+    session: Any = SimpleNamespace(trainable=trainable, adapter=slow, dtype="float64", held=lambda: held)
     strategy.bind(session)
     strategy.partition(AdamW(learning_rate=0.1))
     order = [name for bucket in strategy._shares.buckets for name in bucket.shapes]
@@ -269,3 +273,46 @@ def test_large_sharded_models_return_smaller_blocks(
     task = tasks.choose(recipe)
     Setup(adapter, script, recipe, mesh, nothing, task, task.architecture(None)).session(recipe)
     assert asked == [mib and mib * 2**20]
+
+
+WHOLE = {"a.bias": (8,), "a.weight": (4, 8), "b.bias": (3,), "b.weight": (8, 3), "table": (5, 3), "z": (2,)}
+OF_STAGE = [("table", "a.weight", "a.bias"), ("b.weight", "b.bias", "table", "z")]  # both ends have the table
+CUTS = {"a.weight": Cut(1, 2), "a.bias": Cut(0, 2), "b.weight": Cut(0), "table": Cut(0, equal=False)}
+
+
+@pytest.mark.parametrize("may_span", [True, False])
+@pytest.mark.parametrize("most_bytes", [8, 100, 10_000])
+def test_shares_of_stages_in_parts_are_put_together(most_bytes: int, may_span: bool) -> None:
+    """On two data ranks × two stages × two parts: whole tensors, loaded and gathered; sums of squares, and norms."""
+    random = np.random.default_rng(2)
+    whole = {name: random.standard_normal(shape) for name, shape in WHOLE.items()}
+
+    def found(adapter: Any, topology: Topology) -> tuple[dict[str, np.ndarray], float, dict[str, float]]:
+        mesh = Mesh(topology, 2, 2)
+        names = OF_STAGE[mesh.pipeline.index]
+        pieces = {name: sliced(name, WHOLE[name], CUTS[name], mesh.tensor) for name in names if name in CUTS}
+        trainable: Any = SimpleNamespace(parameters={name: np.zeros(WHOLE[name]) for name in names})
+        for name, piece in pieces.items():
+            trainable.parameters[name] = np.zeros(piece.local_shape)
+        held = Stages(adapter, trainable.parameters, mesh.pipeline, pieces)
+        shapes = {name: tensor.shape for name, tensor in trainable.parameters.items()}
+        divided = buckets(shapes, mesh.data.size, 8, most_bytes)
+        shares = CopiedShares(adapter, trainable, mesh.data, "shares", may_span, divided, held)
+        slot = StateEntry(shares, shares.variables(), "slot.")
+        slot.load({f"slot.{name}": array for name, array in whole.items()})
+        shares.stored.load(whole)
+        both = dict(slot.gather()) | dict(shares.stored.gather(sorted(WHOLE)))
+        own = [np.sqrt(np.sum(tensor**2)) for tensor in slot.tensors.values()]
+        total = float(np.squeeze(shares.sum_of_squares(own)))
+        norms = {} if may_span else dict(zip(shares.pieces, shares.norms(list(slot.tensors.values()))[0], strict=True))
+        for piece, tensor in zip(shares.weights(), slot.tensors.values(), strict=True):
+            assert np.array_equal(piece, tensor)
+        return both, total, {shares.pieces[name].name: float(np.squeeze(norm)) for name, norm in norms.items()}
+
+    squares = {name: float(np.sum(array**2)) for name, array in whole.items()}
+    for both, total, norms in together(8, found):
+        assert all(np.array_equal(both[name], array) for name, array in whole.items())
+        assert all(np.array_equal(both[f"slot.{name}"], array) for name, array in whole.items())
+        assert total == pytest.approx(sum(squares.values()), rel=1e-14)
+        assert norms == {name: pytest.approx(squares[name] ** 0.5, rel=1e-14) for name in norms}
+        assert may_span or norms

@@ -114,6 +114,11 @@ class Mesh:
         return Shard(self.data.index, self.data.size, self.topology.local_rank, self.topology.local_size)
 
     @property
+    def stream(self) -> int:
+        """The number of this rank's random numbers: those that differ only along the tensor axis draw the same."""
+        return self.pipeline.index * self.data.size + self.data.index
+
+    @property
     def is_root(self) -> bool:
         """Whether this is the rank that writes."""
         return self.topology.is_root

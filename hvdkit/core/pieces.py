@@ -124,15 +124,18 @@ class Bucket:
         """The number of zeros at the end."""
         return self.share * self.ranks - self.size
 
-    def pieces(self, rank: int, may_span: bool, groups: tuple[Group, ...] = ()) -> list[Piece]:
-        """A rank's share. With `may_span` a piece may span several tensors of the same number of dimensions: 0 or 1,
-        or more. Otherwise each piece is of one tensor."""
+    def pieces(
+        self, rank: int, may_span: bool, groups: tuple[Group, ...] = (), kinds: Mapping[str, int] | None = None
+    ) -> list[Piece]:
+        """A rank's share. With `may_span` a piece may span several tensors of one of the `kinds`, which are by name,
+        and of the same number of dimensions: 0 or 1, or more. Otherwise each piece is of one tensor."""
         parts = list(self._parts(rank * self.share, (rank + 1) * self.share))
         padding = self.share - sum(part.size for part in parts)
         if not parts:  # padding alone: nothing of the last tensor
             name, shape = list(self.shapes.items())[-1]
             parts = [Part(name, shape, math.prod(shape), math.prod(shape))]
-        runs = [list(run) for _, run in groupby(parts, lambda part: len(part.shape) < 2 if may_span else part.name)]
+        alike = {n: (len(shape) < 2, kinds and kinds[n]) if may_span else n for n, shape in self.shapes.items()}
+        runs = [list(run) for _, run in groupby(parts, lambda part: alike[part.name])]
         paddings = [*(0 for _ in runs[1:]), padding]
         return [
             Piece(tuple(run), (sum(part.size for part in run) + more,), more, groups)
@@ -210,6 +213,14 @@ class Partition:
         """The parameters as this rank keeps them between two steps."""
         return StateEntry(self, self.parameters)
 
+    def counted(self, name: str) -> tuple[object, ...]:
+        """What tensors have in common whose squares are added up over the same ranks."""
+        return tuple(group.ranks for group in self.pieces[name].groups)
+
+    def local(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """What the pieces are parts of, by name, from whole arrays."""
+        return arrays
+
     def variables(self) -> dict[str, Tensor]:
         """A variable of zeros for each piece."""
         weights = zip(self.pieces, self.weights(), strict=True)
@@ -233,14 +244,11 @@ class Partition:
 
         They come in the order of `names`, or else in that which is fastest. No more than a bucket is in memory.
         """
-        for first, run in groupby(self._order() if names is None else names, self._together):
+        for first, run in groupby(self.shapes if names is None else names, self._together):
             found = self._gathered(first, tensors)
             for name in run:
                 yield name, found[name]
             del found  # before the next is gathered
-
-    def _order(self) -> Iterable[str]:
-        return self.shapes
 
     def _together(self, name: str) -> str:
         """What tensors have in common that are gathered together, such as a bucket's number."""
@@ -270,11 +278,11 @@ class Partition:
             totals.append(total)
         return sum(totals[1:], totals[0])
 
-    def _summed(self, number: Tensor, group: Group) -> Tensor:
+    def _summed(self, numbers: Tensor, group: Group) -> Tensor:
         # An allgather has fewer messages one after the other than an allreduce.
-        ops = self.adapter
-        gathered = self.adapter.allgather(ops.reshape(number, (1,)), group, f"{self._label}.sum")
-        return ops.reshape(sum(ops.part(gathered, [(1,)] * group.size)), tuple(number.shape))
+        ops, shape = self.adapter, shape_of(numbers)
+        gathered = self.adapter.allgather(ops.reshape(numbers, (-1,)), group, f"{self._label}.sum")
+        return ops.reshape(sum(ops.part(gathered, [(math.prod(shape),)] * group.size)), shape)
 
     def norms(self, *kinds: list[Tensor]) -> list[list[Tensor]]:
         """For each list with a tensor for each piece, the norms over whole parameters; collective.
@@ -340,10 +348,10 @@ class StateEntry:
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Set this rank's pieces of those whole arrays that are given, by their names in the state."""
         start = len(self.prefix)
-        whole = {name[start:]: array for name, array in arrays.items() if name.startswith(self.prefix)}
+        own = self.partition.local({n[start:]: array for n, array in arrays.items() if n.startswith(self.prefix)})
         for name, piece in self.partition.pieces.items():
-            if all(part.name in whole for part in piece.parts):
-                set_from(self.partition.adapter, self.tensors[name], piece.of(whole))
+            if all(part.name in own for part in piece.parts):
+                set_from(self.partition.adapter, self.tensors[name], piece.of(own))
 
 
 def joined(ops: Tensors, everyone: Tensor, piece: Piece, group: Group) -> Tensor:

@@ -39,7 +39,9 @@ class Stages(Partition):
         layouts = {name: told for layout in reversed(everyone) for name, told in layout.items()}
         self.shapes = {name: layouts[name][0] for name in sorted(layouts)}  # in one order on all ranks
         self.dtypes = {name: layouts[name][1] for name in self.shapes}
-        self._owners = {name: stage for stage, layout in reversed(list(enumerate(everyone))) for name in layout}
+        self._owners: dict[str, int] = {
+            name: stage for stage, layout in reversed(list(enumerate(everyone))) for name in layout
+        }
         self._runs = list(self._runs_of_owners())
         self._run_of = {name: str(number) for number, run in enumerate(self._runs) for name in run}
 
@@ -62,6 +64,12 @@ class Stages(Partition):
     def groups(self) -> tuple[Group, ...]:
         return (self._pipeline, *super().groups)
 
+    def counted(self, name: str) -> tuple[object, ...]:
+        return (self._counts(name), *super().counted(name))
+
+    def _counts(self, name: str) -> bool:
+        return self._owners[name] == self._pipeline.index
+
     def _together(self, name: str) -> str:
         return self._run_of[name]
 
@@ -78,7 +86,7 @@ class Stages(Partition):
 
     def sum_of_squares(self, norms: list[Tensor]) -> Tensor:
         counted = [
-            norm if self._owners[piece.name] == self._pipeline.index else self.adapter.zeros_like(norm)
+            norm if self._counts(piece.name) else self.adapter.zeros_like(norm)
             for piece, norm in zip(self.pieces.values(), norms, strict=True)
         ]
         return self._summed(super().sum_of_squares(counted), self._pipeline)

@@ -43,7 +43,7 @@ class EpochAverage(Handler):
                 groups = run.plan.groups(run.dataset.train, run.mesh.shard, run.epoch)
                 report = partial(run.phase, "average of the weights")
                 renew_statistics(session, run.mesh, chain.from_iterable(groups), report)
-                seed = run.recipe.seed + run.step + 2_654_435_761 * run.mesh.topology.rank
+                seed = run.recipe.seed + run.step + 2_654_435_761 * run.mesh.stream
                 session.adapter.seed(seed % 2**32)  # training draws on, whatever the pass has drawn
             progress.average_validation = self._measure(run)
 

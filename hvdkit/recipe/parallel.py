@@ -60,6 +60,8 @@ def rules(recipe: Mapping[str, Any], parallel: Parallel) -> Iterator[tuple[objec
     yield few, "batch_size", "2 samples or more a microbatch, which batch norm sees", batch_size
     divided = "with a model that is divided over ranks (parallel.pipeline, parallel.tensor)"
     has_norms = not name.startswith("gpt")  # averages of statistics are whole
+    chunks = parallel.chunks > 1
+    whole = ("none",) if chunks or has_norms else ("none", "optimizer")
     for broken, key, expected, got in (
         (parallel.tensor > 1 and name == "own", "model.name", "a model of hvdkit's", name),
         (stages > 1 and loss["class_weights"], "loss.class_weights", "none", "weights"),
@@ -67,8 +69,8 @@ def rules(recipe: Mapping[str, Any], parallel: Parallel) -> Iterator[tuple[objec
         (sync, "sync", "none", sync and f"every {sync['every']}"),
         (recipe["allreduce"] != "ring", "allreduce", "ring", recipe["allreduce"]),
         (recipe["order"] != "none", "order", "none", recipe["order"]),
-        (recipe["sharding"] != "none", "sharding", "none", recipe["sharding"]),
-        ((stages > 1 or has_norms) and recipe["average_weights"], "average_weights", "null", "an average"),
+        (recipe["sharding"] not in whole, "sharding", " or ".join(whole), recipe["sharding"]),
+        ((chunks or has_norms) and recipe["average_weights"], "average_weights", "null", "an average"),
         (recipe["elastic"], "elastic", "null", "elastic training"),
         (loss["ignored_label"] is not None, "loss.ignored_label", "none", loss["ignored_label"]),
         (recipe["tune"] == "measure", "tune", "rule or none", "measure"),

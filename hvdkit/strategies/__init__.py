@@ -15,6 +15,7 @@ def choose(adapter: Adapter, mesh: Mesh, recipe: Recipe, name: str = GRADIENTS) 
     `name` is the prefix of its collectives' names; strategies that are used at the same time have different ones.
     """
     compression = recipe.compression
+    batches = recipe.accumulate * mesh.pipeline.size  # at least so many microbatches of an update
     if recipe.sharding != "none" and mesh.data.size > 1:
         half = compression.method == "fp16"
         if recipe.sharding == "parameters":
@@ -23,15 +24,12 @@ def choose(adapter: Adapter, mesh: Mesh, recipe: Recipe, name: str = GRADIENTS) 
             return ShardedParameters(adapter, mesh.data, half, recipe.accumulate, name)
         from hvdkit.strategies.sharded import Sharded
 
-        return Sharded(
-            adapter, mesh.data, recipe.sharding == "gradients", half, accumulate=recipe.accumulate, name=name
-        )
+        return Sharded(adapter, mesh.data, recipe.sharding == "gradients", half, accumulate=batches, name=name)
     if recipe.order == "priority" and mesh.data.size > 1:
         from hvdkit.strategies.priority import Priority
 
         return Priority(adapter, mesh.data, compression.method == "fp16", name)
     if recipe.sync is None and compression.method in ("none", "fp16") and recipe.allreduce == "ring":
-        batches = recipe.accumulate * mesh.pipeline.size  # at least so many microbatches of an update
         return Dense(adapter, mesh.data, compression.method == "fp16", batches, name)
     # Imported here because most runs need none of these.
     from hvdkit.strategies.compressed import Compressed

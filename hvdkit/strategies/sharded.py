@@ -8,7 +8,7 @@ backward has computed it, where the framework reports that, and the gradients th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from hvdkit.core.pieces import (
     StateEntry,
     buckets,
     shape_of,
-    whole_tensors,
 )
 from hvdkit.core.seam import Adapter, Pending
 from hvdkit.core.strategy import GRADIENTS, Strategy
@@ -37,6 +36,9 @@ from hvdkit.strategies.dense import from_wire, on_wire, ring_bytes
 class Shares(Partition):
     """This rank's share of each bucket, as pieces named `BUCKET.PIECE`, such as `0.1`. A subclass has the tensors.
 
+    Buckets are of the tensors that this rank's model has, which are `held` pieces of the whole ones: parts of layers,
+    or a stage's. Tensors are gathered over the shares first, then as `held` has them.
+
     With `may_span` all elements of a piece may be updated by one call of the optimizer's rule, which depends on no
     norms; otherwise each piece is of one parameter.
     """
@@ -49,10 +51,16 @@ class Shares(Partition):
         label: str,
         may_span: bool,
         divided: Sequence[Bucket],
+        held: Partition,
     ) -> None:
         super().__init__(adapter, trainable.parameters, label=label)
-        self.buckets, self._group, self._trainable = divided, group, trainable
-        self._of_bucket = [bucket.pieces(group.index, may_span, (group,)) for bucket in divided]
+        self.buckets, self._group, self._trainable, self._held = divided, group, trainable, held
+        self.shapes, self.dtypes, held.parameters = held.shapes, held.dtypes, {}  # which may be freed
+        counted = {name: held.counted(name) for name in self.parameters}
+        order = list(dict.fromkeys(counted.values()))
+        self._kinds = {name: order.index(of_name) for name, of_name in counted.items()}
+        groups = group, *held.groups
+        self._of_bucket = [bucket.pieces(group.index, may_span, groups, self._kinds) for bucket in divided]
         self.pieces = {
             f"{number}.{place}": piece
             for number, pieces in enumerate(self._of_bucket)
@@ -66,7 +74,10 @@ class Shares(Partition):
 
     @property
     def stored(self) -> StateEntry:
-        return whole_tensors(self.adapter, self.parameters)
+        return StateEntry(self._held, self.parameters)
+
+    def local(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        return {name: piece.of(arrays) for name, piece in self._held.pieces.items() if name in arrays}
 
     def own(self, bucket: Bucket, vector: Tensor) -> Tensor:
         """This rank's share of a bucket's vector."""
@@ -83,18 +94,32 @@ class Shares(Partition):
         parts = self.adapter.part(share, [piece.local_shape for piece in self._of_bucket[number]])
         return {f"{number}.{place}": part for place, part in enumerate(parts)}
 
-    def _order(self) -> Iterable[str]:
-        return self._bucket_of
+    def gather(self, tensors: Mapping[str, Tensor], names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """As `Partition.gather`. In the order of buckets, no bucket is gathered twice; ranks of `held` have others."""
+        if names is None:
+            names = self.shapes if self._held.groups else self._bucket_of
+        return self._held.gather(_Gathered(self, tensors), names)
 
-    def _together(self, name: str) -> str:
-        return str(self._bucket_of[name])
+    def bucket_with(self, name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A tensor and its bucket's others, as this rank's model has them, from all ranks' pieces; collective."""
+        number = self._bucket_of[name]
+        own = [tensors[f"{number}.{place}"] for place in range(len(self._of_bucket[number]))]
+        return self._of_shares(number, self.adapter.joined(own))
 
-    def _gathered(self, key: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        own = [tensors[f"{key}.{place}"] for place in range(len(self._of_bucket[int(key)]))]
-        return self._of_shares(int(key), self.adapter.joined(own))
+    def sum_of_squares(self, norms: list[Tensor]) -> Tensor:
+        """Of tensors of a kind first, over the shares; the result stands for the first such tensor."""
+        if not self._held.groups:
+            return super().sum_of_squares(norms)
+        ops, squares = self.adapter, {kind: self.zeros(1) for kind in self._kinds.values()}
+        for piece, norm in zip(self.pieces.values(), norms, strict=True):
+            squares[self._kinds[piece.name]] += ops.reshape(norm * norm, (1,))
+        totals = self._summed(ops.concat(list(squares.values())), self._group)
+        left = dict(zip(squares, ops.part(ops.sqrt(totals), [(1,)] * len(squares)), strict=True))
+        none = self.zeros(1)
+        return self._held.sum_of_squares([left.pop(self._kinds[name], none) for name in self._held.pieces])
 
     def _partial(self, group: Group) -> Collection[str]:
-        return self.shapes
+        return self._bucket_of if group is self._group else self._held._partial(group)
 
     def _of_shares(self, number: int, share: Tensor) -> dict[str, Tensor]:
         """A bucket's tensors from all ranks' shares."""
@@ -103,6 +128,19 @@ class Shares(Partition):
         padding = [(bucket.padding,)] if bucket.padding else []
         parts = self.adapter.part(vector, [*bucket.shapes.values(), *padding])
         return dict(zip(bucket.shapes, parts, strict=False))
+
+
+class _Gathered(dict[str, Tensor]):
+    """The tensors of this rank's model by name, of which `tensors` has all ranks' pieces: a bucket at a time."""
+
+    def __init__(self, shares: Shares, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._shares, self._tensors = shares, tensors
+
+    def __missing__(self, name: str) -> Tensor:
+        self.clear()  # before the next is in memory
+        self.update(self._shares.bucket_with(name, self._tensors))
+        return self[name]
 
 
 class CopiedShares(Shares):
@@ -206,7 +244,8 @@ class Sharded(Strategy):
         shapes = {name: shape_of(tensor) for name, tensor in self.trainable.parameters.items()}
         divided = buckets(shapes, self.group.size, np.dtype(self.session.dtype).itemsize, self._most_bytes)
         kind = FlatShares if "shard-parameters" in self._adapter.CAPABILITIES else CopiedShares
-        return kind(self._adapter, self.trainable, self.group, self.name, may_span, divided)
+        held = self.session.held()
+        return kind(self._adapter, self.trainable, self.group, self.name, may_span, divided, held)
 
     def _gathers(self, elements: list[int]) -> int:
         """How many elements are gathered for an update, if buckets have so many."""

@@ -160,8 +160,8 @@ class ShardedParameters(Sharded):
         names, ranks = trainable.blocks(), self.group.size
         shapes = {name: shape_of(tensor) for name, tensor in trainable.parameters.items()}
         divided = {block: bucket({name: shapes[name] for name in names[block]}, ranks) for block in reversed(names)}
-        held = list(divided.values())
-        shares = HeldShares(self._adapter, trainable, self.group, self.name, may_span, held)
+        blocks, held = list(divided.values()), self.session.held()
+        shares = HeldShares(self._adapter, trainable, self.group, self.name, may_span, blocks, held)
         self._blocks = GatheredBlocks(self._adapter, trainable, self.group, list(names), divided, self.name)
         shares.parameters = trainable.parameters  # which are in the blocks' memory now
         self._blocks.take(dict(zip(divided, shares.vectors, strict=True)))

@@ -59,7 +59,7 @@ class Keeper:
         self.last_own.clear()
         self.last_own.update(own)
         # A run resumed from here then draws the same random numbers as one that was never stopped.
-        seed_rank(self.setup.adapter, self.setup.recipe, self.setup.mesh.data.index, progress.step)
+        seed_rank(self.setup.adapter, self.setup.recipe, self.setup.mesh.stream, progress.step)
 
     def _begun(self, named: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
         """What a checkpoint has of a state: no average before the first weights are in it."""

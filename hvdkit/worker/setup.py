@@ -202,19 +202,18 @@ def start(
     return Setup(adapter, script, recipe, mesh, dataset, task, architecture)
 
 
-def seed_of(recipe: Recipe, rank: int, step: int = 0) -> int:
+def seed_of(recipe: Recipe, stream: int, step: int = 0) -> int:
     """The seed of a rank's random numbers from a step on: for rank 0 at the start the recipe's, for all others another.
 
-    `rank` counts along the data axis, as ranks that have parts of one model draw the same. So the masks of dropout
-    differ between ranks, and are the same in each run of a recipe on as many ranks. Until the first step all ranks have
-    rank 0's.
+    `stream` is `Mesh.stream`. So the masks of dropout differ between ranks that read other samples or have other
+    layers, and are the same in each run of a recipe on such a mesh. Until the first step all ranks have rank 0's.
     """
-    return (recipe.seed + 1_000_003 * step + 2_654_435_761 * rank) % 2**32
+    return (recipe.seed + 1_000_003 * step + 2_654_435_761 * stream) % 2**32
 
 
-def seed_rank(adapter: Adapter, recipe: Recipe, rank: int, step: int) -> None:
+def seed_rank(adapter: Adapter, recipe: Recipe, stream: int, step: int) -> None:
     """Seed all generators for a rank's steps from `step` on, by `seed_of`."""
-    value = seed_of(recipe, rank, step)
+    value = seed_of(recipe, stream, step)
     random.seed(value)
     np.random.seed(value)
     adapter.seed(value)

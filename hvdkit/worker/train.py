@@ -138,9 +138,9 @@ def _train(
             session.broadcast_state(mesh.data)
             startup.return_freed_memory()
     first_step = progress.step
-    rank = mesh.data.index
-    if first_step or rank or mesh.model.size > 1:  # rank 0 of whole models draws on from its start
-        seed_rank(adapter, recipe, rank, first_step)
+    stream = mesh.stream
+    if first_step or stream or mesh.model.size > 1:  # rank 0 of whole models draws on from its start
+        seed_rank(adapter, recipe, stream, first_step)
 
     checkpoints = None
     if mesh.is_root and place and recipe.checkpoint:
@@ -169,7 +169,7 @@ def _train(
     attach(
         loop,
         metrics_file,
-        keep=keeper.keep if keeper else lambda progress, _: seed_rank(adapter, recipe, rank, progress.step),
+        keep=keeper.keep if keeper else lambda progress, _: seed_rank(adapter, recipe, stream, progress.step),
         commit=keeper.commit if keeper and commits else None,
         asked_to_stop=heartbeat.asked_to_stop if keeps else None,
         of_task=own,

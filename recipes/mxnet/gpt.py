@@ -112,29 +112,41 @@ class Block(nn.HybridBlock):
 
 
 class GPT(nn.HybridBlock):
-    """A model from tokens (n, t) to logits (n, t, vocabulary). Ranks divide the vocabulary."""
+    """A model from tokens (n, t) to logits (n, t, vocabulary). Ranks divide the vocabulary.
+
+    Between two stages of a pipeline are vectors (n, t, width).
+    """
 
     def __init__(self, table: gpt.GPT) -> None:
         super().__init__()
-        self.parts, self.dtype = Parts(adapter, table.tensor, "transformer.wte"), table.dtype
+        self.parts, self.dtype, self.here = Parts(adapter, table.tensor, "transformer.wte"), table.dtype, table.here
         self.first, self.stop = table.vocabulary_part
         if table.tensor:
             from hvdkit.adapters.mxnet.parts import DividedOutputs
 
             self.divided_outputs = DividedOutputs(adapter, table.tensor, self.first, table.vocabulary)
         parts = self.transformer = nn.HybridBlock()
-        rows = self.stop - self.first, table.context
-        parts.wte, parts.wpe = (nn.Embedding(each, table.width) for each in rows)
-        parts.h, parts.ln_f = nn.HybridSequential(), LayerNorm(table)
-        parts.h.add(*(Block(table, name) for name in table.blocks))
+        if self.here.is_first or self.here.is_last:
+            parts.wte = nn.Embedding(self.stop - self.first, table.width)
+        if self.here.is_first:
+            parts.wpe = nn.Embedding(table.context, table.width)
+        parts.h = nn.HybridSequential()
+        for name in table.blocks:
+            parts.h.register_child(Block(table, name), name.rpartition(".")[2])
+        if self.here.is_last:
+            parts.ln_f = LayerNorm(table)
 
-    def hybrid_forward(self, F, tokens):
+    def hybrid_forward(self, F, x):
         parts = self.transformer
-        wte, wpe = (each.weight.var() if F is mx.sym else each.weight.data() for each in (parts.wte, parts.wpe))
-        x = self.embedded(F, tokens)
-        x = parts.h(F.broadcast_add(x, F.slice_like(wpe.expand_dims(0), x, axes=(1,))))
-        x = self.parts.enter(parts.ln_f(x))
-        return F.FullyConnected(x, wte, num_hidden=parts.wte.weight.shape[0], no_bias=True, flatten=False)
+        if self.here.is_first:
+            places = _weight(F, parts.wpe).expand_dims(0)
+            x = self.embedded(F, x)
+            x = F.broadcast_add(x, F.slice_like(places, x, axes=(1,)))
+        x = parts.h(x)
+        if not self.here.is_last:
+            return x
+        how = {"num_hidden": parts.wte.weight.shape[0], "no_bias": True, "flatten": False}
+        return F.FullyConnected(self.parts.enter(parts.ln_f(x)), _weight(F, parts.wte), **how)
 
     def embedded(self, F, tokens):
         """The vectors of the tokens. A rank adds nothing for tokens whose vectors another one has."""
@@ -143,6 +155,10 @@ class GPT(nn.HybridBlock):
         here = (tokens >= self.first) * (tokens < self.stop)
         rows = self.transformer.wte((tokens - self.first) * here)
         return self.parts.leave(F.broadcast_mul(rows, F.cast(here, self.dtype).expand_dims(-1)))
+
+
+def _weight(F, layer):
+    return layer.weight.var() if F is mx.sym else layer.weight.data()
 
 
 build = GPT

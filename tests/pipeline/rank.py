@@ -2,8 +2,8 @@
 
     python tests/pipeline/rank.py FRAMEWORK REPORT.json CASE…
 
-A case is a schedule with a number of stages or `in parts`, `few` steps of what is compiled soon, `planted`, or
-`overflow`.
+A case is a schedule with a number of stages or `in parts`, `few` steps of what is compiled soon, shares of the
+optimizer's state, `planted`, `overflow`, or `dropout`.
 Before each of the `forced` steps both load one state. Each fault that is planted is to be seen in the gradients, or in
 the weights after a step.
 """
@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hvdkit import adapters
+from hvdkit.core import pipeline as of_core
 from hvdkit.core.group import Mesh, sets
 from hvdkit.core.pieces import Partition
 from hvdkit.core.pipeline import Plan, divided
@@ -30,11 +32,14 @@ from hvdkit.core.state import digest
 from hvdkit.core.strategy import Strategy
 from hvdkit.data.dataset import Batch
 from hvdkit.recipe.communication import Parallel
-from hvdkit.recipe.schema import AdamW, Lamb, Loss, Optimizer, Sgd
+from hvdkit.recipe.schema import AdamW, AverageWeights, Lamb, Loss, Optimizer, Sgd
 from hvdkit.strategies.dense import Dense
+from hvdkit.strategies.sharded import Sharded
 from hvdkit.tasks.gpt import GPT
+from hvdkit.tasks.parts import bounds
 from hvdkit.tasks.resnet import ResNet
 from hvdkit.tasks.task import Architecture
+from hvdkit.worker.setup import seed_of
 from tests.tensor.rank import build_of, errors, far, most
 
 STEPS, RANKS, SAMPLES, MICROBATCHES = 20, 4, 8, 4
@@ -55,9 +60,9 @@ def batch(step: int, rank: int, table: Architecture = TABLE) -> Batch:
 
 
 def recorded(session: Session) -> dict[str, Any]:
-    """Variables with the gradients of this rank's parameters in the last update, before clipping."""
+    """Variables with the gradients of this rank's pieces in the last update, before clipping."""
     ops, unscaled = session.adapter, session.update.unscaled
-    found = {name: ops.variable(parameter) for name, parameter in session.trainable.parameters.items()}
+    found = session.update.partition.variables()
 
     def record(gradients: Mapping[str, Any]) -> dict[str, Any]:
         of_loss = unscaled(gradients)
@@ -88,6 +93,7 @@ class Pair:
         more: int = 1,
         table: Architecture | None = None,
         synchronized: bool = False,
+        shards: bool = False,
     ) -> None:
         chunks = 2 if schedule == "interleaved" else 1
         kinds = {"dtype": PRECISIONS[precision].parameters, "compute_dtype": PRECISIONS[precision].compute}
@@ -105,7 +111,8 @@ class Pair:
             numbers = range(mesh.pipeline.index, parallel.runs, parallel.pipeline)
             tables = [table.staged(parallel, number) for number in numbers]
         tensor = mesh.tensor if mesh.tensor.size > 1 else None
-        tables, strategy = [replace(own, tensor=tensor) for own in tables], Dense(adapter, mesh.data, accumulate=2)
+        kind: Callable[..., Strategy] = partial(Sharded, frees=False, most_bytes=8000) if shards else Dense
+        tables, strategy = [replace(own, tensor=tensor) for own in tables], kind(adapter, mesh.data, accumulate=2)
         models = [build(own) for own in tables]
         for model in models if synchronized else ():
             assert adapter.synchronize_batch_norms(model, mesh.data)
@@ -114,6 +121,8 @@ class Pair:
         self.stages = Session(adapter, model, optimizer, loss, strategy, precision, pieces=pieces, plan=plan)
         adapter.seed(3)  # the same on all ranks
         self.whole = Session(adapter, build(table), optimizer, loss, Strategy(), precision)
+        for session in (self.stages, self.whole) if shards else ():
+            session.keep_average(AverageWeights(decay=0.5))
         random = np.random.default_rng(7)  # other values everywhere, slots too, the same on all ranks
         self.start = {
             name: np.asarray(value + 0.1 * random.random(value.shape), value.dtype)
@@ -122,6 +131,7 @@ class Pair:
         for session in (self.stages, self.whole):
             session.load_state(self.start)
         self.recorded = [recorded(session) for session in (self.stages, self.whole)]
+        self.shards = shards
 
     def step(self, number: int, batches: int = 1) -> dict[str, float]:
         """Errors of this stage's gradients and, on the last stage, of the loss."""
@@ -132,23 +142,27 @@ class Pair:
         if self.synchronized:  # its statistics are those of the microbatches of all data ranks
             parts = [[Batch(*map(np.concatenate, zip(*beside, strict=True))) for beside in _pairs(parts)]]
         wanted = self.whole.train_step([part for own in parts for part in own])
-        got, reference = (
-            {name: self.stages.array(gradient) for name, gradient in gradients.items()} for gradients in self.recorded
-        )
-        pieces = self.stages.held().pieces
-        found = errors(got, {name: pieces[name].of(reference) for name in got})
+        gradients, reference = self.recorded[0], self._arrays(self.recorded[1])
+        if self.shards:  # of the whole model
+            found = errors(self._arrays(dict(self.stages.update.partition.gather(gradients))), reference)
+        else:
+            pieces = self.stages.held().pieces
+            found = errors(self._arrays(gradients), {name: pieces[name].of(reference) for name in gradients})
         if data.size == 1 and loss is not None:
-            found["loss"] = abs(float(loss) / float(wanted) - 1)
+            found["loss"] = far(self.stages.adapter.to_numpy(loss), self.whole.adapter.to_numpy(wanted))
         return found
+
+    def _arrays(self, tensors: Mapping[str, Any]) -> Arrays:
+        return {name: self.stages.array(tensor) for name, tensor in tensors.items()}
 
     def after(self) -> dict[str, float]:
         return errors(self.stages.state(), self.whole.state())
 
 
-def trained(framework: str, mesh: Mesh, schedule: str, few: bool = False) -> dict[str, Any]:
+def trained(framework: str, mesh: Mesh, schedule: str, few: bool = False, shards: bool = False) -> dict[str, Any]:
     """Errors of each of the forced steps, of others without a teacher unless there are `few`, and of evaluations; and
-    whether state is read and loaded whole."""
-    pair = Pair(framework, mesh, schedule, more=0 if few else 1)
+    whether state is read and loaded whole. With `shards` of the optimizer's state, and an average of the weights."""
+    pair = Pair(framework, mesh, schedule, more=0 if few else 1, shards=shards)
     loaded = pair.stages.state()
     gradients, weights, free = [], [], []
     for number in range(STEPS):
@@ -157,18 +171,22 @@ def trained(framework: str, mesh: Mesh, schedule: str, few: bool = False) -> dic
         weights.append(pair.after())
     recompute, others = "recompute" in adapters.load(framework).CAPABILITIES, OTHERS if framework == "pytorch" else []
     for optimizer in () if few else (ADAMW, *others):
-        other = Pair(framework, mesh, schedule, optimizer, recompute=recompute)
+        other = Pair(framework, mesh, schedule, optimizer, recompute=recompute, shards=shards)
         for number in range(4):
             other.step(number, 1 + number % 2)
         free.append(other.after())
     pair.stages.load_state(pair.whole.state())
     seen = batch(99, mesh.data.index)
+    averaged = 0.0
+    if shards:
+        with pair.stages.averaged(), pair.whole.averaged():
+            averaged = far(pair.stages.losses(seen), pair.whole.losses(seen))
     own = pair.stages.trainable.parameters
     return {
         "gradients": most(gradients),
         "weights": most(weights),
         "free": most([{name: error for name, error in each.items() if name in pair.whole.shapes} for each in free]),
-        "evaluation": far(pair.stages.losses(seen), pair.whole.losses(seen)),
+        "evaluation": max(averaged, far(pair.stages.losses(seen), pair.whole.losses(seen))),
         "loaded": all(np.array_equal(loaded[name], pair.start[name]) for name in pair.start),
         "names": sorted(own),
         "digest": [digest(session.model_arrays()) for session in (pair.stages, pair.whole)],
@@ -233,6 +251,17 @@ def planted(framework: str, mesh: Mesh) -> dict[str, dict[str, float]]:
         partition: Any = session.update.partition
         partition.sum_of_squares = lambda norms: Partition.sum_of_squares(partition, norms)
 
+    def without_flush(session: Session) -> None:
+        add, ops = session.step.add, session.adapter
+
+        def and_update(gradients: Mapping[str, Any]) -> None:
+            add(gradients)
+            if mesh.after is None:
+                for name, parameter in session.trainable.parameters.items():
+                    ops.assign(parameter, parameter - gradients[name] * 0.1)
+
+        session.step.add = and_update  # type: ignore[method-assign]
+
     faults: dict[str, Callable[[Session], None]] = {
         "no fault": lambda session: None,
         "a microbatch dropped": dropped,
@@ -241,21 +270,111 @@ def planted(framework: str, mesh: Mesh) -> dict[str, dict[str, float]]:
         "tied weights not summed": untied,
         "divided by ranks": by_ranks,
         "norm over one axis": norm_of_a_stage,
-    }
+    } | ({"stale weights": without_flush} if framework == "pytorch" else {})
     found = {}
     for name, plant in faults.items():
-        pair = Pair(framework, mesh, "gpipe")
+        pair = Pair(framework, mesh, "1f1b" if name == "stale weights" else "gpipe")
         plant(pair.stages)
         found[name] = pair.step(0) | {f"after {name}": error for name, error in pair.after().items()}
     return found
 
 
+def shares_with_faults(framework: str, mesh: Mesh) -> dict[str, dict[str, float]]:
+    """Errors of shares in parts of layers, with norms for clipping that are wrong."""
+    found = {}
+    for name in ("no fault", "norm of a share", "whole ones twice"):
+        pair = Pair(framework, mesh, "", shards=True)
+        partition: Any = pair.stages.update.partition
+        if name == "norm of a share":
+            partition._summed = lambda numbers, group: numbers
+        elif name == "whole ones twice":
+            partition.sum_of_squares = partial(Partition.sum_of_squares, partition)
+        found[name] = pair.step(0) | {f"after {name}": error for name, error in pair.after().items()}
+    return found
+
+
+class Seeded:
+    """All that `seed_of` reads of a recipe."""
+
+    seed = 11
+
+
+class Dropped(Pair):
+    """Models with dropout after each MLP, in PyTorch. The whole one draws for each stage, and for the samples of each
+    rank of the data axis, what the ranks draw that have this stage and read these samples."""
+
+    def __init__(self, mesh: Mesh, schedule: str, stream: int | None = None, **more: Any) -> None:
+        super().__init__("pytorch", mesh, schedule, **more)
+        import torch
+
+        stages, data = mesh.pipeline.size, mesh.data.size
+        self._states: dict[tuple[int, int], Any] = {}
+        for place in ((rank, stage) for rank in range(data) for stage in range(stages)):
+            torch.manual_seed(seed_of(Seeded, place[1] * data + place[0]))  # type: ignore[arg-type]
+            self._states[place] = torch.get_rng_state()
+        for session in (self.stages, self.whole):
+            for block in session.trainable.model.transformer["h"]:
+                block.mlp.register_forward_hook(_dropped)
+        blocks, self._passed = list(self.whole.trainable.model.transformer["h"]), 0
+        for stage in range(stages):
+            first, stop = bounds(len(blocks), stage, stages)
+            blocks[first].register_forward_pre_hook(partial(self._enter, stage))
+            blocks[stop - 1].register_forward_hook(partial(self._leave, stage))
+        torch.manual_seed(seed_of(Seeded, mesh.stream if stream is None else stream))  # type: ignore[arg-type]
+
+    def _enter(self, stage: int, *_: Any) -> None:
+        import torch
+
+        if stage == 0:
+            self._ours, self._passed = torch.get_rng_state(), self._passed + 1
+        self._rank = (self._passed - 1) // MICROBATCHES % self.mesh.data.size
+        torch.set_rng_state(self._states[self._rank, stage])
+
+    def _leave(self, stage: int, *_: Any) -> None:
+        import torch
+
+        self._states[self._rank, stage] = torch.get_rng_state()
+        if stage == self.mesh.pipeline.size - 1:
+            torch.set_rng_state(self._ours)
+
+
+def _dropped(layer: Any, inputs: Any, outputs: Any) -> Any:
+    from torch.nn import functional
+
+    return functional.dropout(outputs, 0.25, layer.training)
+
+
+def swapped_order(batch: Batch, parts: int) -> Iterator[Batch]:
+    first, second, *rest = divided(batch, parts)
+    yield from (second, first, *rest)
+
+
+def dropped_out(mesh: Mesh, in_parts: Mesh) -> dict[str, dict[str, float]]:
+    """Errors of gradients in two steps with dropout, and with faults."""
+
+    def steps(pair: Pair) -> dict[str, float]:
+        return most([pair.step(number) for number in range(2)])
+
+    found = {
+        "gpipe": steps(Dropped(mesh, "gpipe")),
+        "1f1b": steps(Dropped(mesh, "1f1b", recompute=True)),
+        "in parts": steps(Dropped(in_parts, "1f1b")),
+        "other masks in each part": steps(Dropped(in_parts, "1f1b", stream=in_parts.topology.rank)),
+    }
+    of_core.divided = swapped_order  # type: ignore[attr-defined]
+    found["another order"] = steps(Dropped(mesh, "1f1b"))
+    found["another order without dropout"] = steps(Pair("pytorch", mesh, "1f1b"))
+    of_core.divided = divided  # type: ignore[attr-defined]
+    return found
+
+
 def main(framework: str, report: Path, *cases: str) -> None:
     adapter = adapters.load(framework)
-    wanted = [*sets(RANKS, 2), *sets(RANKS, RANKS), *sets(RANKS, 2, 2)]
+    wanted = [*sets(RANKS, 2), *sets(RANKS, RANKS), *sets(RANKS, 2, 2), *sets(RANKS, 1, 2)]
     world = adapter.init("cpu", threads=1, sets=list(dict.fromkeys(wanted)))
     meshes = {f"{size}": Mesh(world, size, process_set=adapter.process_set) for size in (2, RANKS)}
     meshes["in parts"] = Mesh(world, 2, 2, adapter.process_set)
+    in_data = Mesh(world, 1, 2, adapter.process_set)
     found: dict[str, Any] = {}
     for case in cases:
         schedule, _, mesh = case.partition(" ")
@@ -265,6 +384,14 @@ def main(framework: str, report: Path, *cases: str) -> None:
             found[case] = overflowed(framework, meshes["2"]) if "fp16" in adapter.CAPABILITIES else None
         elif case == "few":
             found[case] = trained(framework, meshes["in parts"], "1f1b", few=True)
+        elif case == "shares of stages":
+            found[case] = trained(framework, meshes["2"], "1f1b", shards=True)
+        elif case == "shares of parts":
+            found[case] = trained(framework, in_data, "", shards=True)
+        elif case == "shares with faults":
+            found[case] = shares_with_faults(framework, in_data)
+        elif case == "dropout":
+            found[case] = dropped_out(meshes["2"], meshes["in parts"])
         else:
             found[case] = trained(framework, meshes[mesh], schedule)
     everyone = adapter.allgather_object(found, meshes["2"].world, name="report")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 # Before Horovod, which makes MXNet's symbols global: Pillow must find its own libjpeg, not MXNet's.
 with contextlib.suppress(ImportError):
@@ -25,6 +26,9 @@ from hvdkit.core.group import Group, Topology, threads_per_rank, wants_gpu
 from hvdkit.core.seam import AnyLoss, Observer
 from hvdkit.core.tensors import Tensor
 from hvdkit.core.trainable import Trainable
+
+if TYPE_CHECKING:
+    from hvdkit.core.passes import Stage
 
 
 class MXNet(MXNetTensors, HorovodAdapter):
@@ -68,6 +72,12 @@ class MXNet(MXNetTensors, HorovodAdapter):
         from hvdkit.adapters.mxnet import parts
 
         return parts.use(tensor, self, group, name, forward=True)
+
+    def stage(self, trainable: Trainable) -> Stage:
+        from hvdkit.adapters.mxnet.stages import MXNetStage
+
+        assert isinstance(trainable, training.TrainableModel)
+        return MXNetStage(trainable)
 
     def observer(self, trainable: Trainable) -> Observer:
         return timing.Observer(hvd, list(trainable.parameters))

@@ -80,18 +80,36 @@ class TrainableModel(Trainable):
     ) -> tuple[mx.nd.NDArray, mx.nd.NDArray, dict[str, mx.nd.NDArray]]:
         self._variances.before_step()
         with mx.autograd.record():
-            logits = one_tensor(self.model(*arguments(inputs)))
-            loss = self._loss(logits, targets)
+            logits = self.outputs_of(inputs)
+            loss = self.loss_of(logits, targets)
             scaled = loss if scale is None else loss * scale
         self.stamp((trace_events.FORWARD,), [logits])  # not the loss, which backward does not need and may precede
         scaled.backward()
         self._variances.after_step(tuple(array.shape for array in arguments(inputs)))
+        return logits, loss, self.gradients()
+
+    def outputs_of(self, inputs: mx.nd.NDArray) -> mx.nd.NDArray:
+        """Outputs, in training mode where autograd records."""
+        return one_tensor(self.model(*arguments(inputs)))
+
+    def loss_of(self, logits: mx.nd.NDArray, targets: mx.nd.NDArray) -> mx.nd.NDArray:
+        """The mean loss of outputs."""
+        return self._loss(logits, targets)
+
+    def gradients(self) -> dict[str, mx.nd.NDArray]:
+        """Every parameter's gradient, which the next backward pass overwrites."""
         for parameter in self._trained.values():
             weight = parameter.data()
             if not weight._fresh_grad:  # unused in this batch, but maybe used in the last one or on other ranks
                 parameter.zero_grad()
             weight._fresh_grad = False
-        return logits, loss, {name: _dense(parameter) for name, parameter in self._trained.items()}
+        return {name: _dense(parameter) for name, parameter in self._trained.items()}
+
+    def await_parts(self, tensors: Sequence[mx.nd.NDArray]) -> None:
+        """Wait for what a pass has computed where its layers are in parts: the engine might else start the collectives
+        of two microbatches, which have the same names, in another order than on other ranks."""
+        for tensor in tensors if self._divided else ():
+            tensor.wait_to_read()
 
     def observe(self, inputs: mx.nd.NDArray, targets: mx.nd.NDArray) -> None:
         self.backward(inputs, targets, None)
@@ -105,16 +123,18 @@ class TrainableModel(Trainable):
                     tensor *= 1
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
-        outputs = one_tensor(self.model(*arguments(mapped(self._put, inputs))))
+        outputs = self.outputs_of(mapped(self._put, inputs))
         return np.asarray((self._divided.whole(outputs) if self._divided else outputs).asnumpy())
 
     def losses(self, batch: Batch) -> np.ndarray:
         inputs, targets = self.inputs(batch)
-        logits = one_tensor(self.model(*arguments(inputs)))
+        return np.asarray(self.losses_of(self.outputs_of(inputs), targets).asnumpy())
+
+    def losses_of(self, logits: mx.nd.NDArray, targets: mx.nd.NDArray) -> mx.nd.NDArray:
+        """Each target's cross-entropy."""
         if self._divided:
-            return np.asarray(self._divided.losses(logits, targets).asnumpy())
-        losses = -mx.nd.pick(mx.nd.log_softmax(logits), targets, axis=-1)
-        return np.asarray(losses.asnumpy())
+            return self._divided.losses(logits, targets)
+        return -mx.nd.pick(mx.nd.log_softmax(logits), targets, axis=-1)
 
     def update_kernel(
         self, settings: Optimizer, shapes: Sequence[Shape], like: Sequence[mx.nd.NDArray]
