@@ -2,11 +2,12 @@
 
 A framework gives a stage's passes (`core/passes.py`). Which comes when is a schedule (`core/schedules.py`). Messages
 between neighbors are here: broadcasts in groups of two ranks, each with a name of its own. A send only starts one, so
-that stages that send to each other do not wait in a circle.
+that stages that send to each other do not wait in a circle, and receives begin before they are due.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from time import perf_counter_ns
@@ -16,7 +17,7 @@ import numpy as np
 
 from hvdkit.core import trace_events
 from hvdkit.core.chunks import Chunks
-from hvdkit.core.schedules import actions
+from hvdkit.core.schedules import Action, actions
 from hvdkit.core.tensors import Scalar, Tensor
 from hvdkit.data.dataset import Batch, Inputs, PooledBatch, arguments, mapped
 from hvdkit.errors import RunError
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")  # of activations
 _MOST_AXES = 6
+_RECEIVES = {"receive activation": "activation", "receive gradient": "gradient"}
+_AHEAD = 2  # receives that have begun before they are due: an activation's and a gradient's
 
 
 class Plan(NamedTuple):
@@ -94,12 +97,15 @@ class Pipeline:
         received: dict[tuple[int, int], Tensor] = {}
         losses: list[Tensor] = []
         self.bytes_per_step = 0.0
+        order = actions(plan.schedule, stages.index, stages.size, len(microbatches), plan.chunks)
+        receives, coming = deque(action for action in order if action.kind in _RECEIVES), deque["Pending"]()
         busy, before_ns = 0, perf_counter_ns()
-        for kind, number, chunk in actions(plan.schedule, stages.index, stages.size, len(microbatches), plan.chunks):
+        for kind, number, chunk in order:
             batch, of, before, after = microbatches[number], (number, chunk), self._before[chunk], self._after[chunk]
-            if kind == "receive activation":
-                assert before
-                received[of] = self._receive(before, batch, f"activation.{number}")
+            while receives and len(coming) < _AHEAD and self._knows(receives[0], microbatches):
+                coming.append(self._begin(receives.popleft(), microbatches))
+            if kind in _RECEIVES:
+                received[of] = (coming.popleft() if coming else self._begin(receives.popleft(), microbatches))()
             elif kind == "forward":
                 passed = alive[of] = self._forward(batch, to_device, received.pop(of, None), chunk)
                 if after is None:
@@ -107,9 +113,6 @@ class Pipeline:
             elif kind == "send activation":
                 assert after
                 self.bytes_per_step += self._send(after, alive[of].outputs, batch, f"activation.{number}")
-            elif kind == "receive gradient":
-                assert after
-                received[of] = self._receive(after, batch, f"gradient.{number}")
             elif kind == "backward":
                 gradient = scale if after is None else received.pop(of)
                 of_inputs, gradients = alive.pop(of).backward(gradient)
@@ -160,14 +163,14 @@ class Pipeline:
         for stage, before, after in zip(self._chunks, self._before, self._after, strict=True):
             inputs, targets = self._trainable.inputs(batch) if before is None or after is None else (None, None)
             if before is not None:
-                inputs = self._receive(before, batch, "evaluation")
+                inputs = self._receive(before, batch, "evaluation")()
             outputs = stage.evaluate(inputs, targets if losses and after is None else None)
             if after is not None:
                 self._send(after, outputs, batch, "evaluation")
         if self._after[-1] is None:
             self._send(self._end, outputs, batch, f"evaluated.{losses}")
         else:
-            outputs = self._receive(self._end, batch, f"evaluated.{losses}")
+            outputs = self._receive(self._end, batch, f"evaluated.{losses}")()
         self._settle()
         return self._adapter.to_numpy(outputs)
 
@@ -205,23 +208,36 @@ class Pipeline:
             pending()
         self._sent.clear()
 
-    def _receive(self, link: _Link, batch: Batch, name: str) -> Tensor:
+    def _begin(self, action: Action, microbatches: Sequence[Batch]) -> Pending:
+        """Begin a receive of a step, so that the message comes while this rank computes."""
+        what = _RECEIVES[action.kind]
+        return self._receive(self._link(action), microbatches[action.microbatch], f"{what}.{action.microbatch}")
+
+    def _knows(self, action: Action, microbatches: Sequence[Batch]) -> bool:
+        """Whether the layout of what is received is known, so that nothing has to be waited for."""
+        return _kind_of(self._link(action), microbatches[action.microbatch], "") in self._layouts
+
+    def _link(self, action: Action) -> _Link:
+        link = (self._before if action.kind == "receive activation" else self._after)[action.chunk]
+        assert link
+        return link
+
+    def _receive(self, link: _Link, batch: Batch, name: str) -> Pending:
         """What the other rank of a link sends, in a tensor of its own: backward needs it unchanged.
 
         For the first such batch it sends shape and dtype before, which gradients share with activations.
         """
         key = _kind_of(link, batch, name)
         if key not in self._layouts:
-            told = self._received(link, np.zeros(2 + _MOST_AXES, np.int64), f"{name}.layout")
+            told = self._received(link, np.zeros(2 + _MOST_AXES, np.int64), f"{name}.layout")()
             number, axes, *sizes = self._adapter.to_numpy(told).tolist()
             self._layouts[key] = tuple(sizes[:axes]), _DTYPES[number]
         shape, dtype = self._layouts[key]
         return self._received(link, np.zeros(shape, dtype), name)
 
-    def _received(self, link: _Link, like: np.ndarray, name: str) -> Tensor:
-        empty, where = self._adapter.from_numpy(like), f"pipeline.{link.number}.{name}"
-        received: Tensor = self._adapter.start_broadcast(empty, link.group, link.other, where)()
-        return received
+    def _received(self, link: _Link, like: np.ndarray, name: str) -> Pending:
+        where = f"pipeline.{link.number}.{name}"
+        return self._adapter.start_broadcast(self._adapter.from_numpy(like), link.group, link.other, where)
 
     def _bytes(self, tensor: Tensor) -> float:
         return float(np.prod(tuple(tensor.shape)) * np.dtype(self._adapter.dtype(tensor)).itemsize)
