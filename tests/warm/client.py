@@ -23,9 +23,8 @@ READ_AT_IMPORT = (
 
 
 def variables(environment: "dict[str, str]") -> "dict[str, str]":
-    """Those of the environment that make a difference to what is imported; hvdkit hashes strings by seed 0."""
-    read = {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
-    return {"PYTHONHASHSEED": "0", **read}
+    """Those of the environment that make a difference to what is imported."""
+    return {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
 
 
 def server(folder: str, arguments: "list[str]") -> "str | None":
