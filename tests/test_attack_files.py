@@ -18,7 +18,7 @@ from hvdkit.commands.advise import AdviseRequest
 from hvdkit.errors import RequestError
 from hvdkit.files import open_lock, open_regular, read_bounded
 from hvdkit.recipe import schema
-from hvdkit.report import charts, collect, page
+from hvdkit.report import charts, collect, page, tabular
 from hvdkit.results import profile as profiles
 from hvdkit.results.train import MetricLine
 from tests import hygiene
@@ -180,7 +180,7 @@ def test_a_report_of_many_lines_reads_each_once_and_draws_no_more_than_of_few(
 
     counted(collect.MetricLine, "model_validate_json")
     counted(charts.Canvas, "point")
-    counted(page.Table, "figures")
+    counted(tabular.Table, "figures")
     work = {}
     for count in (3_000, 30_000):
         counts.clear()
