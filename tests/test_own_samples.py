@@ -33,7 +33,7 @@ class Spread(Own):
 class Stub:
     """The parts of a session that the sanity check uses, with the model x -> 2x."""
 
-    adapter, strategy = SimpleNamespace(rival=None), Strategy()
+    adapter, strategy, pipeline = SimpleNamespace(rival=None), Strategy(), None
 
     def __init__(self, loss: Any) -> None:
         self.custom_loss = loss

@@ -121,7 +121,7 @@ class Adapter(Tensors):
         """Shut Horovod down; `init` may start it again."""
 
     def synchronize(self) -> None:
-        """Wait until the device has finished all queued work. Used for timing only."""
+        """Wait until the device has finished all queued work."""
 
     def cpu_seconds(self) -> float:
         """CPU time of this process, and of others that work for it, in seconds."""

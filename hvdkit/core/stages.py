@@ -82,6 +82,8 @@ class Stages(Partition):
             vector = ops.from_numpy(np.zeros(sum(map(math.prod, shapes)), self.dtypes[names[0]]))
         root = self._pipeline.ranks[owner]
         vector = ops.broadcast(vector, self._pipeline, root, f"{self._label}.gather.{names[0]}")
+        if owner != self._pipeline.index:
+            ops.synchronize()  # queued operations: slots have the names of weights, and nobody else may wait for these
         return dict(zip(names, ops.part(vector, shapes), strict=True))
 
     def sum_of_squares(self, norms: list[Tensor]) -> Tensor:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import shlex
 import urllib.parse
+from contextlib import suppress
 from pathlib import Path
 
 from hvdkit import paths
@@ -34,7 +35,9 @@ def write(folder: Path, out: Path | None = None) -> tuple[Path, Path]:
 
     Raises RequestError if the folder has no results, or damaged ones, or if `out` cannot be written.
     """
-    of_profile = (folder / profile_page.FILE).is_file() and not (folder / "result.json").exists()
+    of_profile = False
+    with suppress(OSError):  # `collect` tells of a folder that must not be read
+        of_profile = (folder / profile_page.FILE).is_file() and not (folder / "result.json").exists()
     given = None if of_profile else collect.read(folder)
     target = out or folder
     try:

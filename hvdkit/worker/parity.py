@@ -263,7 +263,9 @@ class Participant:
             for batch in group:
                 total.update(np.ascontiguousarray(batch.inputs).tobytes())
                 total.update(np.ascontiguousarray(batch.targets).tobytes())
-        copy = self._adapter.allgather_object(total.hexdigest(), self._mesh.model, name="parity.batches.model")
+        copy = [total.hexdigest()]
+        if self._mesh.model.size > 1:
+            copy = self._adapter.allgather_object(copy[0], self._mesh.model, name="parity.batches.model")
         return self._adapter.allgather_object("/".join(dict.fromkeys(copy)), self._mesh.data, name="parity.batches")
 
     def _wait(self, what: str) -> None:

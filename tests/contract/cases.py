@@ -34,7 +34,8 @@ _TRAINS = {"gpu", "fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "recompute", "
 PROBED = sorted(
     set(MEANINGS)
     - _TRAINS
-    - {"layer-times", "order", "own-profile", "pipeline", "shard-gradients", "shard-parameters", "tensor"}
+    - {"layer-times", "order", "own-profile", "shard-gradients", "shard-parameters"}
+    - {"pipeline", "pipeline-own", "pipeline-resnet", "interleaved", "tensor", "tensor-resnet"}
 )
 Make = Callable[..., Any]
 seeds_from = 0  # of batches: another value for each group of ranks, so that what leaks from one to the other is seen
