@@ -114,7 +114,8 @@ class Independent(WithoutHorovod):
 
     def init(self, device: str, threads: int | None = None, sets: Sequence[Ranks] = ()) -> Topology:
         placed = super().init(device, threads, sets)
-        return IndependentTopology(0, 1, placed.local_rank, placed.local_size, 0, 1, placed.device, placed.rank)
+        alone = {"rank": 0, "size": 1, "cross_rank": 0, "cross_size": 1, "number": placed.rank}
+        return IndependentTopology(**(vars(placed) | alone))
 
     def broadcast(self, tensor: Tensor, group: Group, root_rank: int, name: str = "broadcast") -> Tensor:
         self.rendezvous.exchange(b"so that all begin at once")
