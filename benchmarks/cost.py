@@ -8,7 +8,8 @@ sockets alone (as its last release has it), two processes without a word between
 DistributedDataParallel. Where there is no script by hand (ResNet-50) the plain side is `--rival plain`. Before, `hvdkit
 parity` proves that the rivals compute the same. Ratios are of one round; the page has their medians. Rounds that are
 done are kept in `runs/cost` and not run again: give `--fresh` after a change of code. Writes cost.json and cost.md
-beside itself; exit status 1 if a mark is missed and the interval leaves no doubt.
+beside itself, where recipes that are not measured now stay; exit status 1 if a mark is missed and the interval leaves
+no doubt.
 """
 
 from __future__ import annotations
@@ -98,8 +99,10 @@ def main() -> int:
                 rounds.append(harness.one_round(folder, work.sides(framework), partial(run, work, framework)))
         summaries = {framework: summary(work, rounds) for framework, rounds in groups.items()}
         found[name] = {"unit": work.speed, "by_hand": bool(work.script), "keys": work.keys, "parity": parity}
-        found[name]["frameworks"] = summaries
-    harness.publish("cost", {"ranks": 2, "threads": 1, "recipes": found}, args.out)
+        found[name] |= {"frameworks": summaries, **harness.facts(harness.command())}
+    before = args.out / "cost.json"
+    recipes = (json.loads(before.read_text())["recipes"] if before.exists() else {}) | found
+    harness.publish("cost", {"ranks": 2, "threads": 1, "recipes": recipes}, args.out)
     marks = [mark for one in found.values() for each in one["frameworks"].values() for mark in each["marks"]]
     return int(any(mark["verdict"] == "missed" for mark in marks))
 

@@ -158,9 +158,7 @@ def publish(name: str, outcome: Mapping[str, Any], folder: Path) -> None:
 
     `outcome` gets the command, the date and the machine.
     """
-    module = Path(sys.argv[0]).resolve().relative_to(ROOT).with_suffix("")
-    command = " ".join(["python", "-m", ".".join(module.parts), *sys.argv[1:]])
-    text = text_of(facts(command) | dict(outcome))
+    text = text_of(facts(command()) | dict(outcome))
     shown = page(name, json.loads(text))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / f"{name}.json", text + "\n")
@@ -184,6 +182,12 @@ def text_of(value: Any, indent: str = "") -> str:
 def compressed(path: Path, value: Any) -> None:
     """Write raw series as JSON, compressed; `anchored.measured` reads them."""
     write_atomic(path, gzip.compress(json.dumps(value, separators=(",", ":")).encode(), mtime=0))
+
+
+def command() -> str:
+    """The command that runs now."""
+    module = Path(sys.argv[0]).resolve().relative_to(ROOT).with_suffix("")
+    return " ".join(["python", "-m", ".".join(module.parts), *sys.argv[1:]])
 
 
 def facts(command: str) -> dict[str, Any]:
