@@ -414,7 +414,7 @@ def start_ranks(
     Without `arguments` it trains into the folder `out`. Hosts of a network are known `elsewhere` only. Raises what a
     launcher raises.
     """
-    from hvdkit.commands.plan import launch, make_plan
+    from hvdkit.commands.checked_run import launch, make_plan
     from hvdkit.launch.placement import Placement
     from hvdkit.recipe import registry, schema
 

@@ -18,7 +18,7 @@ from safetensors.numpy import load, load_file, save_file
 
 from hvdkit.checkpoint import snapshots
 from hvdkit.commands import compare, profile, tune
-from hvdkit.commands.plan import make_plan
+from hvdkit.commands.checked_run import make_plan
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.results.evaluate import EvaluationResult

@@ -12,8 +12,8 @@ import pytest
 from hvdkit import usage
 from hvdkit.baselines import registry
 from hvdkit.commands import compare, train
+from hvdkit.commands.checked_run import Plan
 from hvdkit.commands.compare import RunOrder
-from hvdkit.commands.plan import Plan
 from hvdkit.errors import RequestError
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema

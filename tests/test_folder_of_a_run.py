@@ -20,7 +20,7 @@ import pytest
 import hvdkit
 from hvdkit import folder_lock, paths, replaced
 from hvdkit.commands import train
-from hvdkit.commands.plan import MetricsTail, Plan
+from hvdkit.commands.checked_run import MetricsTail, Plan
 from hvdkit.commands.removed import Removals
 from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RequestError, RunError

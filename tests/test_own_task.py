@@ -13,9 +13,9 @@ import pytest
 from hvdkit import adapters
 from hvdkit.adapters.local import Linear
 from hvdkit.checkpoint import snapshots
+from hvdkit.commands import checked_run as plans
 from hvdkit.commands import evaluate as evaluate_
 from hvdkit.commands import loading, own_script
-from hvdkit.commands import plan as plans
 from hvdkit.commands import train as train_
 from hvdkit.core.counting import Counting
 from hvdkit.core.loop import Handler, Loop

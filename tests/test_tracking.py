@@ -22,7 +22,7 @@ import pytest
 from wandb.proto.wandb_internal_pb2 import Record
 
 from hvdkit.commands import compare
-from hvdkit.commands.plan import make_plan
+from hvdkit.commands.checked_run import make_plan
 from hvdkit.errors import RequestError, RunError
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hvdkit.commands import tune
-from hvdkit.commands.plan import make_plan
+from hvdkit.commands.checked_run import make_plan
 from hvdkit.commands.tune import RULE
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema

@@ -18,9 +18,9 @@ from rich.table import Table
 from hvdkit import paths
 from hvdkit.baselines import registry
 from hvdkit.commands import dry_run, fields, parity, train
+from hvdkit.commands.checked_run import Plan, Watch, make_plan
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.parity import ParityPlan
-from hvdkit.commands.plan import Plan, Watch, make_plan
 from hvdkit.commands.request import Option, Request, say
 from hvdkit.defaults import COMPARED_RANKS, LAUNCHER, MARGIN, STALL_TIMEOUT_S
 from hvdkit.errors import Faults, RequestError

@@ -15,8 +15,8 @@ from typing import Any
 from hvdkit import tasks
 from hvdkit.adapters.capabilities import CHOSEN as OF_ADAPTERS
 from hvdkit.adapters.capabilities import chosen
+from hvdkit.commands.checked_run import Plan, environment, program
 from hvdkit.commands.checks import data_ranks
-from hvdkit.commands.plan import Plan, environment, program
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.errors import RequestError
 from hvdkit.heartbeat import NOTED

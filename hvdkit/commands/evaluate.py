@@ -8,7 +8,7 @@ from pathlib import Path
 from hvdkit import paths, tasks
 from hvdkit.checkpoint import snapshots
 from hvdkit.commands import fields
-from hvdkit.commands.plan import Plan, launch, of_checkpoint
+from hvdkit.commands.checked_run import Plan, launch, of_checkpoint
 from hvdkit.commands.request import Request, say
 from hvdkit.core.state import check_fits, model_state
 from hvdkit.defaults import LAUNCHER, STALL_TIMEOUT_S

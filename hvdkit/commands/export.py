@@ -20,7 +20,7 @@ from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import CheckpointRecord
 from hvdkit.checkpoint.weights import save_weights
 from hvdkit.commands import fields
-from hvdkit.commands.plan import Plan, launch, make_plan
+from hvdkit.commands.checked_run import Plan, launch, make_plan
 from hvdkit.commands.request import Option, Request
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.state import check_fits

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from hvdkit import paths
 from hvdkit.commands import fields
-from hvdkit.commands.plan import Plan
+from hvdkit.commands.checked_run import Plan
 from hvdkit.commands.question import Asked, ask
 from hvdkit.commands.request import Argument, Option, Request
 from hvdkit.data.encoding import encoding

@@ -22,8 +22,8 @@ from hvdkit.adapters.capabilities import CAPABILITIES, dividing
 from hvdkit.baselines import registry
 from hvdkit.checkpoint.resume import deciding
 from hvdkit.commands import dry_run, fields
+from hvdkit.commands.checked_run import Plan, launch, make_plan
 from hvdkit.commands.loading import loaded
-from hvdkit.commands.plan import Plan, launch, make_plan
 from hvdkit.commands.request import Option, Request
 from hvdkit.core.update_rules import rule_of
 from hvdkit.defaults import LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from hvdkit import paths
+from hvdkit.commands.checked_run import Plan
 from hvdkit.commands.fields import Average, Overwrite, RunOrCheckpoint, WritersFramework
-from hvdkit.commands.plan import Plan
 from hvdkit.commands.question import Asked, ask
 from hvdkit.commands.request import Argument, Option, Request, say
 from hvdkit.data import imagefolder, pictures, pixels, walk

@@ -14,8 +14,8 @@ from rich.table import Table
 from hvdkit import paths
 from hvdkit.adapters.capabilities import CAPABILITIES, PROFILES_STAGES
 from hvdkit.commands import dry_run, fields
+from hvdkit.commands.checked_run import Plan, launch, make_plan
 from hvdkit.commands.loading import loaded
-from hvdkit.commands.plan import Plan, launch, make_plan
 from hvdkit.commands.request import Accepts, Argument, Option, Request, say
 from hvdkit.defaults import FRAMEWORK, LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
 from hvdkit.errors import Faults, RequestError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hvdkit.checkpoint import snapshots
-from hvdkit.commands.plan import Plan, launch, of_checkpoint
+from hvdkit.commands.checked_run import Plan, launch, of_checkpoint
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema

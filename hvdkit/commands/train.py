@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import hvdkit
 from hvdkit import paths
 from hvdkit.commands import fields, tune
+from hvdkit.commands.checked_run import MetricsTail, Plan, Watch, launch, make_plan
 from hvdkit.commands.loading import loaded
-from hvdkit.commands.plan import MetricsTail, Plan, Watch, launch, make_plan
 from hvdkit.commands.removed import Removals
 from hvdkit.commands.request import Option, Request, say
 from hvdkit.defaults import LAUNCHER, STALL_TIMEOUT_S

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hvdkit import tasks
-from hvdkit.commands.plan import MetricsTail, Plan, launch
+from hvdkit.commands.checked_run import MetricsTail, Plan, launch
 from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
 from hvdkit.results.train import MetricLine

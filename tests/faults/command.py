@@ -19,8 +19,8 @@ if __name__ == "__main__":
         runpy.run_path(sys.argv[0], run_name="__main__")
     else:
         from hvdkit.cli import app
-        from hvdkit.commands import plan
+        from hvdkit.commands import checked_run
 
-        scripts = plan.program
-        plan.program = lambda run: [__file__, run.framework, *scripts(run)]
+        scripts = checked_run.program
+        checked_run.program = lambda run: [__file__, run.framework, *scripts(run)]
         app.main(own_process=True)
