@@ -1,0 +1,110 @@
+"""Figures in prose, held to the results of benchmarks that they come from.
+
+    .venv/bin/python -m scripts.figures       writes all figures of README.md and docs/ anew
+
+A figure is a number, with ` %` where it is a fraction of 1, directly before a comment that says where its value is:
+`1.24<!-- cost/recipes/gpt-tiny/frameworks/pytorch/marks/speed ÷ DDP, 2 ranks/ratio/median -->`, a file of benchmarks/
+and the keys in it. A key of a list is the value that one of an item's fields has. It is rounded as it is written.
+
+A table is what benchmarks/pages/NAME.md.j2 makes of a part of a result, between `<!-- NAME cost/recipes/gpt-tiny -->`
+and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+from hvdkit.errors import RequestError
+from hvdkit.files import write_atomic
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+# The day since which no change moves the speed of training. Whoever makes such a change sets it to the day of the
+# change; then figures that were measured before it are refused.
+SINCE = "27 November 2026"
+_TABLE = re.compile(
+    r"(?P<begin><!-- (?P<name>[\w-]+) (?P<place>[\w.-]+/[^>]+?) -->\n).*?(?P<end><!-- end -->)", re.DOTALL
+)
+_FIGURE = re.compile(r"(?P<number>\d[\d,]*(?:\.(?P<decimals>\d+))?)(?P<percent> %)?<!-- (?P<place>[\w.-]+/[^>]+?) -->")
+
+
+def renewed(text: str, benchmarks: Path = ROOT / "benchmarks") -> str:
+    """The text with each figure and table as its result has it.
+
+    Raises RequestError for a place that no result has, and for a result that is older than `SINCE` or whose parity was
+    not checked or has failed.
+    """
+
+    def figure(match: re.Match[str]) -> str:
+        value = looked_up(match["place"], benchmarks)
+        if not isinstance(value, int | float):
+            raise RequestError(f"{match['place']}: expected a number, got {json.dumps(value)[:60]}")
+        value *= 100 if match["percent"] else 1
+        shown = f"{value:,.{len(match['decimals'] or '')}f}"
+        return f"{shown}{match['percent'] or ''}<!-- {match['place']} -->"
+
+    def table(match: re.Match[str]) -> str:
+        made = harness.page(match["name"], looked_up(match["place"], benchmarks))
+        return f"{match['begin']}{made}{match['end']}"
+
+    return _TABLE.sub(table, _FIGURE.sub(figure, text))
+
+
+def looked_up(place: str, benchmarks: Path) -> Any:
+    """The value at FILE/KEY/KEY…; raises RequestError as `renewed` does."""
+    name, *keys = place.split("/")
+    value = _result(benchmarks / f"{name}.json")
+    for key in [None, *keys]:
+        value = value if key is None else _item(value, key)
+        if value is None:
+            raise RequestError(f"{place}: benchmarks/{name}.json has no `{key}` there; correct the place")
+        if isinstance(value, dict):
+            measured, parity = value.get("measured"), value.get("parity")
+            if measured and _day(measured) < _day(SINCE):
+                raise RequestError(f"{place}: measured {measured}, and speeds have changed {SINCE}; measure it again")
+            if isinstance(parity, dict) and not parity["passed"]:
+                raise RequestError(f"{place}: its parity has failed; a speed counts only where it passes")
+    return value
+
+
+@cache
+def _result(path: Path) -> Any:
+    if not path.exists():
+        raise RequestError(f"{path.name}: benchmarks/ has no such file; correct the place")
+    return json.loads(path.read_text())
+
+
+def _item(value: Any, key: str) -> Any:
+    if isinstance(value, dict):
+        return value.get(key)
+    items = value if isinstance(value, list) else []
+    return next((item for item in items if isinstance(item, dict) and key in item.values()), None)
+
+
+def _day(text: str) -> time.struct_time:
+    return time.strptime(text, "%d %B %Y")
+
+
+def main() -> int:
+    """Write the figures; returns the exit status."""
+    try:
+        for page in PAGES:
+            text = page.read_text()
+            if (new := renewed(text)) != text:
+                write_atomic(page, new)
+                print(f"{page.relative_to(ROOT)}: written")
+    except RequestError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
