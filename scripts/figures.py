@@ -6,7 +6,7 @@ A figure is a number, with ` %` where it is a fraction of 1, directly before a c
 `1.24<!-- cost/recipes/gpt-tiny/frameworks/pytorch/marks/speed ÷ DDP, 2 ranks/ratio/median -->`, a file of benchmarks/
 and the keys in it. A key of a list is the value that one of an item's fields has. It is rounded as it is written.
 
-A table is what benchmarks/pages/NAME.md.j2 makes of a part of a result, between `<!-- NAME cost/recipes/gpt-tiny -->`
+A table is what benchmarks/pages/tables/NAME.md.j2 makes of a part of a result, between `<!-- NAME FILE/KEY… -->`
 and `<!-- end -->`.
 """
 
@@ -30,7 +30,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 # change; then figures that were measured before it are refused.
 SINCE = "27 November 2026"
 _TABLE = re.compile(
-    r"(?P<begin><!-- (?P<name>[\w-]+) (?P<place>[\w.-]+/[^>]+?) -->\n).*?(?P<end><!-- end -->)", re.DOTALL
+    r"(?P<begin><!-- (?P<name>[\w-]+) (?P<place>[\w-]+(?:/[^>]+?)?) -->\n).*?(?P<end><!-- end -->)", re.DOTALL
 )
 _FIGURE = re.compile(r"(?P<number>\d[\d,]*(?:\.(?P<decimals>\d+))?)(?P<percent> %)?<!-- (?P<place>[\w.-]+/[^>]+?) -->")
 
@@ -51,7 +51,7 @@ def renewed(text: str, benchmarks: Path = ROOT / "benchmarks") -> str:
         return f"{shown}{match['percent'] or ''}<!-- {match['place']} -->"
 
     def table(match: re.Match[str]) -> str:
-        made = harness.page(match["name"], looked_up(match["place"], benchmarks))
+        made = harness.page(f"tables/{match['name']}", looked_up(match["place"], benchmarks))
         return f"{match['begin']}{made}{match['end']}"
 
     return _TABLE.sub(table, _FIGURE.sub(figure, text))
