@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -98,13 +97,10 @@ class HorovodAdapter(Adapter):
         return self.part(self.call("allreduce_", self.join(tensors), **how), [tensor.shape for tensor in tensors])
 
     def _reduces_as_one(self, tensors: list[Tensor]) -> bool:
-        """Whether tensors are joined first: Horovod copies a group's into its buffer and back, and of one that is made
-        of them no copy comes back."""
-        least, dtypes = capabilities.REDUCES_AS_ONE.get(self.NAME), {self.dtype(tensor) for tensor in tensors}
-        if least is None or self.on_gpu or len(dtypes) > 1:
-            return False
-        elements = sum(math.prod(tensor.shape) for tensor in tensors)
-        return not least or elements * np.dtype(dtypes.pop()).itemsize >= least * len(tensors)
+        """Whether tensors are joined first: over sockets Horovod copies a group's into its buffer and back, and of one
+        that is made of them no copy comes back."""
+        joins = self.NAME in capabilities.REDUCES_AS_ONE and not self.on_gpu
+        return joins and len({self.dtype(tensor) for tensor in tensors}) == 1
 
     def allgather(self, tensor: Tensor, group: Group, name: str = "allgather") -> Tensor:
         if group.is_alone:

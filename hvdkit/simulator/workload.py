@@ -5,7 +5,6 @@ All times are seconds.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from statistics import mean
@@ -148,15 +147,11 @@ def of_profile(profile: Profile) -> Workload:
         state_bytes=states,
         stages=supported(profile.framework),
         joined=profile.device == "cpu" and profile.framework in JOINS_GRADIENTS and profile.accumulate == 1,
-        as_one=profile.device == "cpu" and _mean_bytes(profile) >= REDUCES_AS_ONE.get(profile.framework, math.inf),
+        as_one=profile.device == "cpu" and profile.framework in REDUCES_AS_ONE,
         curve=batch_curves.of_profile(profile, shares),
         unit=profile.unit,
         units_per_sample=profile.units_per_sample,
     )
-
-
-def _mean_bytes(profile: Profile) -> float:
-    return mean([tensor.bytes for tensor in profile.tensors] or [0])
 
 
 def sharding_of(profile: Profile) -> Stage:

@@ -151,8 +151,7 @@ class TrainableModel(Trainable):
             return partial(_in_parts, partial(_adamw, settings), parts, decays, [])
         if not isinstance(settings, Sgd) or (settings.decoupled and settings.weight_decay > 0):
             return None
-        scratch = [mx.nd.zeros_like(tensor) for tensor in like]
-        return partial(_in_parts, partial(_sgd, settings), parts, decays, scratch)
+        return partial(_in_parts, partial(_sgd, settings), parts, decays, _scratch(like, parts))
 
     def _put(self, inputs: np.ndarray) -> mx.nd.NDArray:
         """Inputs on the device; images (n, height, width, channels) as (n, channels, height, width)."""
@@ -251,6 +250,20 @@ def _alike(sizes: Sequence[int]) -> list[list[int]]:
             parts.append([])
         parts[-1].append(number)
     return parts
+
+
+def _scratch(like: Sequence[mx.nd.NDArray], parts: list[list[int]]) -> Arrays:
+    """Tensors of the same shapes, of which those of each part lie in the same memory."""
+    if not like:
+        return []
+    memory = mx.nd.zeros(max(sum(like[number].size for number in part) for part in parts), like[0].context)
+    scratch: dict[int, mx.nd.NDArray] = {}
+    for part in parts:
+        end = 0
+        for number in part:
+            begin, end = end, end + like[number].size
+            scratch[number] = memory[begin:end].reshape(like[number].shape)
+    return [scratch[number] for number in range(len(like))]
 
 
 def _in_parts(
