@@ -23,7 +23,7 @@ _LAZY = {
 # Functions that are made of a module in hvdkit/commands/.
 _COMMANDS = {
     *("train", "evaluate", "export", "compare", "parity", "predict_images", "diff", "generate", "submit", "bench"),
-    *("predict", "sweep", "advise", "memory", "profile", "published_profile", "report"),
+    *("predict", "sweep", "advise", "plan", "memory", "profile", "published_profile", "report"),
 }
 # Modules that scripts imported from earlier versions, and what has their content now.
 _MOVED = {

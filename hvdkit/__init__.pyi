@@ -21,6 +21,7 @@ from hvdkit.results.compare import Comparison
 from hvdkit.results.diff import Diff
 from hvdkit.results.evaluate import EvaluationResult
 from hvdkit.results.generate import Generation
+from hvdkit.results.ladder import Ladder
 from hvdkit.results.memory import MemoryNeed
 from hvdkit.results.parity import Parity
 from hvdkit.results.predict_images import ImagePredictions
@@ -218,6 +219,28 @@ def parity(
     """Check in float64, step by step, that frameworks compute what PyTorch computes.
 
     If one does not, `passed` of the result is false, which is no error.
+    """
+
+def plan(
+    recipe: AnyRecipe,
+    overrides: Settings | None = None,
+    *,
+    cluster: PathLike,
+    ranks: int,
+    framework: str = "pytorch",
+    profile: PathLike | Profile | None = None,
+    speed: float = 1.0,
+    device: str | None = None,
+    samples: int | None = None,
+    apply: PathLike | None = None,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> Ladder:
+    """Say which strategy trains a recipe on a cluster, and why not another; nothing is started.
+
+    With a `profile`, measured or `--from` a published figure, each way has its predicted time of an update; `speed` is
+    how many times as fast as the profile's a device of the cluster is. `device` stands for the cluster's, or is its
+    memory. `samples` are those of an epoch. With `apply`, a file, the recipe is written so that `train` runs it.
     """
 
 def predict(

@@ -17,6 +17,7 @@ COMMANDS = {
     "predict": "Predict step time, speed and what bounds them, at any number of ranks, "
     "from a profile and a cluster file.",
     "advise": "Rank what would make training faster or cheaper, in software and hardware, each by its predicted gain.",
+    "plan": "Say which strategy trains a recipe on a cluster, by memory and predicted time, and why not another.",
     "memory": "Count the memory that a recipe needs, by part and stage of sharding, without running anything.",
     "profile": "Measure where the time of a step goes, by layer and by rank, and show what bounds it.",
     "report": "Make one page of a comparison or a run, report.html, and report.md for pull requests.",

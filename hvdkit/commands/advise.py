@@ -287,7 +287,7 @@ def money(plan: PredictPlan, request: AdviseRequest, deadline_s: float | None = 
     if units and units < profile.units_per_sample:
         raise RequestError(f"--tokens {units}: expected at least one window of {profile.units_per_sample} tokens")
     return Money(
-        samples=units // profile.units_per_sample if units else profile.train_samples or _samples(settings),
+        samples=units // profile.units_per_sample if units else profile.train_samples or samples_of(settings),
         unit=profile.unit,
         units_per_sample=profile.units_per_sample,
         epochs=request.epochs or _count(settings.get("epochs")),
@@ -320,7 +320,7 @@ def apply(advice: Advice, settings: dict[str, Any], path: Path) -> str:
     raise RunError(f"--apply: nothing written, as no key of the recipe brings a sure gain{refused}")
 
 
-def _samples(settings: dict[str, Any]) -> int | None:
+def samples_of(settings: dict[str, Any]) -> int | None:
     """Training samples of an epoch, where they follow from the recipe's data."""
     data = settings.get("data")
     if not isinstance(data, dict):

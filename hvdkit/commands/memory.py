@@ -91,7 +91,7 @@ def need(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: st
     """What the recipe needs at each number of ranks and stage. Raises RequestError with all faults of the request."""
     faults, room = Faults(), None
     with faults.collected():
-        room = _room(device)
+        room = bytes_of(device)
     faults += [
         f"-n {number}: expected at least 1 and at most {_MOST_RANKS} ranks"
         for number in ranks
@@ -174,7 +174,7 @@ def _advice(need: MemoryNeed, recipe: Recipe, ranks: int) -> str:
     return f"{who}: does not fit at any stage that {need.framework} has; give {', or '.join(remedies)}"
 
 
-def _room(device: str | None) -> int | None:
+def bytes_of(device: str | None) -> int | None:
     """The bytes of a device that is named, or of a size such as 24GiB. Raises RequestError for what is neither."""
     if device is None:
         return None

@@ -81,7 +81,7 @@ def terminal(table: Table, title: str, wrap_from: int | None = None) -> RichTabl
     rendered = RichTable(title=title, box=box.SIMPLE_HEAD)
     for index, column in enumerate(table.columns):
         fixed = wrap_from is None or index < wrap_from
-        rendered.add_column(column, justify="left" if index == 0 else "right", no_wrap=fixed)
+        rendered.add_column(column, justify="right" if index and fixed else "left", no_wrap=fixed)
     for row in table.rows:
         rendered.add_row(*(Text(cell.text, "red" if cell.bad else "") for cell in row))
     return rendered

@@ -26,6 +26,7 @@ from hvdkit.worker import tuning
 
 _TARGET_BYTES = 8  # of a class or a token
 _AT_ONCE = 2  # blocks that stage `parameters` holds beside the root: the one that computes, and the next
+_OF_GPU = 0.9
 _LARGEST_BATCH = 2**24  # that a recipe takes
 
 
@@ -111,6 +112,12 @@ def _held(table: Architecture) -> dict[str, int]:
         start, stop = bounds(length, place.index, place.size)
         sizes[name] = sizes[name] // length * (stop - start)
     return sizes
+
+
+def usable(device_bytes: int, gpu: bool) -> int:
+    """What of a device's memory a rank may fill by this count: of a GPU's nine tenths, as kernels' scratch space and
+    the allocator's gaps are not counted (docs/memory.md)."""
+    return round(_OF_GPU * device_bytes) if gpu else device_bytes
 
 
 def largest_batch(needs: Parts, batch_size: int, room: int) -> int | None:

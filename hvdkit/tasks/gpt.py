@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import RequestError
-from hvdkit.tasks.parts import Cut, Stage, bounds, check_stages, stage_of
+from hvdkit.tasks.parts import Cut, Stage, block_of, bounds, check_stages, stage_of
 from hvdkit.tasks.task import Activations, Architecture, parameter_count
 
 if TYPE_CHECKING:
@@ -131,7 +131,8 @@ class GPT(Architecture):
         work = dict.fromkeys(self.blocks, 0)
         work[self.blocks[0]] += self.width
         for layer, amount in self.work_by_layer().items():
-            work[next((block for block in self.blocks if layer.startswith(f"{block}.")), self.blocks[-1])] += amount
+            block = block_of(f"{layer}.weight")
+            work[block if block in work else self.blocks[-1]] += amount
         return work
 
     def training_flop(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -78,9 +79,14 @@ def block_of(parameter: str) -> str:
 
 def stage_of(parallel: Parallel, index: int, work: Sequence[int]) -> Stage:
     """Run `index` of those into which a chain of blocks is cut that take so much work."""
-    split = balanced(work, parallel.runs) if parallel.split == "auto" else parallel.split
+    split = _balanced(tuple(work), parallel.runs) if parallel.split == "auto" else parallel.split
     start = sum(split[:index])
     return Stage(start, start + split[index], len(work))
+
+
+@lru_cache(maxsize=256)
+def _balanced(work: tuple[int, ...], runs: int) -> list[int]:
+    return balanced(work, runs)
 
 
 def balanced(work: Sequence[int], runs: int) -> list[int]:
