@@ -180,16 +180,16 @@ class Heartbeat:
         """
         if self._folder is None or self._pid != os.getpid():
             return
-        failure = {
-            "rank": self._rank,
-            "host": os.environ.get("HOROVOD_HOSTNAME", socket.gethostname()),
-            "time": time.time(),
-            "clock": time.monotonic(),  # the same clock as the rank agent's
-            "step": self._step,
-            "kind": kind,
-            "message": message,
-        }
-        try:
-            write_atomic(self._folder / f"{self._name}.failure.json", json.dumps(failure))
-        except HvdkitError as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+        write_failure(self._folder, self._name, kind, message, self._step)
+
+
+def write_failure(folder: Path, name: str, kind: str, message: str, step: int | None = None) -> None:
+    """Write the record of this rank's failure into the folder, whose files of the rank begin with `name`."""
+    host = os.environ.get("HOROVOD_HOSTNAME", socket.gethostname())
+    who = {"rank": int(os.environ.get("HOROVOD_RANK", 0)), "host": host}
+    when = {"time": time.time(), "clock": time.monotonic(), "step": step}  # the rank agent has the same clock
+    failure = {**who, **when, "kind": kind, "message": message}
+    try:
+        write_atomic(folder / f"{name}.failure.json", json.dumps(failure))
+    except HvdkitError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)

@@ -21,7 +21,7 @@ _LOOK_S = 0.5
 DOCUMENTS = {
     "result.json", "evaluate.json", "predict-images.json", "generate.json", "doctor.json", "diff.json", "compare.json",
     "parity.json", "sweep.json", "predict.json", "advise.json", "bench.json", "profile.json", "links.json",
-    "pipeline.json",
+    "pipeline.json", "launch.json",
 }  # fmt: skip
 _ASIDE = {*NAMES, "tuning", "trace", "logs", "debug", "tensorboard", "tracking"}
 

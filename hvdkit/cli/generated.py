@@ -37,7 +37,10 @@ class _Lazy(TyperCommand):
     def whole(self) -> TyperCommand:
         """The command with its parameters."""
         app = typer.Typer(add_completion=False)
-        app.command(self.name, help=self.help)(_callback(self.module))
+        # What follows the first argument of a command with OWN_WORDS is not the command's.
+        own = hasattr(import_module(f"hvdkit.commands.{self.module}"), "OWN_WORDS")
+        settings = {"allow_interspersed_args": False} if own else None
+        app.command(self.name, help=self.help, context_settings=settings)(_callback(self.module))
         command: Any = typer.main.get_command(app)
         return command  # type: ignore[no-any-return]
 

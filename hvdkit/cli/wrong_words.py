@@ -24,6 +24,11 @@ def lines(error: Any, words: Sequence[str]) -> list[str]:
         known = {option for parameter in parameters for option in parameter.opts}
         if message := as_overrides(words, known, Recipe):
             return message.splitlines()
+    if kind == "NoSuchOption" and context and context.command.name == "launch":
+        from hvdkit.commands.launch import option_of_horovodrun
+
+        if instead := option_of_horovodrun(error.option_name):
+            return [f"{error.option_name}: an option of horovodrun; here {instead}"]
     said = " ".join(error.format_message().split()).removesuffix(".")
     if said.startswith("Invalid value for"):
         said = _of_value(error, words)

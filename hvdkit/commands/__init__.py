@@ -3,6 +3,7 @@
 # All with what `hvdkit --help` says of them, in its order: nothing of a command is imported for that.
 COMMANDS = {
     "train": "Train a recipe under one framework.",
+    "launch": "Run any program that uses Horovod, as horovodrun does: output by rank, who failed and why, what hangs.",
     "evaluate": "Evaluate a checkpoint, under the framework that trained it or another one.",
     "export": "Write a checkpoint's model as one file for others: safetensors, ONNX or a Keras archive.",
     "compare": "Check that several frameworks do the same work, train a recipe under each, and compare the results.",

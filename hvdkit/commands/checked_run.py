@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,7 +17,7 @@ from hvdkit.adapters.capabilities import CAPABILITIES, unsupported
 from hvdkit.baselines import registry
 from hvdkit.commands import checks, own_script
 from hvdkit.commands.checks import Use
-from hvdkit.commands.debug_logs import VARIABLES
+from hvdkit.commands.debug_logs import VARIABLES, collected
 from hvdkit.core.group import coordinates, threads_per_rank
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.data.counts import Counts
@@ -193,17 +192,7 @@ def launch(
         raise _with_remedy(_placed(failure, plan), plan) from None
     finally:
         if placement.debug:
-            _collect_debug_logs(job)
-
-
-def _collect_debug_logs(job: Job) -> None:
-    """Collect them and say what they come to; how the run itself ended matters more than a full disk."""
-    from hvdkit.commands import debug_logs
-
-    with suppress(HvdkitError, OSError):
-        hosts = {} if job.elastic else {slot.rank: slot.hostname for slot in job.slots()}
-        log = debug_logs.collect(job.log_dir, job.log_dir.parent / debug_logs.FOLDER, hosts)
-        print("\n".join(debug_logs.lines(log)), file=sys.stderr, flush=True)
+            collected(job)
 
 
 def program(plan: Plan) -> list[str]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+from hvdkit.errors import HvdkitError
 from hvdkit.files import open_regular, unwritable, write_atomic
+from hvdkit.launch.job import Job
 from hvdkit.results.debug import DebugLog, Problem, RankLog
 
 _SHOWN = 8  # ranks, or rings
@@ -50,6 +54,14 @@ def collect(logs: Path, folder: Path, hosts: Mapping[int, str] | None = None) ->
     for name, lines in said.items():
         write_atomic(folder / f"{name}.log", "".join(f"{line}\n" for line in lines))
     return summary(said, hosts or {}).written(folder)
+
+
+def collected(job: Job) -> None:
+    """Collect them and say what they come to; how the run itself ended matters more than a full disk."""
+    with suppress(HvdkitError, OSError):
+        hosts = {} if job.elastic else {slot.rank: slot.hostname for slot in job.slots()}
+        log = collect(job.log_dir, job.log_dir.parent / FOLDER, hosts)
+        print("\n".join(lines(log)), file=sys.stderr, flush=True)
 
 
 def summary(said: Mapping[str, list[str]], known: Mapping[int, str]) -> DebugLog:

@@ -9,6 +9,14 @@ from pathlib import Path
 from hvdkit.recipe.schema import OwnModel, Recipe
 from hvdkit.runtimes.pins import FRAMEWORKS
 
+# Frameworks by the modules of Horovod and their own, the first of those that share a runtime counting.
+_FRAMEWORK_OF = {
+    "torch": "pytorch",
+    "tensorflow.keras": "keras",
+    "keras": "keras",
+    "tensorflow": "tensorflow",
+    "mxnet": "mxnet",
+}
 _ADAPTERS = "hvdkit.adapters"
 
 
@@ -36,7 +44,34 @@ def location(model: OwnModel) -> Path:
 
 def modules_of(script: Path) -> list[str]:
     """The files and folders beside a script that it, or one of them, imports; empty for a script that is not here."""
+    return list(_imports(script)[0])
+
+
+def frameworks_of(script: Path) -> list[str]:
+    """The frameworks whose Horovod a program imports, itself or by a file beside it; without one, those it imports.
+
+    One of several that have the same runtime counts, Keras before TensorFlow.
+    """
+    imported = _imports(script)[1]
+    names = [[name for name in imported if name.startswith(prefix)] for prefix in ("horovod.", "")]
+    for prefix, modules in zip(("horovod.", ""), names, strict=True):
+        known = [(start, framework) for start, framework in _FRAMEWORK_OF.items()
+                 if any(f"{name}.".startswith(f"{prefix}{start}.") for name in modules)]  # fmt: skip
+        if frameworks := {FRAMEWORKS[framework]: framework for _, framework in reversed(known)}:
+            return sorted(frameworks.values())
+    return []
+
+
+def module_file(name: str) -> Path | None:
+    """The file of a module that `python -m` would run, if it is below the current folder."""
+    path = Path(*name.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__main__.py") if file.is_file()), None)
+
+
+def _imports(script: Path) -> tuple[dict[str, None], set[str]]:
+    """The files and folders beside a script that it, or one of them, imports, and the names of all modules."""
     modules: dict[str, None] = {}
+    every: set[str] = set()
     waiting = [script]
     while waiting:
         try:
@@ -46,13 +81,16 @@ def modules_of(script: Path) -> list[str]:
         for node in ast.walk(tree):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                every |= {f"{node.module}.{alias.name}" for alias in node.names}
+            every |= set(names)
             for name in {full.partition(".")[0] for full in names} - {""}:
                 file, folder = script.with_name(f"{name}.py"), script.with_name(name)
                 beside = file if file.is_file() else folder if any(folder.glob("*.py")) else None
                 if beside and beside != script and beside.name not in modules:
                     modules[beside.name] = None
                     waiting += [file] if beside is file else folder.rglob("*.py")
-    return list(modules)
+    return modules, every
 
 
 def framework_of(recipe: Recipe) -> str | None:

@@ -13,7 +13,7 @@ from hvdkit.errors import RequestError
 from hvdkit.files import closed_to_writes
 from hvdkit.heartbeat import STOP
 from hvdkit.launch.agent import output
-from hvdkit.launch.agent.reports import RANKS, REPORTS_DONE, SHARED
+from hvdkit.launch.agent.reports import PROGRAM_RUNS, RANKS, REPORTS_DONE, SHARED
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.slots import Slot, fill
 from hvdkit.rendezvous import SECRET
@@ -25,6 +25,7 @@ STACKS = "stacks.txt"  # where ranks were that hang
 MARK = "shared-"  # begins the name of the file by which a host knows the folder of logs
 _OLD = ("rank-*.log", "worker-*", "horovodrun.log", "srun.log", "mpirun.log", "ray.log", "rank-*.failure.json",
         "exits.json", STACKS, STOP, f"{MARK}*")  # fmt: skip
+_STARTUP = Path(__file__).with_name("startup")  # has what Python imports first
 _AGENT = Path(__file__).with_name("agent") / "rank_agent.py"
 # A rank that has to write a checkpoint can do so; the whole end stays below 10 s.
 GRACE_S = 3.0
@@ -59,13 +60,14 @@ class Job:
     With `reports_done` ranks say when they have done their work (hvdkit.heartbeat), and an exit status of 0 before
     that is a failure.
     With `elastic` the job survives lost ranks, and new ones join; it starts with `np`.
+    A `program` is the command line of a rank that knows nothing of hvdkit: it has no heartbeat and leaves no record.
     `secret` is the key of its rendezvous server.
     A rank without progress for `stall_timeout_s` seconds ends the job; with 0 it waits for ever. Where ranks have only
     lost another one, that one has `settle_s` seconds to end by itself, so that its own error is known.
     """
 
     python: Path
-    arguments: list[str]
+    arguments: list[str]  # or a `program`
     np: int
     hosts: list[Host]
     environment: dict[str, str]
@@ -77,6 +79,7 @@ class Job:
     elastic: ElasticBounds | None = None
     secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     reports_done: bool = False
+    program: list[str] | None = None
     nonce: str = field(default_factory=lambda: secrets.token_hex(8), repr=False)
 
     @cached_property
@@ -91,7 +94,7 @@ class Job:
 
     def command(self) -> list[str]:
         """A rank's command line."""
-        return [str(self.python), *self.arguments]
+        return [str(self.python), *self.arguments] if self.program is None else self.program
 
     def slots(self) -> list[Slot]:
         """Where each rank runs, in rank order."""
@@ -112,7 +115,7 @@ class Job:
         Horovod names the ranks that do not join a collective before the agents report the others as hanging.
         """
         stalls_s = max(1, int(HANG_SHARE * self.stall_timeout_s / (output.CHECKS + 2)))
-        return {
+        environment = {
             **({output.VARIABLE: str(stalls_s)} if self.stall_timeout_s else {}),
             **os.environ,
             **self.environment,
@@ -121,7 +124,11 @@ class Job:
             "HVDKIT_RANK_DIR": str(self.log_dir.absolute()),
             REPORTS_DONE: "1" if self.reports_done else "",
             SHARED: str(self.mark or ""),
+            PROGRAM_RUNS: "1" if self.program else "",
         }
+        if self.program:
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_STARTUP), environment.get("PYTHONPATH")]))
+        return environment
 
 
 @dataclass(frozen=True)

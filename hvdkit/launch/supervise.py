@@ -12,6 +12,7 @@ from hvdkit.handshake import Listener
 from hvdkit.launch.agent.link_monitor import DOWN_S
 from hvdkit.launch.agents import Agents
 from hvdkit.launch.diagnosis import blame, exits
+from hvdkit.launch.diagnosis.quiet import Quiet
 from hvdkit.launch.diagnosis.stalls import hang_failure
 from hvdkit.launch.job import AgentCommand, Job, Tick
 
@@ -41,6 +42,7 @@ class _Ranks(Agents):
         self._start_by = time.monotonic() + (job.stall_timeout_s or float("inf"))
         self._overdue = False
         self._gone_at: float | None = None
+        self._quiet = Quiet(job.stall_timeout_s) if job.program else None
         self._lingered = False
 
     @property
@@ -50,7 +52,10 @@ class _Ranks(Agents):
         if self._listener is not None and not self._pids and time.monotonic() > self._start_by:
             self._overdue = True
             return True
-        if self.hangs and (self.hangs_settled or self.hangs.keys() | self.ends.keys() == self._ranks.keys()):
+        if self._quiet is not None:
+            if self._quiet.hang:
+                return True
+        elif self.hangs and (self.hangs_settled or self.hangs.keys() | self.ends.keys() == self._ranks.keys()):
             return True
         return blame.decided(self.ends.values(), len(self._ranks), time.monotonic(), self._job.settle_s)
 
@@ -60,6 +65,11 @@ class _Ranks(Agents):
 
     def enforce(self) -> None:
         super().enforce()
+        if self._quiet is not None and self._stopped_at is None:
+            running = self._ranks.keys() - self.ends.keys()
+            line = self._quiet.look(self.hangs, running, self.stalls.values(), time.monotonic())
+            if line is not None:
+                print(line, file=sys.stderr, flush=True)
         waits = self._listener is not None and self.launcher_end is None and self._stopped_at is None
         if not waits or not self.all_gone or self._to_clean or self._lingered:
             return
@@ -92,12 +102,13 @@ class _Ranks(Agents):
         # What is killed after a rank's end (`_hurried`) did not cause that.
         explained = verdict is not None and (verdict.end.known or verdict.lost_by or self._hurried)
         launcher_failed = launcher is not None and launcher["exit_code"] != 0 and not explained and not self._lingered
+        hung = self._quiet.hang if self._quiet is not None else bool(self.hangs)
         # Packets may be lost for a while, and all ranks end well.
-        if not own and (verdict is not None or self.hangs or launcher_failed):
+        if not own and (verdict is not None or hung or launcher_failed):
             partition = blame.unreachable(self._job, ends)
             if partition is not None:
                 return partition
-            if self.hangs:
+            if hung:
                 return hang_failure(self._job, self.hangs.values(), ends, self.stalls.values())
         if launcher is not None and launcher_failed:
             return self._launcher_failure(launcher, [end for end in ends if not end.known])

@@ -51,11 +51,7 @@ class Runtime(BaseModel):
     @property
     def environment(self) -> dict[str, str]:
         """The variables that a process run by `python` needs in addition to those that it inherits."""
-        if not self.added:
-            return {}
-        inherited = os.environ.get("PYTHONPATH")
-        link = str(root() / _LINK_FOLDER)
-        return {"PYTHONPATH": link if not inherited else f"{link}{os.pathsep}{inherited}"}
+        return with_hvdkit() if self.added else {}
 
     def describe(self) -> str:
         """The runtime in a few words: `torch 2.13.0+cpu, Horovod 0.28.1 with gloo`."""
@@ -63,6 +59,13 @@ class Runtime(BaseModel):
         versions = {name: self.versions.get(name, "?") for name in (module, "horovod")}
         text = f"{module} {versions[module]}, Horovod {versions['horovod']} with {operations}"
         return f"{text}, added: {self.python}" if self.added else text
+
+
+def with_hvdkit() -> dict[str, str]:
+    """The environment of an interpreter into which hvdkit is not installed (`link_hvdkit`)."""
+    inherited = os.environ.get("PYTHONPATH")
+    link = str(root() / _LINK_FOLDER)
+    return {"PYTHONPATH": link if not inherited else f"{link}{os.pathsep}{inherited}"}
 
 
 def root() -> Path:

@@ -1,5 +1,7 @@
 """Lines in a rank's output that the launcher needs to know of: those for the user, and Horovod's about stalls.
 
+All other output is a sign of progress (`OutputReader.printed`), except what Horovod's own threads log.
+
 Lines for the user begin with SAID. Horovod's stall inspector names the collectives that only some ranks entered, and
 who is missing. Rank 0 of a process set prints it (horovod/common/stall_inspector.cc), every
 HOROVOD_STALL_CHECK_TIME_SECONDS:
@@ -22,6 +24,7 @@ VARIABLE = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 CHECKS = 4
 _BEGIN = "Missing ranks:"
 _RANK = re.compile(r"(?P<rank>\d+)!?: \[(?P<names>.*)\]")
+_LOGGED = re.compile(r"\[[^\]]*\.(?:cc|h):\d+\]")
 _SAID = re.compile(r"^\[[^\]]*stall_inspector\.cc:\d+\].*\n(Missing ranks:\n(\d+!?: \[.*\]\n?)*)?", re.MULTILINE)
 _LONGEST_LINE = 65536  # characters
 _MOST_SAID, _LONGEST_SAID = 500, 1000  # lines for the user of one rank, and characters of one
@@ -34,6 +37,7 @@ class OutputReader:
         self._unfinished = ""
         self._missing: dict[int, list[str]] | None = None  # while a message is read
         self._count = 0  # of lines for the user
+        self.printed = 0  # lines, and states of a progress bar, that the program itself has printed
 
     def events(self, output: bytes) -> list[tuple[str, dict[str, Any]]]:
         """What to report of this output: "said" with the `text` of a line for the user, and "stalled".
@@ -43,6 +47,7 @@ class OutputReader:
         """
         events: list[tuple[str, dict[str, Any]]] = []
         latest = None
+        self.printed += output.count(b"\r")
         *lines, self._unfinished = (self._unfinished + output.decode("utf-8", "replace")).split("\n")
         self._unfinished = self._unfinished[-_LONGEST_LINE:]
         for line in lines:
@@ -54,6 +59,7 @@ class OutputReader:
                 self._missing = {}
             elif match is None:
                 self._missing = None
+                self.printed += not _LOGGED.match(line)
             elif self._missing is not None:
                 self._missing[int(match["rank"])] = match["names"].replace(" ...", "").split(", ")
                 latest = dict(self._missing)

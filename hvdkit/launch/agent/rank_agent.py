@@ -53,10 +53,10 @@ if not __package__:
 from hvdkit.launch.agent.link_monitor import LauncherWatch, LinkMonitor
 from hvdkit.launch.agent.output import OutputReader
 from hvdkit.launch.agent.process_tree import descendants, kill, oom_kills, remove_segments
-from hvdkit.launch.agent.reports import MARK, REPORTS_DONE, SHARED, Reports, read_failure, write_line
+from hvdkit.launch.agent.reports import MARK, PROGRAM_RUNS, REPORTS_DONE, SHARED, Reports, read_failure, write_line
 from hvdkit.launch.agent.scratch import Scratch
 from hvdkit.launch.agent.shell_rank import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, exit_status, prctl, step_aside
-from hvdkit.launch.agent.watchdog import Watchdog
+from hvdkit.launch.agent.watchdog import ProgramWatch, Watchdog
 
 TAIL_BYTES = 8192
 SEEN_S = 3.0  # for a network file system to show a new file
@@ -129,7 +129,8 @@ class RankAgent:
             self.reports.send("ended", **self._how_it_ended(127 << 8, time.monotonic()))
             return 127
         self.child = process.pid
-        self.watchdog = Watchdog(self.beat_path, self.stack_path, self.child, self.hang_s)
+        files = self.beat_path, self.stack_path, self.child, self.hang_s
+        self.watchdog = ProgramWatch(*files, self.reader) if os.environ.get(PROGRAM_RUNS) else Watchdog(*files)
         self.watchers = [watcher for watcher in (self.watchdog, self.link, self.launcher) if watcher.interval_s]
         self.reports.send("started", pid=self.child)
         self.scratch.remove_those_of_the_dead()

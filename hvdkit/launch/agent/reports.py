@@ -15,6 +15,7 @@ from typing import Any
 MARK = "@hvdkit "
 SHARED = "HVDKIT_SHARED"  # a variable: a file of the launcher, which every host has to see
 REPORTS_DONE = "HVDKIT_REPORTS_DONE"  # a variable, which is set if a rank says when it has done its work
+PROGRAM_RUNS = "HVDKIT_PROGRAM"  # a variable, which is set if the rank is a program that knows nothing of hvdkit
 RANKS = ("rank", "shell-rank", "task")  # roles of agents of ranks; others are of programs that start ranks
 
 

@@ -2,6 +2,10 @@
 
 A rank that runs hvdkit's core writes `rank-<r>.beat` (count, step, phase) whenever it begins something new, and prints
 its stacks to `rank-<r>.stack` on SIGUSR2 (hvdkit/heartbeat.py). A rank that has written nothing is not watched.
+
+A program that knows nothing of hvdkit has no heartbeat (`ProgramWatch`). What it prints and reads from or writes to the
+disk is progress, and so is the processor time of all its processes. The launcher decides what comes of it
+(diagnosis/quiet.py).
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hvdkit.launch.agent.process_tree import stat
+from hvdkit.launch.agent.output import OutputReader
+from hvdkit.launch.agent.process_tree import descendants, stat
 
 # A rank that computes without a heartbeat (a first step that compiles, say) hangs only after so many timeouts.
 BUSY_FACTOR = 10
@@ -22,6 +27,8 @@ BUSY_SHARE = 0.2  # of a core; Horovod's own thread takes a few hundredths, a ra
 STACK_WAIT_S, STACK_LOOK_S = 0.3, 0.02
 FRAMES = 12
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)')
+_DISK = re.compile(r"^(?:read|write)_bytes: (\d+)", re.MULTILINE)
+PROGRAM = "program"  # the phase of one that has no heartbeat
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -102,7 +109,7 @@ class Watchdog:
     def frozen(self) -> bool:
         """Whether a signal (SIGSTOP) or a debugger holds the process."""
         with contextlib.suppress(OSError, ValueError, IndexError):
-            return self._process()[0] in "Tt"
+            return stat(self._answering)[0] in "Tt"
         return False
 
     def _process(self) -> tuple[str, float]:
@@ -110,13 +117,19 @@ class Watchdog:
         fields = stat(self._pid)
         return fields[0], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
+    @property
+    def _answering(self) -> int:
+        """The process that prints its stacks on SIGUSR2, if it catches that."""
+        return self._pid
+
     def _frames(self, state: str) -> list[str]:
         """What the main thread executes, innermost first: `name (file:line)`; empty where it cannot answer."""
         text = ""
         with contextlib.suppress(OSError):
-            if state not in "TtZX":
+            pid = self._answering
+            if state not in "TtZX" and _catches(pid, signal.SIGUSR2):
                 start = self._stack_path.stat().st_size  # only what is printed from here on is of this hang
-                os.kill(self._pid, signal.SIGUSR2)
+                os.kill(pid, signal.SIGUSR2)
                 enough, before = time.monotonic() + STACK_WAIT_S, ""
                 while time.monotonic() < enough and not (text and text == before):  # until no more comes
                     time.sleep(STACK_LOOK_S)
@@ -124,3 +137,92 @@ class Watchdog:
         main_thread = re.split(r"^(?:Current t|T)hread ", text, flags=re.MULTILINE)[-1]
         frames = [f"{m['name']} ({m['file']}:{m['line']})" for m in _FRAME.finditer(main_thread)]
         return frames[:FRAMES]
+
+
+class ProgramWatch(Watchdog):
+    """Watches a program without heartbeats, with all its processes. `reader` counts what it prints."""
+
+    def __init__(self, beat: Path, stack: Path, pid: int, timeout_s: float, reader: OutputReader) -> None:
+        super().__init__(beat, stack, pid, timeout_s)
+        self._reader = reader
+        self._quiet_since = self._idle_since = self._sampled_at = time.monotonic()
+        self._seen: tuple[int, ...] = ()
+        self._cpu_s = 0.0
+        self._told: bool | None = None  # what was reported last: whether it computes; None for nothing
+
+    def look(self) -> tuple[str, dict[str, Any]] | None:
+        """As the base: "hung" once it is quiet for `timeout_s`, and again where it begins or ceases to compute.
+
+        The facts have `busy` too: whether its processes compute.
+        """
+        now = time.monotonic()
+        if now < self._sampled_at + self._timeout_s / 8 and self._reader.printed == (self._seen or (0,))[0]:
+            return None
+        pids = [self._pid, *descendants(self._pid)]
+        seen = self._reader.printed, sum(map(_disk_bytes, pids))
+        cpu_s = sum(map(_cpu_s, pids))
+        busy = cpu_s - self._cpu_s > BUSY_SHARE * (now - self._sampled_at) or self._wants()
+        self._cpu_s, self._sampled_at = cpu_s, now
+        if seen != self._seen:
+            self._seen, self._quiet_since = seen, now
+        if busy or now == self._quiet_since:
+            self._idle_since = now
+        idle = now - self._idle_since >= self._timeout_s
+        if now - self._quiet_since < self._timeout_s:
+            resumed, self._told = self._told is not None, None
+            return ("resumed", {}) if resumed else None
+        if self._told == (not idle) or (not idle and not busy):
+            return None
+        self._told = not idle
+        seconds = now - (self._idle_since if idle else self._quiet_since)
+        activity = self.activity()
+        self._seen = seen[0], sum(map(_disk_bytes, pids))  # it has written its stack
+        return None if activity is None else ("hung", {"seconds": seconds, "busy": not idle, **activity})
+
+    def activity(self) -> dict[str, Any] | None:
+        """As the base, in the phase PROGRAM."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state = stat(self._answering)[0]
+            return {"step": None, "phase": PROGRAM, "frozen": state == "T", "frames": self._frames(state)}
+        return None
+
+    def _wants(self) -> bool:
+        """Whether its main thread wants a core that others have (one that waits is seldom seen so twice), or a disk."""
+        for _ in range(2):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                if stat(self._answering)[0] not in "RD":
+                    return False
+            time.sleep(STACK_LOOK_S)
+        return True
+
+    @property
+    def done(self) -> bool:
+        """A program does not say so."""
+        return True
+
+    @property
+    def _answering(self) -> int:
+        """The Python process that has begun the stack file, by its first line (startup/sitecustomize.py)."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return int(self._stack_path.read_text(errors="replace").split(maxsplit=2)[1])
+        return self._pid
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler of the signal, which would end it otherwise. Raises OSError."""
+    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time of a process and of its children that have ended, in seconds; 0 where it has ended itself."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return sum(map(int, stat(pid)[11:15])) / _TICKS_PER_S
+    return 0.0
+
+
+def _disk_bytes(pid: int) -> int:
+    """What a process has read from and written to disks; 0 where that cannot be read."""
+    with contextlib.suppress(OSError):
+        return sum(map(int, _DISK.findall(Path(f"/proc/{pid}/io").read_text())))
+    return 0

@@ -25,13 +25,15 @@ _LINE_LIMIT = 400
 class RankFailure(RunError):
     """A rank failed and the job was ended. Carries `rank`, `host`, and `exit_code` or `signal` (the other is None).
 
+    `stopped` is whether the launcher has ended that rank.
+
     `record` is what the rank itself wrote about its failure, if anything.
     """
 
     def __init__(self, message: str, end: RankEnd) -> None:
         super().__init__(message)
         self.rank, self.host = end.rank, end.host
-        self.exit_code, self.signal = end.exit_code, end.signal
+        self.exit_code, self.signal, self.stopped = end.exit_code, end.signal, end.stopped
         self.record = end.record
 
 

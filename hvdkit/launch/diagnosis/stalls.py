@@ -17,6 +17,7 @@ import hvdkit
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
 from hvdkit.heartbeat import STARTING
+from hvdkit.launch.agent.watchdog import PROGRAM
 from hvdkit.launch.diagnosis.exits import RankEnd, RankFailure, rank_failure
 from hvdkit.launch.job import STACKS, Job
 
@@ -35,7 +36,8 @@ _NAMES_SHOWN, _RANKS_SHOWN = 3, 8
 class Hang:
     """A rank that has made no progress for `seconds`, and where. `frames` are innermost first (watchdog.py).
 
-    `seconds` is None for a rank that others wait for, and that made progress until it was ended.
+    `seconds` is None for a rank that others wait for, and that made progress until it was ended. A program without
+    heartbeats may be `busy`: it prints nothing, and computes.
     """
 
     rank: int
@@ -46,12 +48,13 @@ class Hang:
     frozen: bool
     frames: list[str]
     noticed_at: float  # by the launcher's monotonic clock
+    busy: bool = False
 
     @classmethod
     def read(cls, report: Mapping[str, Any], host: str, received: float) -> Hang:
         """From an agent's report."""
         same = {key: report[key] for key in ("rank", "step", "phase", "seconds", "frozen", "frames")}
-        return cls(host=host, noticed_at=received, **same)
+        return cls(host=host, noticed_at=received, busy=report.get("busy", False), **same)
 
     @classmethod
     def of_end(cls, end: RankEnd) -> Hang | None:
@@ -84,11 +87,15 @@ class Hang:
         executing = f", executing {self.frames[0]}" if self.frames else ""
         theirs = next((frame for frame in self.frames if not _NOT_THEIRS.search(frame)), None)
         called = f", called in {theirs}" if theirs and theirs != self.frames[0] else ""
-        return f"in phase {self.phase!r}{executing}{called}"
+        return f"in phase {self.phase!r}{executing}{called}" if self.phase != PROGRAM else f"{executing}{called}"[2:]
 
     @property
     def state(self) -> str:
         """Whether it makes progress, where, and what it does."""
+        if self.phase == PROGRAM:
+            still = "without output, while it computes," if self.busy else "without output or work"
+            quiet = "goes on" if self.seconds is None else f"{still} for {self.seconds:.0f} s"
+            return f"{quiet}, {self.doing}" if self.doing else quiet
         where = "before its first step" if self.step is None else f"at step {self.step}"
         if self.seconds is None:
             return f"goes on {where}, {self.doing}"

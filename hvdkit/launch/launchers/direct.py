@@ -22,6 +22,11 @@ def hosts(option: str | None, np: int) -> list[Host]:
 def run(job: Job, on_tick: Tick | None = None) -> None:
     """As `Launcher.run`."""
     check_here(job.hosts, job.np)
+    if job.elastic is not None and job.program:
+        from hvdkit.launch.launchers import horovodrun
+
+        horovodrun.run(job, on_tick)  # a program speaks with Horovod's own driver
+        return
     prepare(job)
     environment = {"NCCL_SOCKET_IFNAME": _INTERFACE, **job.base_environment(), "HVDKIT_LAUNCHER": "direct"}
     if job.elastic is not None:

@@ -20,6 +20,7 @@ from hvdkit.errors import RunError
 from hvdkit.handshake import Listener
 from hvdkit.launch.agents import Agents
 from hvdkit.launch.diagnosis import blame, exits
+from hvdkit.launch.diagnosis.quiet import Quiet
 from hvdkit.launch.diagnosis.stalls import open_collectives
 from hvdkit.launch.hosts import is_this_machine
 from hvdkit.launch.job import AgentCommand, Job, Tick
@@ -60,7 +61,9 @@ class _Workers(Agents):
     def __init__(self, job: Job, listener: Listener | None = None) -> None:
         super().__init__(job, listener)
         self._told_to_end: set[str] = set()  # by this process, as they hang
-        self._trains = False  # or has trained
+        self._trains = bool(job.program)  # or has trained; of a program it is not known
+        self._quiet = Quiet(job.stall_timeout_s) if job.program else None
+        self._resume = "" if job.program else "; continue with --resume"
         self._gave_up: str | None = None
         self._lost: list[str] = []  # what is still to be reported
         self._lost_at = 0.0
@@ -81,7 +84,7 @@ class _Workers(Agents):
         return self.launcher_end is not None and self.launcher_end["exit_code"] == 0
 
     def fault(self) -> BaseException | None:
-        fatal = blame.judge(end for end in self.ended if _fails_again(end))
+        fatal = blame.judge(end for end in self.ended if self._fails_again(end))
         if fatal is not None:
             return blame.failure(self._job, fatal)
         if self._hung is not None:
@@ -92,13 +95,13 @@ class _Workers(Agents):
         if driver is None or driver["signal"]:
             by = "" if driver is None else f" by {exits.signal_name(driver['signal'])}"
             who = "the agent of the elastic driver" if driver is None else "the elastic driver"
-            return RunError(f"{who} was killed{by}, and all ranks with it; continue with --resume")
+            return RunError(f"{who} was killed{by}, and all ranks with it{self._resume}")
         lost, code = blame.judge(self.ended), f"ended with exit code {driver['exit_code']}"
         if self._gave_up is None and lost is None:
             return RunError(f"the elastic driver {code}; {exits.shown_tail('its output', driver['tail'])}")
         first = "" if lost is None else f"; the first lost: {blame.failure(self._job, lost)}"
         why = self._gave_up or f"it {code}"
-        return RunError(f"the elastic driver gave up: {why}; continue with --resume{first}")
+        return RunError(f"the elastic driver gave up: {why}{self._resume}{first}")
 
     def note_start(self, report: dict[str, Any]) -> None:
         name = report["name"]
@@ -131,7 +134,7 @@ class _Workers(Agents):
             _print(f"{end.name} leaves: its host is not there any more")
         elif again:
             _print(f"{end.name} starts again: another rank was lost while it connected")
-        elif _fails_again(end):
+        elif self._fails_again(end):
             self._fatal = True
         elif end.failed or end.name in self._told_to_end:
             self._lost_at = self._lost_at if self._lost else time.monotonic()
@@ -150,7 +153,7 @@ class _Workers(Agents):
         elif left < needed:
             then = f"{left} left, and training goes on once there are {needed} (elastic.min_np)"
         else:
-            then = "training goes on with the others"
+            then = "the others go on" if self._job.program else "training goes on with the others"
         _print(f"{', '.join(self._lost)}; {then}")
         self._lost.clear()
 
@@ -158,7 +161,14 @@ class _Workers(Agents):
         super().enforce()
         if time.monotonic() > self._lost_at + _TOGETHER_S and self._stopped_at is None:
             self._tell_losses()
-        if not self.hangs_settled:
+        if self._quiet is not None:
+            running = self._pids.keys() - self.ends.keys()
+            if (line := self._quiet.look(self.hangs, running, self.stalls.values(), time.monotonic())) is not None:
+                _print(line)
+            if not self._quiet.hang:
+                return
+            self._quiet.hang = False
+        elif not self.hangs_settled:
             return
         name = min(self.hangs, key=lambda name: self.hangs[name].order)
         hang = self.hangs[name]
@@ -170,7 +180,12 @@ class _Workers(Agents):
             _print(f"{what}; it is ended")
             self._kill(name)
         else:
-            self._hung = f"{what}; it is on another host, so all ranks were ended; continue with --resume"
+            self._hung = f"{what}; it is on another host, so all ranks were ended{self._resume}"
+
+    def _fails_again(self, end: exits.RankEnd) -> bool:
+        """Whether it failed by itself, by its own record: no other rank would do better. Horovod's own driver, which
+        runs programs, has others go on."""
+        return end.failed and end.record is not None and not end.secondary and not self._job.program
 
     def _kill(self, name: str) -> None:
         """End this worker, as if it were lost."""
@@ -178,11 +193,6 @@ class _Workers(Agents):
         if not self._streams.end_connected(name):
             with contextlib.suppress(OSError):
                 os.kill(self._pids[name], signal.SIGKILL)
-
-
-def _fails_again(end: exits.RankEnd) -> bool:
-    """Whether it failed by itself, by its own record: no other rank would do better."""
-    return end.failed and end.record is not None and not end.secondary
 
 
 def _how(end: exits.RankEnd) -> str:

@@ -52,6 +52,7 @@ def _command(job: Job) -> list[str]:
         str(PROGRAM),
         *("-np", str(job.np)),
         *_places(job),
+        *(["--network-interfaces", interface] if (interface := job.environment.get("HOROVOD_GLOO_IFACE")) else []),
         "--gloo",
         *agent_command(str(job.python), "shell-rank", job, job.command()),
     ]

@@ -1,0 +1,328 @@
+"""`hvdkit launch`: any program that uses Horovod, on all ranks, as horovodrun runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from hvdkit import paths, programs
+from hvdkit.commands import fields, own_script
+from hvdkit.commands.debug_logs import VARIABLES, collected
+from hvdkit.commands.request import Argument, Form, Option, Request, say
+from hvdkit.core.group import threads_per_rank
+from hvdkit.defaults import LAUNCHER, STALL_TIMEOUT_S
+from hvdkit.errors import Faults, RequestError
+from hvdkit.launch.diagnosis.exits import RankFailure
+from hvdkit.launch.follow import followed
+from hvdkit.launch.job import ElasticBounds, Job
+from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.launch.placement import Placement
+from hvdkit.results.launch import CollectiveUse, Launched, LaunchedRank
+from hvdkit.runtimes import store, target
+from hvdkit.runtimes.pins import ALL
+
+OWN_WORDS = True
+TIMELINE = "timeline.json"
+_OF_HOROVODRUN = {
+    "--mpi": "--launcher mpirun",
+    "--jsrun": "--launcher slurm or mpirun",
+    "--hostfile": "-H ./FILE",
+    "-hostfile": "-H ./FILE",
+    "--num-proc": "-np",
+    "--output-filename": "--out",
+    "--verbose": "--debug",
+    "--log-level": "-x HOROVOD_LOG_LEVEL=LEVEL, or --debug",
+    "--check-build": "`hvdkit doctor`",
+    "--autotune": "-x HOROVOD_AUTOTUNE=1",
+    "--disable-cache": "-x HOROVOD_CACHE_CAPACITY=0",
+    "--cache-capacity": "-x HOROVOD_CACHE_CAPACITY=N",
+    "--hierarchical-allreduce": "-x HOROVOD_HIERARCHICAL_ALLREDUCE=1",
+    "--timeline-mark-cycles": "-x HOROVOD_TIMELINE_MARK_CYCLES=1",
+    "--no-stall-check": "--stall-timeout 0",
+    "--stall-check-warning-time-seconds": "--stall-timeout SECONDS",
+    "--stall-check-shutdown-time-seconds": "--stall-timeout SECONDS",
+    "--start-timeout": "--stall-timeout SECONDS",
+    "--mpi-threads-disable": "nothing: ranks use Gloo",
+    "--ssh-port": "a Port line of ~/.ssh/config",
+    "--ssh-identity-file": "an IdentityFile line of ~/.ssh/config",
+    "-p": "a Port line of ~/.ssh/config",
+    "-i": "an IdentityFile line of ~/.ssh/config",
+}
+_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+_ANSWER_S = 30.0
+# A program that saves what it has on SIGTERM has the time for it.
+_GRACE_S = 10.0
+WORDS = "SCRIPT.py [ARGUMENT]..."  # from here on the words are the program's own
+_LIKE_HOROVODRUN = "as horovodrun's"
+
+
+class LaunchRequest(Request):
+    """Run a program of your own on `np` ranks, as horovodrun does: a script, a module with `-m`, or any command.
+
+    Its framework is that of its imports of Horovod, and decides the runtime.
+    """
+
+    program: Annotated[list[str], Argument("the program, and what follows is its own", metavar=WORDS)]
+    module: Annotated[bool, Option("the program is a Python module", ("-m", "--module"))] = False
+    np: fields.Ranks = 1
+    hosts: fields.Hosts = None
+    framework: Annotated[str | None, Option(fields.FRAMEWORKS_HELP, shown="that of the program's imports")] = None
+    runtime: Annotated[
+        str | None, Option("a runtime of `hvdkit runtime list`", metavar="NAME", shown="the framework's")
+    ] = None
+    python: Annotated[Path | None, Option("an interpreter of yours in place of a runtime; it has a Horovod")] = None
+    launcher: fields.Launcher = LAUNCHER
+    stall_timeout: fields.StallTimeout = STALL_TIMEOUT_S
+    debug: fields.Debug = False
+    profile: Annotated[bool, Option("write Horovod's timeline, and sum up the collectives by kind")] = False
+    out: fields.Out = None
+    overwrite: fields.Overwrite = False
+    min_np: Annotated[int | None, Option("elastic: the fewest ranks to go on with"), Field(ge=1)] = None
+    max_np: Annotated[int | None, Option("elastic: the most ranks"), Field(ge=1)] = None
+    host_discovery_script: Annotated[Path | None, Option("elastic: a program that prints one host:slots per line")] = (
+        None
+    )
+    variables: Annotated[
+        list[str] | None,
+        Form(r"[A-Za-z_]\w*(=.*)?", "NAME, or NAME=VALUE"),
+        Option("a variable of the ranks' environment; may be repeated", ("-x", "--env"), metavar="NAME[=VALUE]"),
+    ] = None
+    fusion_threshold_mb: Annotated[float | None, Option(_LIKE_HOROVODRUN), Field(ge=0)] = None
+    cycle_time_ms: Annotated[float | None, Option(_LIKE_HOROVODRUN), Field(gt=0)] = None
+    timeline_filename: Annotated[Path | None, Option(_LIKE_HOROVODRUN)] = None
+    network_interface: Annotated[str | None, Option(f"{_LIKE_HOROVODRUN}; a name, or a network such as 10.0.0.0/8")] = (
+        None
+    )
+    gloo: Annotated[bool, Option(f"{_LIKE_HOROVODRUN}; what ranks use anyway")] = False
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A program that has passed every check that can be made before it starts; `job` has no folder yet."""
+
+    command: list[str]
+    framework: str | None
+    python: Path
+    environment: dict[str, str]
+    placement: Placement
+    elastic: ElasticBounds | None
+    out: Path
+
+
+def run(request: LaunchRequest) -> Launched:
+    """Run it to its end. Raises what the launcher raises; a rank's exit code is then the command's exit status."""
+    checked = _checked(request)
+    placement = checked.placement
+    with paths.claimed(checked.out, request.overwrite) as folder:
+        timeline = {"HOROVOD_TIMELINE": str(folder / TIMELINE)} if request.profile else {}
+        job = Job(
+            python=checked.python,
+            arguments=[],
+            program=checked.command,
+            np=placement.np,
+            hosts=placement.hosts,
+            environment=checked.environment | timeline,
+            log_dir=folder / "logs",
+            stall_timeout_s=placement.stall_timeout_s,
+            grace_s=_GRACE_S,
+            elastic=checked.elastic,
+        )
+        say([*placement.crowding, f"{shlex.join(checked.command)}: {_ranks(request.np)}, logs in {job.log_dir}"])
+        began = time.monotonic()
+        try:
+            with followed(job.log_dir):
+                LAUNCHERS[placement.launcher].run(job)
+        except RankFailure as failure:
+            failure.exit_status = _status(failure)
+            raise
+        finally:
+            if request.debug:
+                collected(job)
+        ends = json.loads((job.log_dir / "exits.json").read_text())
+        return Launched(
+            command=checked.command,
+            framework=checked.framework,
+            np=placement.np,
+            launcher=placement.launcher,
+            seconds=round(time.monotonic() - began, 3),
+            ranks=[LaunchedRank(**{key: end[key] for key in LaunchedRank.model_fields}) for end in ends],
+            collectives=_collectives(folder / TIMELINE, placement.np) if request.profile else None,
+        ).written(folder)
+
+
+def lines(request: LaunchRequest, result: Launched) -> Iterator[str]:
+    """That it has ended."""
+    for use in result.collectives or []:
+        rate = "" if use.bus_mbit_per_s is None else f", {use.bus_mbit_per_s:.0f} Mbit/s on a link"
+        yield (
+            f"{use.collective}: {use.operations} of {use.tensors} tensors, {use.bytes / 2**20:.1f} MiB a rank, "
+            f"{use.seconds:.2f} s{rate}"
+        )
+    yield f"{_ranks(len(result.ranks))} ended well after {result.seconds:.1f} s; written to {result.folder}"
+
+
+def _collectives(path: Path, np: int) -> list[CollectiveUse]:
+    """What the timeline comes to; a damaged or too large one is said, as the program has ended well."""
+    from hvdkit.profiling.collectives import used  # NumPy comes with it
+
+    try:
+        return used(path, np)
+    except RequestError as error:
+        say([f"--profile: {error}"])
+        return []
+
+
+def _status(failure: RankFailure) -> int:
+    """A rank's own exit code, or 128 and the number of the signal that has ended it; 1 for one that was ended here."""
+    if failure.stopped:
+        return 1
+    known = failure.signal in signal.Signals.__members__
+    return failure.exit_code or (128 + signal.Signals[str(failure.signal)] if known else 1)
+
+
+def _ranks(number: int) -> str:
+    return f"{number} rank{'s' if number != 1 else ''}"
+
+
+def _checked(request: LaunchRequest) -> _Checked:
+    """Check all that can be checked before anything starts. Raises RequestError with all faults."""
+    faults, words = Faults(), request.program
+    by_python = request.module or words[0].endswith(".py")
+    script = own_script.module_file(words[0]) if request.module else Path(words[0])
+    if by_python and script is not None and not script.is_file():
+        faults.append(f"{script}: no such file; expected a script, a module after -m, or a command after --")
+    framework, python, environment = request.framework, Path(sys.executable), dict[str, str]()
+    with faults.collected():
+        if by_python and framework is None and not (request.runtime or request.python or faults):
+            framework = _imported(script, words[0])
+        if not faults:
+            python, environment = _interpreter(request, framework, by_python)
+    if not by_python and shutil.which(words[0], path=environment.get("PATH")) is None:
+        faults.append(f"{words[0]}: no such command; expected a script, a module after -m, or a command after --")
+    elastic = _elastic(request, faults)
+    placement = Placement(
+        request.np,
+        request.hosts,
+        request.launcher,
+        request.stall_timeout,
+        request.host_discovery_script,
+        request.debug,
+    )
+    faults += placement.faults(framework or "", elastic is not None)
+    environment |= _settings(request, faults)
+    faults.report()
+    if "OMP_NUM_THREADS" not in os.environ and len(placement.hosts) == 1:
+        environment.setdefault("OMP_NUM_THREADS", str(threads_per_rank(None, request.np)))
+    command = [str(python), *(["-m"] if request.module else []), *words] if by_python else words
+    out = request.out or paths.default_out(Path(words[0]).stem, "launch")
+    return _Checked(command, framework, python, environment, placement, elastic, out)
+
+
+def _imported(script: Path | None, name: str) -> str:
+    """The framework of a program's imports. Raises RequestError where it has none, or several."""
+    imported = own_script.frameworks_of(script) if script else []
+    if len(imported) == 1:
+        return imported[0]
+    what = f"it imports Horovod for {' and '.join(imported)}" if imported else "no import of Horovod is seen in it"
+    raise RequestError(f"{name}: {what}; give --framework, --runtime or --python")
+
+
+def _interpreter(request: LaunchRequest, framework: str | None, by_python: bool) -> tuple[Path, dict[str, str]]:
+    """The interpreter that has the Horovod, and what it adds to the environment. Raises RequestError."""
+    if request.python and (request.runtime or request.framework):
+        raise RequestError("--python: leave out --runtime and --framework beside it")
+    added: dict[str, str] = {}
+    if request.python:
+        python = _with_horovod(target.runnable(request.python))
+        store.link_hvdkit()
+        added = store.with_hvdkit()
+    elif request.runtime or framework:
+        runtime = _runtime(request.runtime) if request.runtime else store.find(str(framework))
+        python, added = runtime.python, runtime.environment
+    elif _PYTHON.fullmatch(Path(request.program[0]).name) and (own := shutil.which(request.program[0])):
+        store.link_hvdkit()
+        return _with_horovod(Path(own).absolute()), store.with_hvdkit()
+    elif by_python or not (built := store.installed()):
+        raise RequestError("--runtime: expected a runtime of `hvdkit runtime list`, or --python; it serves the ranks")
+    else:
+        return built[0].python, {}  # for Horovod's rendezvous; the command has the environment that is here
+    path = os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])
+    return python, added if by_python else {**added, "PATH": path}
+
+
+def _runtime(name: str) -> store.Runtime:
+    """A runtime by its name. Raises RequestError where it is not complete."""
+    if name not in ALL:
+        raise RequestError(store.unknown("runtime", name, ALL))
+    runtime, fault = store.inspect(name)
+    if runtime is None:
+        raise RequestError(f"--runtime {name}: {fault or 'it is not built'}; run `hvdkit runtime build {name}`")
+    return runtime
+
+
+def _with_horovod(python: Path) -> Path:
+    """The interpreter, if it has a Horovod. Raises RequestError."""
+    code = "import sys; from importlib.util import find_spec; sys.exit(find_spec('horovod') is None)"
+    try:
+        done = programs.answer([python, "-c", code], _ANSWER_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RequestError(f"{python}: cannot be run ({error})") from None
+    if done.returncode != 0:
+        raise RequestError(f"{python}: it has no Horovod; see `hvdkit horovod wheel`, or give --runtime")
+    return python
+
+
+def _elastic(request: LaunchRequest, faults: Faults) -> ElasticBounds | None:
+    """From how many to how many ranks; without --min-np and --max-np as many as -np."""
+    given = request.min_np, request.max_np, request.host_discovery_script
+    if given == (None, None, None):
+        return None
+    least, most = request.min_np or request.np, request.max_np or request.np
+    if not least <= request.np <= most:
+        faults.append(f"-np {request.np}: expected {least} to {most}, as --min-np and --max-np say")
+    if request.launcher not in ("auto", "direct", "horovodrun"):
+        faults.append(f"--launcher {request.launcher}: elastic programs run by direct or horovodrun")
+    if request.cycle_time_ms is not None or "HOROVOD_CYCLE_TIME" in os.environ:
+        faults.append("HOROVOD_CYCLE_TIME: expected not to be set in an elastic run; Horovod mixes it up as ranks join")
+    return ElasticBounds(least, most, request.host_discovery_script)
+
+
+def _settings(request: LaunchRequest, faults: Faults) -> dict[str, str]:
+    """The variables for horovodrun's options, --debug and -x."""
+    settings = {name: value for name, value in VARIABLES.items() if request.debug and name not in os.environ}
+    if request.fusion_threshold_mb is not None:
+        settings["HOROVOD_FUSION_THRESHOLD"] = str(int(request.fusion_threshold_mb * 2**20))
+    if request.cycle_time_ms is not None:
+        settings["HOROVOD_CYCLE_TIME"] = f"{request.cycle_time_ms:g}"
+    if request.timeline_filename is not None:
+        if request.profile:
+            faults.append("--timeline-filename: leave it out beside --profile, which writes a timeline of its own")
+        settings["HOROVOD_TIMELINE"] = str(request.timeline_filename.absolute())
+    if request.network_interface is not None:
+        settings |= dict.fromkeys(("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"), request.network_interface)
+    if request.gloo and request.launcher == "mpirun":
+        say(["--gloo: ranks that mpirun starts use Gloo too"])
+    for word in request.variables or []:
+        name, equals, value = word.partition("=")
+        if not equals and name not in os.environ:
+            faults.append(f"-x {name}: expected a variable that is set, or {name}=VALUE")
+        settings[name] = value if equals else os.environ.get(name, "")
+    return settings
+
+
+def option_of_horovodrun(option: str) -> str | None:
+    """What is typed in place of an option of horovodrun that this command has not; None for an unknown one."""
+    return _OF_HOROVODRUN.get(option)

@@ -1,0 +1,53 @@
+"""Whether ranks of a program without heartbeats hang, or work for long.
+
+An agent reports a rank that has printed nothing, and neither read from nor written to a disk, for the stall timeout;
+with it, whether its processes compute. One that does is at work as far as anybody can tell. So the job hangs where
+- no rank makes progress, none computes, and there is evidence: a rank is frozen, or Horovod has named a collective that
+  only some ranks have entered;
+- no rank makes progress for ten times as long, and none computes, or there is evidence.
+What lasts is said before: which collective waits, and what the ranks do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from hvdkit.launch.agent.watchdog import BUSY_FACTOR
+from hvdkit.launch.diagnosis.stalls import Hang, Stall, open_collectives
+
+
+class Quiet:
+    """Follows the quiet ranks of one job. A `timeout_s` of 0 waits for ever."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._say_after_s = timeout_s
+        self.hang = False
+
+    def look(
+        self, hangs: Mapping[str, Hang], running: Collection[str], stalls: Iterable[Stall], now: float
+    ) -> str | None:
+        """Take in the ranks that are quiet at `now` of the launcher's clock, and those that run; sets `hang`.
+
+        Returns a line for the user where it lasts: at the timeout, and whenever the time has doubled since.
+        """
+        hangs = {name: hang for name, hang in hangs.items() if name in running}
+        if not hangs:
+            self._say_after_s = self._timeout_s
+            return None
+        waits = open_collectives(stalls, min(hang.since for hang in hangs.values()))
+        evidence = bool(waits) or any(hang.frozen for hang in hangs.values())
+        busy = any(hang.busy for hang in hangs.values())
+        everyone = set(running) <= hangs.keys()
+        quiet_s = now - max(hang.since for hang in hangs.values())
+        late = quiet_s > BUSY_FACTOR * self._timeout_s
+        self.hang = everyone and ((evidence and not busy) or (late and (evidence or not busy)))
+        if self.hang or quiet_s < self._say_after_s or not (waits or (everyone and not busy)):
+            return None
+        self._say_after_s = 2 * quiet_s
+        hosts = {hang.rank: hang.host for hang in hangs.values()}
+        entered = [hang.rank for hang in hangs.values() if hang.waiting]
+        lines = [wait.text(entered, hosts) for wait in waits]
+        lines += [f"rank {hang.rank} is {hang.state}" for hang in hangs.values() if not (waits and hang.waiting)]
+        limit = f"ended after {BUSY_FACTOR * self._timeout_s:.0f} s" if everyone else "not ended, as other ranks work"
+        return f"{'; '.join(lines[:8])}; {limit} of this (--stall-timeout {self._timeout_s:g})"

@@ -1,0 +1,1 @@
+"""The folder that ranks of a program have first on their PYTHONPATH."""

@@ -1,0 +1,203 @@
+"""`hvdkit launch`: programs that know nothing of hvdkit, how they end and how they hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from hvdkit.commands import own_script
+from hvdkit.launch.agent.output import OutputReader
+from hvdkit.launch.diagnosis.quiet import Quiet
+from hvdkit.launch.diagnosis.stalls import Hang, Stall
+from tests import hygiene
+from tests.conftest import ROOT, Hvdkit, run
+from tests.launching import MARK, gone_within, wait_until
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
+
+PROGRAM = ROOT / "tests" / "launched" / "program.py"
+Done = subprocess.CompletedProcess[str]
+# How rank 1 of two ends, the command's exit status, and what is told of it.
+KINDS = {
+    "killed": (128 + 9, "rank 1 on localhost was killed by SIGKILL"),
+    "raises": (1, "rank 1 on localhost failed: ValueError: the seventh image is upside down (ended with exit code 1 "),
+    "exits": (3, "rank 1 on localhost ended with exit code 3"),
+    "sleeps": (1, "rank 1 on localhost hangs without output or work for "),
+    "frozen": (1, "rank 1 on localhost hangs without output or work for "),
+    "computes": (0, "rank 1 on localhost did not"),
+    "allfloods": (0, ""),
+}
+TIMEOUT_S = 3
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Done, Path]]:
+    """The command's end and its folder, for each kind; they run side by side, as some wait for the watchdog."""
+
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
+
+    def one(kind: str) -> tuple[Done, Path]:
+        folder = folders[kind]
+        options = ["-np", "2", "--stall-timeout", str(TIMEOUT_S), "--out", "run"]
+        command = [sys.executable, "-m", "hvdkit", "launch", *options, str(PROGRAM), kind]
+        return run(command, 120, cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}), folder / "run"
+
+    @cache
+    def every() -> dict[str, tuple[Done, Path]]:
+        with ThreadPoolExecutor(4) as pool:
+            return dict(zip(KINDS, pool.map(one, KINDS), strict=True))
+
+    return lambda kind: every()[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_how_a_program_ends_is_told_with_the_rank(kind: str, ended: Callable[[str], tuple[Done, Path]]) -> None:
+    done, folder = ended(kind)
+    status, told = KINDS[kind]
+    assert done.returncode == status, done.stderr
+    assert told in done.stderr
+    assert "[0] rank 0 of 2 " + kind in done.stdout and "[1] rank 1 of 2 " + kind in done.stdout
+    assert [end["rank"] for end in json.loads((folder / "logs" / "exits.json").read_text())] == [0, 1]
+    assert (folder / "launch.json").exists() == (status == 0)
+    assert "step 4" in (folder / "logs" / "rank-1.log").read_text()
+    assert not [*folder.rglob("*.beat"), *folder.rglob("*.stack"), *folder.rglob("*.failure.json.*")]
+
+
+def test_a_hang_is_named_with_its_collective_and_the_stack_of_each_rank(
+    ended: Callable[[str], tuple[Done, Path]],
+) -> None:
+    done, folder = ended("sleeps")
+    assert re.search(r"allreduce 'gradients' waits: rank 0 entered it, rank 1 on localhost did not; ", done.stderr)
+    assert "executing commit (" in done.stderr and "program.py:" in done.stderr
+    stacks = (folder / "logs" / "stacks.txt").read_text()
+    assert "rank 0 on localhost" in stacks and "commit (" in stacks
+
+
+def test_a_flood_of_output_is_whole_in_the_log_and_its_end_is_shown(ended: Callable[[str], tuple[Done, Path]]) -> None:
+    done, folder = ended("allfloods")
+    for rank in (0, 1):
+        assert (folder / "logs" / f"rank-{rank}.log").read_text().count("\nflood ") == 20_000
+        assert f"[{rank}] and its last line" in done.stdout
+        assert f"[{rank}] done" in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_launch_that_is_ended_leaves_no_orphan(number: signal.Signals, tmp_path: Path, mark: str) -> None:
+    command = [sys.executable, "-m", "hvdkit", "launch", "-np", "2", "--out", "run", str(PROGRAM), "waits"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=os.environ | {MARK: mark}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    log = tmp_path / "run" / "logs" / "rank-1.log"
+    assert wait_until(lambda: log.exists() and "step 0" in log.read_text(), 60), "it never began"
+    process.send_signal(number)
+    _, told = process.communicate(timeout=hygiene.patience(60))
+    assert gone_within(mark, 30)
+    assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
+    assert "Traceback" not in told
+
+
+def test_a_command_has_the_runtime_and_a_module_and_options_of_horovodrun(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "__main__.py").write_text(
+        "import sys\nimport horovod.mxnet as hvd\nhvd.init()\nprint(sys.argv[1:])\n"
+    )
+    options = ["--fusion-threshold-mb", "4", "--cycle-time-ms", "2.5", "--gloo", "-x", "SECRET=two words"]
+    done = hvdkit("launch", *options, "--profile", "--out", "module", "-m", "own", "--np", "4")
+    assert done.returncode == 0 and "[0] ['--np', '4']" in done.stdout, done.stderr
+    shown = 'echo "$HOROVOD_FUSION_THRESHOLD $HOROVOD_CYCLE_TIME $SECRET"; which python'
+    done = hvdkit("launch", "--runtime", "mxnet", *options, "--out", "command", "--", "sh", "-c", shown)
+    assert done.returncode == 0 and "[0] 4194304 2.5 two words" in done.stdout, done.stderr
+    assert "/mxnet/bin/python" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nowhere.py"], "nowhere.py: no such file; expected a script, a module after -m, or a command after --"),
+        (["--", "nowhere"], "nowhere: no such command"),
+        (["plain.py"], "plain.py: no import of Horovod is seen in it; give --framework, --runtime or --python"),
+        (["both.py"], "both.py: it imports Horovod for mxnet and pytorch; give --framework"),
+        (["--python", "plain.py", "--runtime", "mxnet", "plain.py"], "--python: leave out --runtime"),
+        (["--runtime", "mxnett", "plain.py"], "unknown runtime 'mxnett'"),
+        (["--python", sys.executable, "plain.py"], "it has no Horovod; see `hvdkit horovod wheel`"),
+        (["-x", "1A", "plain.py"], "-x '1A': expected NAME, or NAME=VALUE"),
+        (["-x", "NOT_SET_HERE", "--runtime", "mxnet", "plain.py"], "-x NOT_SET_HERE: expected a variable that is set"),
+        (["--min-np", "3", "--runtime", "mxnet", "plain.py"], "-np 1: expected 3 to 1, as --min-np and --max-np say"),
+        (["--hostfile", "hosts", "plain.py"], "--hostfile: an option of horovodrun; here -H ./FILE"),
+        (["--autotune", "plain.py"], "--autotune: an option of horovodrun; here -x HOROVOD_AUTOTUNE=1"),
+        (
+            ["--profile", "--timeline-filename", "t", "--runtime", "mxnet", "plain.py"],
+            "--timeline-filename: leave it out",
+        ),
+    ],
+)
+def test_what_is_refused_is_told_by_its_option(words: list[str], told: str, inside: Hvdkit, tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("print()\n")
+    (tmp_path / "both.py").write_text("import helper\nimport horovod.torch as hvd\n")
+    (tmp_path / "helper.py").write_text("from horovod import mxnet\n")
+    done = inside("launch", *words)
+    assert done.returncode == 2 and told in done.stderr, done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("text", "frameworks"),
+    [
+        ("import horovod.torch as hvd", ["pytorch"]),
+        ("import tensorflow as tf\nimport horovod.tensorflow.keras as hvd", ["keras"]),
+        ("from horovod.tensorflow import keras as hvd", ["keras"]),
+        ("import horovod.keras", ["keras"]),
+        ("import keras, horovod.tensorflow as hvd", ["tensorflow"]),
+        ("def main():\n    from horovod import mxnet as hvd", ["mxnet"]),
+        ("import torch.nn", ["pytorch"]),
+        ("import torchlight, numpy", []),
+    ],
+)
+def test_the_framework_of_a_program_is_that_of_its_imports(text: str, frameworks: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(text)
+    assert own_script.frameworks_of(tmp_path / "train.py") == frameworks
+
+
+def hang(rank: int, seconds: float, busy: bool = False, frozen: bool = False) -> Hang:
+    return Hang(rank, "h", None, "program", seconds, frozen, [], 100.0, busy)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("hangs", "stalled", "now", "hung"),
+    [
+        ([hang(0, 10), hang(1, 10)], True, 101, True),  # nobody works, and a collective waits
+        ([hang(0, 10), hang(1, 10)], False, 101, False),  # without evidence, ten times as long
+        ([hang(0, 10), hang(1, 10)], False, 200, True),
+        ([hang(0, 10), hang(1, 10, frozen=True)], False, 101, True),
+        ([hang(0, 10), hang(1, 10, busy=True)], True, 101, False),  # it computes: long work, at first
+        ([hang(0, 10), hang(1, 10, busy=True)], True, 200, True),
+        ([hang(0, 10), hang(1, 10, busy=True)], False, 1e6, False),  # nobody waits for it
+        ([hang(0, 10)], True, 1e6, False),  # the other one prints
+    ],
+)
+def test_a_hang_is_told_from_long_work(hangs: list[Hang], stalled: bool, now: float, hung: bool) -> None:
+    quiet = Quiet(10.0)
+    stalls = [Stall({1: ["allreduce.gradients"]}, 99.0)] if stalled else []
+    line = quiet.look({f"rank-{hang.rank}": hang for hang in hangs}, {"rank-0", "rank-1"}, stalls, now)
+    assert quiet.hang == hung
+    assert (line is None) == (hung or not (stalled or (len(hangs) == 2 and not hangs[1].busy))), line
+
+
+@pytest.mark.check
+def test_what_horovod_logs_is_no_output_of_the_program() -> None:
+    reader = OutputReader()
+    stall = "[2026-11-23 18:00:00.1: W /a/stall_inspector.cc:107] One or more tensors\nMissing ranks:\n1: [a, b]\n"
+    assert reader.events(stall.encode()) and reader.printed == 0
+    assert not reader.events(b"step 1\n 10 %\r 20 %\r") and reader.printed == 3
