@@ -6,7 +6,7 @@ BIN := .venv/bin
 COMPILE := $(BIN)/python -m compileall -q hvdkit
 
 .PHONY: help bootstrap runtimes driver compare bench bench-start bench-tools bench-resnet50 validate bench-hosts bench-batch-sizes \
-	bench-simulator check-simulator bench-network bench-memory bench-sharding horovod-matrix gpu-check programs check checked test test-all cluster-check lint image-check clean
+	bench-simulator check-simulator bench-network bench-memory bench-sharding horovod-matrix gpu-check programs check checked test test-all cluster-check docs lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
@@ -109,6 +109,9 @@ cluster-check: runtimes ## Install Slurm, two MPIs, sshd (root, Debian) and Ray,
 	@$(PYTEST) --dist loadfile tests/test_slurm.py tests/test_submit.py tests/test_launch_horovod.py \
 		tests/test_ray.py tests/test_mpi.py tests/test_host_doctor.py tests/test_kubernetes_pods.py
 	@docker/check.sh --compose mxnet
+
+docs: bootstrap ## Make the site of README and docs/: build/site/index.html, with search
+	@$(BIN)/python -m scripts.site
 
 lint: bootstrap ## Check style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

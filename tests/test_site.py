@@ -1,0 +1,66 @@
+"""The site of README and docs/, in a real browser."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts import site
+from tests.browser import Browser, chromium
+from tests.conftest import ROOT
+
+WIDTH = 390  # CSS pixels of a phone
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a site; MkDocs refuses one with a link that leads nowhere."""
+    folder: Path = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.site", folder], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+def test_no_page_is_cut_on_a_phone(made: Path, browser: Browser) -> None:
+    pages = sorted(made.rglob("*.html"))
+    assert len(pages) > 40
+    cut = []
+    for page in pages:
+        shown = browser.open(page, WIDTH, 800, "dark")
+        if shown.run("document.documentElement.scrollWidth") > WIDTH:
+            cut.append(page.name)
+    assert cut == []
+
+
+def test_it_is_found_by_words_and_loads_nothing_from_elsewhere(made: Path, browser: Browser) -> None:
+    page = browser.open(made / "index.html")
+    page.run("document.querySelector('[data-md-component=search-query]').focus()")
+    page.run(
+        "(box => {box.value = 'Local SGD'; box.dispatchEvent(new Event('keyup'));"
+        " box.dispatchEvent(new Event('input'))})(document.querySelector('[data-md-component=search-query]'))"
+    )
+    found = "[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)"
+    for _ in range(100):
+        page.settle()
+        if links := page.run(found):
+            break
+    assert any("compression.html" in link for link in links), links
+    assert [request for request in page.requests() if not request.startswith(("file:", "blob:"))] == []
+
+
+def test_a_link_to_a_folder_becomes_text(tmp_path: Path) -> None:
+    files = site.staged(tmp_path)
+    assert ROOT / "docs" / "images" / "report.png" in files
+    assert "](../hvdkit/runtimes/patches)" not in (tmp_path / "docs" / "horovod.md").read_text()
