@@ -111,6 +111,7 @@ def compare(
     *,
     framework: Names | None = None,
     np: Wholes | None = None,
+    hosts: Names | None = None,
     parity: PathLike | None = None,
     no_parity: bool = False,
     rival: Names | None = None,
@@ -126,7 +127,7 @@ def compare(
     log: Names | None = None,
 ) -> Comparison:
     """Check that frameworks (all four, or those named) do the same work, train a recipe under each, on 1 and 2 ranks
-    or as many as `np` says, and compare the results.
+    or as many as `np` says, and compare the results. Over several `hosts`, it is on one of them and on all.
 
     A check that does not pass, or a significant loss against the baseline, is no error here: see `parity.passed` and
     the verdicts in `baseline`.
@@ -150,6 +151,7 @@ def evaluate(
     *,
     framework: str | None = None,
     np: int = 1,
+    hosts: Names | None = None,
     launcher: str = "auto",
     stall_timeout: float = 60.0,
     average: bool = True,
@@ -210,6 +212,7 @@ def parity(
     framework: Names | None = None,
     steps: int = 20,
     np: int = 2,
+    hosts: Names | None = None,
     rival: Names | None = None,
     launcher: str = "auto",
     stall_timeout: float = 60.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from hvdkit.baselines import registry
 from hvdkit.commands import compare, train
 from hvdkit.commands.checked_run import Plan
 from hvdkit.commands.compare import RunOrder
+from hvdkit.core import group
 from hvdkit.errors import RequestError
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
+from hvdkit.report.collect import Run
 from hvdkit.report.compare import comparison_markdown, comparison_tables
-from hvdkit.report.rounds import ratios
+from hvdkit.report.rounds import by_kind, efficiency, ratios
 from hvdkit.results import intervals
 from hvdkit.results.compare import Comparison, read_comparison
 from hvdkit.results.intervals import Interval
@@ -110,6 +113,43 @@ def test_ratios_pair_the_runs_of_a_round() -> None:
     assert scaling.median == pytest.approx(200 / 240) and scaling.verdict is None
 
 
+def test_over_several_hosts_efficiency_is_over_one_of_them() -> None:
+    """One host of two ranks gives 150, both 240: 0.8 of twice as much. Of a single rank it says nothing."""
+    hosts = ["h1", "h1", "h2", "h2"]
+    runs = [
+        result(np=np, images_per_second=speed, hosts=hosts[:np], launcher="slurm")
+        for np, speed in {1: 100.0, 2: 150.0, 4: 240.0}.items()
+    ]
+    (scaling,) = ratios(runs)
+    assert (scaling.np, scaling.against, scaling.verdict) == (4, "np=2", None)
+    assert scaling.median == pytest.approx(0.8)
+    groups = list(by_kind(map(Run, runs)).values())
+    shares = [efficiency(runs_of, groups) for runs_of in groups]
+    assert [share and round(share.middle, 3) for share in shares] == [None, 1.0, 0.8]
+    text = comparison_markdown(comparison(runs, ratios=[scaling], rounds=3))
+    assert comparison_tables(comparison(runs))[0].title.endswith("per rank; ranks 2 on h1, 2 on h2")
+    assert "per second and rank ÷ those of the run on one host" in text
+    assert "launcher slurm, ranks 2 on h1, 2 on h2, device cpu" in text and "| one host, 2 ranks | 0.800 |" in text
+    on_one = [run.model_copy(update={"hosts": ["h1"] * run.np}) for run in runs]
+    assert {(row.np, row.against) for row in ratios(on_one)} == {(2, "np=1"), (4, "np=1")}
+
+
+def test_a_comparison_over_hosts_is_on_one_of_them_and_on_all(checked: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compare._ranks(Placement(1)) == [1, 2]
+    assert compare._ranks(Placement(1, "h1:4,h2:4", "horovodrun")) == [4, 8]
+    monkeypatch.setattr(compare, "make_plan", lambda recipe, framework, placement, rival: fake(recipe, placement))
+    recipe = checked.model_copy(update={"threads": "auto"})
+    over = compare.schedule(recipe, ["pytorch"], [4, 8], Placement(1, "h1:4,h2:4", "horovodrun"))
+    assert [plan.settings for plan in over.plans] == [{group.MOST: "4"}] * 2
+    assert [plan.placement.np for plan in over.plans] == [4, 8], "each rank has a fourth of its host's cores"
+    here = compare.schedule(recipe, ["pytorch"], [1, 2], Placement(1))
+    assert [plan.recipe.threads for plan in here.plans] == [max(1, len(os.sched_getaffinity(0)) // 2)] * 2
+    monkeypatch.setenv(group.MOST, "4")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(12))
+    assert [group.threads_per_rank(*given) for given in ((None, 1), (None, 6), (5, 1))] == [3, 2, 5]
+
+
 def test_rounds_are_interleaved_in_an_order_that_changes_and_can_be_had_again(checked: Recipe) -> None:
     plans = [replace(fake(checked), placement=Placement(np), rival=rival) for np in (1, 2) for rival in (None, "plain")]
     order = list(RunOrder(plans, 6, 1))
@@ -122,13 +162,13 @@ def test_rounds_are_interleaved_in_an_order_that_changes_and_can_be_had_again(ch
     assert len(set(names)) == 24 and "pytorch-np2-plain-round6" in names
 
 
-def fake(recipe: Recipe) -> Plan:
+def fake(recipe: Recipe, placement: Placement | None = None) -> Plan:
     from hvdkit.runtimes.store import Runtime
 
     runtime = Runtime(
         name="pytorch", python=Path("python"), key="", gpu=False, added=True, versions={}, controllers=[], operations=[]
     )
-    return Plan(recipe, "pytorch", runtime, Placement(2))
+    return Plan(recipe, "pytorch", runtime, placement or Placement(2))
 
 
 @pytest.fixture
@@ -202,6 +242,10 @@ def test_baselines_that_do_not_fit(checked: Recipe, tmp_path: Path) -> None:
     for bad, words in (
         (elsewhere, "cores: the baseline has 999, here are"),
         (other, "batch_size: the baseline has 64, this comparison 32"),
+        (
+            comparison([result(hosts=["h1", "h2"])]),
+            "expected as many ranks on each host; the baseline has 1 on h1, 1 on h2, this comparison 2 on localhost",
+        ),
         (comparison(rounds({(4, None): [100]})), "it has pytorch at 4 rank(s)"),
         (good.model_copy(update={"runs": []}), "it has no runs"),
     ):

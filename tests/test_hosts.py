@@ -201,6 +201,42 @@ def test_where_a_tool_is_missing_it_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert "not found" in hosts.why_not()
 
 
+def asked(network: Any, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command of hvdkit that ended well, on one rank of each host."""
+    command = [sys.executable, "-m", "hvdkit", *words, "-H", network.hosts_option(1)]
+    options = {"timeout": hygiene.patience(200), "cwd": folder, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    done: subprocess.CompletedProcess[str] = network.run(command, text=True, **options)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+SHORT = ["resnet20-digits", "model.name=resnet8", "threads=1", "steps=4", "warmup_steps=1"]
+
+
+def test_a_comparison_over_hosts_names_them(network: Any, tmp_path: Path) -> None:
+    """On one host and on both, as nothing else is asked for; the frameworks' networks are the links between them."""
+    before = network.sent_bytes()["h1"]
+    done = asked(network, tmp_path, "compare", *SHORT, "--framework", "mxnet", "--no-parity", "--out", "out")
+    told = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert [run["hosts"] for run in told["runs"]] == [["h1"], ["h1", "h2"]]
+    assert [(row["np"], row["against"]) for row in told["ratios"]] == [(2, "np=1")]
+    assert "ranks 1 on h1, 1 on h2" in done.stdout and network.sent_bytes()["h1"] - before > 4 * 300_000
+
+
+@pytest.mark.thorough
+def test_parity_and_evaluation_are_over_hosts(network: Any, tmp_path: Path) -> None:
+    asked(network, tmp_path, "parity", *SHORT, "--framework", "mxnet", "--steps", "2", "-np", "2", "--out", "parity")
+    told = json.loads((tmp_path / "parity" / "parity.json").read_text())
+    assert told["passed"] and told["hosts"] == ["h1", "h2"]
+    assert "; ranks: 1 on h1, 1 on h2." in (tmp_path / "parity" / "parity.md").read_text()
+    asked(network, tmp_path, "train", *SHORT, "--framework", "mxnet", "-np", "2", "--out", "run")
+    alone = tmp_path / "run" / "checkpoints" / "last"
+    asked(network, tmp_path, "evaluate", str(alone), "-np", "2", "--out", "evaluated")
+    told = json.loads((tmp_path / "evaluated" / "evaluate.json").read_text())
+    trained = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert told["hosts"] == trained["hosts"] == ["h1", "h2"] and told["accuracy"] == trained["val_accuracy"]
+
+
 def test_ranks_live_in_the_hosts(network: Any, tmp_path: Path) -> None:
     """Two on each of two: Horovod counts two hosts, and between them goes what has to, at the link's pace."""
     out, before = tmp_path / "out", network.sent_bytes()

@@ -77,6 +77,19 @@ def test_four_ranks_train_on_two_hosts_over_ssh(hosts: Sshd, mpi: dict[str, str]
     assert hosts_of(tmp_path / "run") == [("10.77.0.1", 0)] * 2 + [("10.77.0.2", 0)] * 2
 
 
+@pytest.mark.parametrize("mpi", ["Open MPI"], indirect=True)
+def test_a_comparison_over_ssh_is_on_one_host_and_on_both(hosts: Sshd, mpi: dict[str, str], tmp_path: Path) -> None:
+    words = ["compare", *RECIPE, "steps=6", "warmup_steps=1", "--framework", "mxnet", "--no-parity"]
+    places = ["-H", hosts.option(2), "--launcher", "mpirun", "--out", str(tmp_path / "out")]
+    done = hosts.run(
+        [*HVDKIT, *words, *places], env=mpi, stderr=subprocess.PIPE, text=True, timeout=hygiene.patience(200)
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert [len(set(run["hosts"])) for run in told["runs"]] == [1, 2]
+    assert [(row["np"], row["against"]) for row in told["ratios"]] == [(4, "np=2")]
+
+
 def test_a_rank_on_the_other_host_that_is_killed_is_named(hosts: Sshd, mpi: dict[str, str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     train = [*LAUNCHED, "epochs=1000", "--framework", "mxnet", "-H", hosts.option(2), "--out", str(run)]

@@ -117,6 +117,20 @@ def test_four_ranks_train_on_two_hosts(unbroken: Path) -> None:
     assert [(end["host"], end["exit_code"]) for end in ends] == [("h1", 0), ("h1", 0), ("h2", 0), ("h2", 0)]
 
 
+def test_a_comparison_is_one_command_in_an_allocation(slurm: Slurm, tmp_path: Path) -> None:
+    """On one host and on both, by the allocation alone; efficiency is over hosts."""
+    words = ["compare", *RECIPE, "steps=6", "warmup_steps=1", "--framework", "mxnet", "--no-parity", "--out", "out"]
+    done = call(slurm, [*ALLOCATION, *HVDKIT, *words], tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert [(run["launcher"], run["hosts"]) for run in told["runs"]] == [
+        ("slurm", ["h1", "h1"]),
+        ("slurm", ["h1", "h1", "h2", "h2"]),
+    ]
+    assert [(row["np"], row["against"]) for row in told["ratios"]] == [(4, "np=2")]
+    assert "ranks 2 on h1, 2 on h2" in done.stdout
+
+
 def test_a_host_that_does_not_see_the_folder_is_named(slurm: Slurm, tmp_path: Path) -> None:
     """Before a rank trains: rank 0, which would write the results, is to run there."""
     run = slurm.apart / "run"

@@ -102,7 +102,7 @@ class BenchPlan:
 def plan(request: BenchRequest) -> BenchPlan:
     """Check a request. Raises RequestError with all its faults."""
     framework, dtype, np = request.framework, request.dtype, request.np
-    placement, faults, known = Placement(np, request.hosts, request.launcher, request.stall_timeout), Faults(), None
+    placement, faults, known = Placement.of(request), Faults(), None
     with faults.collected():
         runtime = find(framework)
     faults += placement.faults(framework, elastic=False)

@@ -1,4 +1,4 @@
-"""The same recipe under several frameworks, numbers of ranks and baselines, in rounds, on the same machine."""
+"""The same recipe under several frameworks, numbers of ranks and baselines, in rounds, on the same machine or hosts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +23,7 @@ from hvdkit.commands.checked_run import Plan, Watch, make_plan
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.parity import ParityPlan
 from hvdkit.commands.request import Option, Request, say
+from hvdkit.core.group import MOST
 from hvdkit.defaults import COMPARED_RANKS, LAUNCHER, MARGIN, STALL_TIMEOUT_S
 from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
@@ -33,6 +35,7 @@ from hvdkit.report.compare import comparison_markdown, comparison_tables
 from hvdkit.report.parity import deviations
 from hvdkit.report.progress import RunProgress, StageProgress
 from hvdkit.report.rounds import EarlierComparison, by_kind, ratios
+from hvdkit.report.tabular import on_hosts
 from hvdkit.results.compare import Comparison
 from hvdkit.results.dry_run import DryRun
 from hvdkit.results.machine import this_machine
@@ -76,7 +79,7 @@ class RunOrder:
 
 class CompareRequest(Request):
     """Check that frameworks (all four, or those named) do the same work, train a recipe under each, on 1 and 2 ranks
-    or as many as `np` says, and compare the results.
+    or as many as `np` says, and compare the results. Over several `hosts`, it is on one of them and on all.
 
     A check that does not pass, or a significant loss against the baseline, is no error here: see `parity.passed` and
     the verdicts in `baseline`.
@@ -85,7 +88,10 @@ class CompareRequest(Request):
     recipe: fields.RecipeFile
     overrides: fields.Overrides = None
     framework: fields.Frameworks = None
-    np: Annotated[list[int] | None, Option("may be repeated", ("-np", "--np", "-n"), shown="1 and 2")] = None
+    np: Annotated[
+        list[int] | None, Option("may be repeated", ("-np", "--np", "-n"), shown="1 and 2, or one host and all")
+    ] = None
+    hosts: fields.Hosts = None
     parity: Annotated[Path | None, Option("the parity.json of an earlier `hvdkit parity`")] = None
     no_parity: Annotated[bool, Option("do not check that all do the same work")] = False
     rival: fields.Rivals = None
@@ -182,15 +188,21 @@ def _checked(request: CompareRequest) -> ComparisonPlan:
     trackers = tracking.check(request.log or [])
     recipe = loaded(request, extra=tracking.overrides(trackers))
     names, rivals = request.framework or parity.able(recipe), request.rival or []
-    nps = request.np or list(COMPARED_RANKS)
+    nps = request.np or _ranks(Placement.of(request, 1))
     if request.resume and request.out is None:
         raise RequestError("--resume: expected --out with the comparison's folder")
-    placement = Placement(launcher=request.launcher, stall_timeout_s=request.stall_timeout, debug=request.debug)
+    placement = Placement.of(request, max(nps))
     runs = schedule(recipe, names, nps, placement, rivals, request.rounds)
     shown = proof(recipe, names, request.parity, request.no_parity, placement, rivals)
     old = earlier(request.baseline, request.margin, recipe, runs.plans) if request.baseline else None
     out = request.out or paths.default_out(recipe.name, "compare")
     return ComparisonPlan(recipe, runs, shown, old, out, trackers, left_out(rivals, names, nps))
+
+
+def _ranks(placement: Placement) -> list[int]:
+    """The numbers of ranks that are compared without -np. Raises RequestError for wrong hosts."""
+    hosts = placement.hosts
+    return list(COMPARED_RANKS) if len(hosts) == 1 else [hosts[0].slots, sum(host.slots for host in hosts)]
 
 
 def schedule(
@@ -204,8 +216,8 @@ def schedule(
     """All runs of a comparison, checked; `rounds` defaults to 1, with baselines to `ROUNDS`.
 
     The numbers of ranks are `nps` in place of the placement's. Every rank of every run gets the same number of threads:
-    the cores shared among as many ranks as the largest run has. Otherwise one rank alone would have all cores, and
-    efficiency would say nothing about communication.
+    its host's cores shared among as many ranks as the host has in the largest run. Otherwise one rank alone would have
+    all cores, and efficiency would say nothing about communication.
 
     Raises RequestError with the faults of all runs.
     """
@@ -219,14 +231,21 @@ def schedule(
     faults += registry.check(named, frameworks, nps)
     # A comparison's runs are whole, and as long as each other.
     recipe = recipe.model_copy(update={"checkpoint": None, "elastic": None, "early_stopping": None})
+    settings: dict[str, str] = {}
     if recipe.threads == "auto" and nps:
-        recipe = recipe.model_copy(update={"threads": max(1, len(os.sched_getaffinity(0)) // max(1, *nps))})
+        with suppress(RequestError):  # a plan tells what is wrong with the hosts
+            many = replace(placement, np=max(1, *nps))
+            most = max(place.local_size for place in many.places)
+            if len(many.hosts) == 1:
+                recipe = recipe.model_copy(update={"threads": max(1, len(os.sched_getaffinity(0)) // most)})
+            else:  # others may have more or fewer cores than this machine
+                settings[MOST] = str(most)
     for framework in frameworks:
         for np in nps:
             for rival in [None, *registry.fitting(named, framework, np)]:
                 with faults.collected():
                     plan = make_plan(recipe, framework, replace(placement, np=np), rival)
-                    plans.append(replace(plan, pinned=True))
+                    plans.append(replace(plan, pinned=True, settings=settings))
     faults.report()
     return RunOrder(plans, rounds or (ROUNDS if named else 1), recipe.seed)
 
@@ -308,7 +327,6 @@ def earlier(path: Path, margin: float, recipe: Recipe, plans: list[Plan]) -> Ear
         "recipe": recipe.name,
         "model": recipe.model.name,
         "launcher": plans[0].placement.launcher,
-        "threads": plans[0].recipe.threads,
         "batch_size": recipe.batch_size,
         "compression": str(recipe.compression),
         "optimizer": recipe.optimizer.name,
@@ -319,7 +337,16 @@ def earlier(path: Path, margin: float, recipe: Recipe, plans: list[Plan]) -> Ear
         "allreduce": recipe.allreduce,
         "sharding": recipe.sharding,
     }
+    if plans[0].recipe.threads != "auto":
+        mine["threads"] = plans[0].recipe.threads
+    places = {(plan.framework, plan.np): [place.hostname for place in plan.placement.places] for plan in plans}
     for run in common:
+        hosts = places[run.framework, run.np]
+        if run.rival is None and run.hosts and sorted(Counter(run.hosts).values()) != sorted(Counter(hosts).values()):
+            raise RequestError(
+                f"--baseline {path}: expected as many ranks on each host; the baseline has {on_hosts(run.hosts)}, this "
+                f"comparison {on_hosts(hosts)}"
+            )
         for key, value in mine.items():
             if value != getattr(run, key):
                 raise RequestError(

@@ -20,11 +20,10 @@ from hvdkit.commands.checks import data_ranks
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.errors import RequestError
 from hvdkit.heartbeat import NOTED
-from hvdkit.launch.slots import fill
 from hvdkit.recipe import parallel, schema, yaml_files
 from hvdkit.recipe.schema import ImageFolder, Model, Recipe, flat
 from hvdkit.report import mesh
-from hvdkit.report.tabular import Table, markdown, number, percent, size
+from hvdkit.report.tabular import Table, markdown, number, on_hosts, percent, size
 from hvdkit.results.dry_run import DryRun, PlannedRank, PlannedRun
 from hvdkit.results.memory import Parts
 from hvdkit.results.train import PlannedStage, TrainResult
@@ -90,10 +89,7 @@ def _run(plan: Plan, times: int, former: list[tuple[Path, TrainResult]]) -> Plan
         rival=plan.rival,
         times=times,
         launcher=placement.launcher,
-        ranks=[
-            PlannedRank(rank=rank.rank, host=rank.hostname, slot=rank.local_rank)
-            for rank in fill(placement.hosts, plan.np)
-        ],
+        ranks=[PlannedRank(rank=rank.rank, host=rank.hostname, slot=rank.local_rank) for rank in placement.places],
         within_hosts=_within_hosts(plan),
         interpreter=str(plan.runtime.python),
         versions=plan.runtime.versions,
@@ -120,7 +116,7 @@ def _within_hosts(plan: Plan) -> str | None:
     if plan.rival is not None or plan.np == 1 or _on_gpus(plan):
         return None
     here = {host.name for host in plan.placement.hosts if host.here}
-    ranks = Counter("" if rank.hostname in here else rank.hostname for rank in fill(plan.placement.hosts, plan.np))
+    ranks = Counter("" if rank.hostname in here else rank.hostname for rank in plan.placement.places)
     fewest, most = min(ranks.values()), max(ranks.values())
     if {**os.environ, **plan.runtime.environment}.get(SHARED, "1") == "0":
         return f"sockets, as {SHARED} is 0"
@@ -137,7 +133,7 @@ def _stages(plan: Plan) -> list[PlannedStage] | None:
     axes = plan.recipe.parallel
     if not axes.divides or plan.rival is not None:
         return None
-    hosts = [rank.hostname for rank in fill(plan.placement.hosts, plan.np)]
+    hosts = [rank.hostname for rank in plan.placement.places]
     shape = plan.samples.shape if plan.samples else None
     return stages.planned(tasks.choose(plan.recipe).architecture(shape), axes, hosts)
 
@@ -275,6 +271,8 @@ def lines(plan: DryRun) -> list[str]:
         if len(known) == len(plan.runs):
             about.append(("time", f"about {_duration(sum(known))} for all runs"))
         about.append(("launcher", plan.runs[0].launcher))
+        largest = max(plan.runs, key=lambda run: len(run.ranks))
+        about.append(("hosts", on_hosts([rank.host for rank in largest.ranks])))
     about.append(("writes to", plan.out))
     width = max(len(name) for name, _ in about)
     return [
@@ -340,8 +338,7 @@ def _brief(run: PlannedRun) -> str:
 def _ranks(run: PlannedRun) -> str:
     if len(run.ranks) <= _MOST_RANKS:
         return ", ".join(f"{rank.rank} on {rank.host} (slot {rank.slot})" for rank in run.ranks)
-    hosts = Counter(rank.host for rank in run.ranks)
-    return f"{len(run.ranks)}: " + ", ".join(f"{number} on {host}" for host, number in hosts.items())
+    return f"{len(run.ranks)}: {on_hosts([rank.host for rank in run.ranks])}"
 
 
 def _steps(run: PlannedRun) -> str:

@@ -30,6 +30,7 @@ class EvaluateRequest(Request):
     overrides: fields.Overrides = None
     framework: fields.WritersFramework = None
     np: fields.Ranks = 1
+    hosts: fields.Hosts = None
     launcher: fields.Launcher = LAUNCHER
     stall_timeout: fields.StallTimeout = STALL_TIMEOUT_S
     average: fields.Average = True
@@ -59,8 +60,7 @@ def plan(
 def run(request: EvaluateRequest) -> EvaluationResult:
     """Evaluate. Raises what the launcher raises."""
     located = snapshots.locate(paths.settled(request.checkpoint))
-    placement = Placement(request.np, launcher=request.launcher, stall_timeout_s=request.stall_timeout)
-    checked = plan(located, request.overrides or [], request.framework, placement, request.overrides_from)
+    checked = plan(located, request.overrides or [], request.framework, Placement.of(request), request.overrides_from)
     if request.out and paths.lies_in(located, request.out):
         raise RequestError(f"--out {request.out}: the checkpoint lies in it; choose another folder")
     target = request.out or paths.default_out(checked.recipe.name, "evaluate")

@@ -89,6 +89,7 @@ class ParityRequest(Request):
     framework: fields.Frameworks = None
     steps: Annotated[int, Option("steps to compare one by one"), Field(ge=1, le=MOST_STEPS)] = STEPS
     np: fields.Ranks = PROFILED_RANKS
+    hosts: fields.Hosts = None
     rival: fields.Rivals = None
     launcher: fields.Launcher = LAUNCHER
     stall_timeout: fields.StallTimeout = STALL_TIMEOUT_S
@@ -132,8 +133,8 @@ def status(result: Parity) -> int:
 
 def _checked(request: ParityRequest) -> tuple[ParityPlan, Path]:
     recipe = loaded(request)
-    placement = Placement(request.np, launcher=request.launcher, stall_timeout_s=request.stall_timeout)
-    checked = plan(recipe, request.framework or able(recipe), request.steps, placement, request.rival)
+    frameworks = request.framework or able(recipe)
+    checked = plan(recipe, frameworks, request.steps, Placement.of(request), request.rival)
     return checked, request.out or paths.default_out(recipe.name, "parity")
 
 
@@ -252,6 +253,7 @@ def judge(
         optimizer=plan.recipe.optimizer.name,
         batch_size=plan.recipe.batch_size,
         np=plan.plans[-1].np,
+        hosts=[place.hostname for place in plan.plans[-1].placement.places],
         steps=min(finding["steps"] for finding in findings.values()),
         seed=plan.recipe.seed,
         recipe_keys=_proved(plan.recipe),

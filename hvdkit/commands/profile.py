@@ -139,9 +139,8 @@ def lines(request: ProfileRequest, result: Profile) -> Iterator[str | Table]:
 
 def _checked(request: ProfileRequest) -> tuple[ProfilePlan, Path]:
     recipe = loaded(request)
-    placement = Placement(request.np, request.hosts, request.launcher, request.stall_timeout, debug=request.debug)
     sizes = request.batch_sizes or []
-    checked = plan(recipe, request.framework, placement, request.steps, request.torch_profiler, sizes)
+    checked = plan(recipe, request.framework, Placement.of(request), request.steps, request.torch_profiler, sizes)
     return checked, request.out or paths.default_out(recipe.name, "profile")
 
 

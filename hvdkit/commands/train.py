@@ -144,16 +144,8 @@ def _checked(request: TrainRequest) -> tuple[Plan, Path, list[str]]:
     recipe = loaded(request, out if resume else None, tracking.overrides(names))
     if resume and (out is None or recipe.checkpoint is None):
         raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
-    placement = Placement(
-        request.np,
-        request.hosts,
-        request.launcher,
-        request.stall_timeout,
-        request.host_discovery_script,
-        request.debug,
-    )
     framework = request.framework or (writer(out) if resume and out else None)
-    plan = replace(make_plan(recipe, framework, placement, request.rival), began=began)
+    plan = replace(make_plan(recipe, framework, Placement.of(request), request.rival), began=began)
     return plan, out or paths.default_out(recipe.name, "train"), names
 
 

@@ -6,6 +6,7 @@ Each collective names its group; there is no default.
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +17,8 @@ from hvdkit.errors import RequestError
 
 Ranks = tuple[int, ...]
 ProcessSet = Any  # of a framework's Horovod; without one, the ranks themselves
+HOST = os.environ.get("HOROVOD_HOSTNAME") or platform.node()  # as the launcher calls it
+MOST = "HVDKIT_MOST_A_HOST"  # ranks that a host has in the largest run of a comparison
 
 
 @dataclass(frozen=True)
@@ -163,10 +166,9 @@ def _axes(size: int, pipeline_size: int, tensor_size: int) -> list[list[Ranks]]:
 
 
 def threads_per_rank(requested: int | None, local_size: int) -> int:
-    """CPU threads for a rank: `requested`, else OMP_NUM_THREADS, else the host's cores divided among its ranks."""
-    from_environment = os.environ.get("OMP_NUM_THREADS", "")
-    given = requested or (int(from_environment) if from_environment.isdecimal() else 0)
-    return given or max(1, len(os.sched_getaffinity(0)) // local_size)
+    """CPU threads: `requested`, else OMP_NUM_THREADS, else the host's cores by its ranks, or by the variable MOST."""
+    given, most = (int(text) if text.isdecimal() else 0 for text in map(os.getenv, ("OMP_NUM_THREADS", MOST), ("", "")))
+    return requested or given or max(1, len(os.sched_getaffinity(0)) // max(local_size, most))
 
 
 def wants_gpu(device: str, found: int, local_size: int, framework: str) -> bool:

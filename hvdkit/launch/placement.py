@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Self
 
 from hvdkit.adapters.capabilities import ENVIRONMENT
 from hvdkit.errors import Faults
 from hvdkit.launch.hosts import Host, discovered, parse_hosts
 from hvdkit.launch.launchers import AUTO, LAUNCHERS, choose
+from hvdkit.launch.slots import Slot, fill
 from hvdkit.worker import tuning
 
 
@@ -36,12 +38,24 @@ class Placement:
         if self.launcher == AUTO:
             object.__setattr__(self, "launcher", choose())
 
+    @classmethod
+    def of(cls, request: Any, np: int | None = None) -> Self:
+        """What a command's request has of these options, for `np` ranks in place of its own."""
+        discovery, debug = (getattr(request, name, None) for name in ("host_discovery_script", "debug"))
+        options = request.hosts, request.launcher, request.stall_timeout
+        return cls(request.np if np is None else np, *options, discovery, bool(debug))
+
     @cached_property
     def hosts(self) -> list[Host]:
         """The hosts of the ranks; without -H those that the launcher knows. Raises RequestError for a wrong one."""
         if self.launcher not in LAUNCHERS:
             return parse_hosts(self.hosts_option, self.np)
         return LAUNCHERS[self.launcher].hosts(self.hosts_option, self.np)
+
+    @property
+    def places(self) -> list[Slot]:
+        """Where each rank runs, in rank order."""
+        return fill(self.hosts, self.np)
 
     @cached_property
     def here(self) -> bool:

@@ -27,7 +27,7 @@ from hvdkit.report.canvas import (
 )
 from hvdkit.report.collect import Found
 from hvdkit.report.parity import FLOOR, clipped, reference
-from hvdkit.report.rounds import Estimate, RunGroup, efficiency, interval
+from hvdkit.report.rounds import Estimate, RunGroup, efficiency, interval, unscaled
 from hvdkit.report.tables import ratios_table
 from hvdkit.report.tabular import Cell, number
 from hvdkit.results.parity import Parity
@@ -177,8 +177,8 @@ class Charts:
 
     def scaling(self) -> Iterator[Chart]:
         """Throughput and efficiency by number of ranks, if there are several."""
-        efficiencies = [efficiency(group, self.groups) for group in self.groups if group.np > 1]
-        if len(self._nps) > 1 and any(efficiencies):
+        bases = [unscaled(group, self.groups) for group in self.groups]
+        if any(base and base is not group for base, group in zip(bases, self.groups, strict=True)):
             yield self._by_ranks("scaling", "Scaling", f"{self.groups[0].first.unit}/s", lambda group: group.speed)
             yield self._by_ranks("efficiency", "Scaling efficiency", "%", lambda group: efficiency(group, self.groups))
 
@@ -285,7 +285,7 @@ class Charts:
     def ratios(self) -> Iterator[Chart]:
         """Images per second over each alternative's, with intervals, if one was measured."""
         ratios = self._comparison.ratios if self._comparison else []
-        shown = [ratio for ratio in ratios if not ratio.against.startswith("np=")]
+        shown = [ratio for ratio in ratios if not ratio.of_scaling]
         if not shown:
             return
         with drawing(46 + 21 * len(shown), "ratios", "Compared with the alternatives") as canvas:

@@ -10,7 +10,7 @@ from hvdkit.report.findings import above_one
 from hvdkit.report.parity import deviations, reference
 from hvdkit.report.rounds import RunGroup, by_kind
 from hvdkit.report.tables import baseline_table, groups_table, ratios_table
-from hvdkit.report.tabular import terminal
+from hvdkit.report.tabular import on_hosts, terminal
 from hvdkit.results.compare import Comparison
 
 _RATIOS = "hvdkit ÷ the alternatives, and scaling efficiency, by rounds"
@@ -19,9 +19,11 @@ _RATIOS = "hvdkit ÷ the alternatives, and scaling efficiency, by rounds"
 def comparison_tables(comparison: Comparison) -> list[RichTable]:
     """For the terminal."""
     first = comparison.runs[0]
-    title = f"{first.recipe}: {first.model}, {first.batch} per rank"
+    hosts = max(comparison.runs, key=lambda run: run.np).hosts
+    places = f"; ranks {on_hosts(hosts)}" if len(set(hosts)) > 1 else ""
+    title = f"{first.recipe}: {first.model}, {first.batch} per rank{places}"
     tables = [terminal(groups_table(_groups(comparison), comparison, "terminal"), title)]
-    if comparison.ratios and (comparison.rounds > 1 or any(ratio.against != "np=1" for ratio in comparison.ratios)):
+    if comparison.ratios and (comparison.rounds > 1 or any(not ratio.of_scaling for ratio in comparison.ratios)):
         tables.append(terminal(ratios_table(comparison.ratios), _RATIOS))
     if comparison.baseline is not None:
         tables.append(terminal(baseline_table(comparison.baseline), _against(comparison)))
@@ -42,6 +44,8 @@ def comparison_markdown(comparison: Comparison) -> str:
         deviations=deviations(parity) if parity else [],
         reference=reference(parity) if parity else "",
         notes=above_one(_groups(comparison)),
+        over_hosts=any(group.hosts > 1 for group in _groups(comparison)),
+        hosts=on_hosts(max(comparison.runs, key=lambda run: run.np).hosts),
     )
 
 

@@ -84,10 +84,10 @@ def comparison(result: Comparison) -> list[Row]:
     def of_ratio(ratio: Ratio | None, *keys: str) -> Row:
         return {key: getattr(ratio, key, None) for key in ("median", "low", "high", *keys)}
 
-    ratios = {(ratio.framework, ratio.np, ratio.against): ratio for ratio in result.ratios}
+    ratios = {(row.framework, row.np, "" if row.of_scaling else row.against): row for row in result.ratios}
     rows: list[Row] = []
     for group in by_kind(map(Run, result.runs)).values():
-        alone = ratios.get((group.framework, group.np, "np=1")) if group.rival is None else None
+        alone = ratios.get((group.framework, group.np, "")) if group.rival is None else None
         against = ratios.get((group.framework, group.np, group.rival)) if group.rival else None
         rows.append(
             {

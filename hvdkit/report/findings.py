@@ -9,7 +9,7 @@ from hvdkit.baselines.registry import label
 from hvdkit.report.canvas import ranks
 from hvdkit.report.collect import Found
 from hvdkit.report.parity import reference
-from hvdkit.report.rounds import RunGroup, efficiency, ratio
+from hvdkit.report.rounds import RunGroup, efficiency, ratio, unscaled
 from hvdkit.results import intervals
 from hvdkit.results.compare import BaselineRow, Comparison, Ratio
 from hvdkit.results.doubts import doubts
@@ -144,18 +144,14 @@ def above_one(groups: list[RunGroup]) -> list[str]:
     """A note for each group whose efficiency is above 100 %, with what the results say about the reason."""
     notes = []
     for group in groups:
-        estimate = efficiency(group, groups)
-        if group.np == 1 or estimate is None or estimate.middle <= 1:
+        estimate, alone = efficiency(group, groups), unscaled(group, groups)
+        if alone is None or estimate is None or estimate.middle <= 1:
             continue
-        alone = next(
-            smaller
-            for smaller in groups
-            if (smaller.framework, smaller.rival, smaller.np) == (group.framework, group.rival, 1)
-        )
         text = f"{group.label} has an efficiency of {100 * estimate.middle:.1f} % at {ranks(group.np)}."
         one, many = alone.first.threads, group.first.threads
         if one != many:
-            text += f" The single rank had {one} threads, each of the {group.np} ranks {many}, so they are not alike."
+            base = "The single rank" if alone.np == 1 else "A rank of the run on one host"
+            text += f" {base} had {one} threads, each of the {group.np} ranks {many}, so they are not alike."
         noisy = sum(run.result.noisy for measured in (alone, group) for run in measured.runs)
         if noisy:
             text += f" {noisy} of the {len(alone.runs) + len(group.runs)} runs that it is computed from were noisy."

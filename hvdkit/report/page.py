@@ -159,7 +159,7 @@ def _sections(given: Found, groups: list[RunGroup]) -> list[Section]:
         text = ["One run each, so the bars have no intervals."]
     if not drawn["scaling"]:
         nps = {group.np for group in groups}
-        why = f"all runs had {ranks(*nps)}" if len(nps) == 1 else "no run had one rank"
+        why = f"all runs had {ranks(*nps)}" if len(nps) == 1 else "no run had one rank, or was on one host"
         text.append(f"There is no scaling efficiency: {why}.")
     charts = [*drawn["speed"], *drawn["ratios"], *drawn["scaling"]]
     throughput = Section("throughput", "Throughput and scaling", text, charts)

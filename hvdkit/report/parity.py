@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hvdkit.report import plotting
 from hvdkit.report.documents import render
-from hvdkit.report.tabular import Cell, Table
+from hvdkit.report.tabular import Cell, Table, on_hosts
 from hvdkit.results.parity import FrameworkParity, Parity
 
 FLOOR, _CEILING = 1e-17, 10.0  # errors beyond are drawn here: a logarithmic axis has no 0
@@ -74,6 +74,7 @@ def parity_markdown(parity: Parity) -> str:
     return render(
         "parity.md",
         parity=parity,
+        hosts=f"; ranks: {on_hosts(parity.hosts)}" if parity.hosts else "",
         title=title(parity),
         reference=reference(parity),
         checks=parity_table(parity),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hvdkit.recipe import schema, yaml_files
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report.canvas import ranks
 from hvdkit.report.collect import Found, Run
+from hvdkit.results.train import TrainResult
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,8 @@ def locate(run: Run, folder: Path) -> CommandLine:
     if run.recipe is None:
         why = "its config.yaml is missing or cannot be read, so its settings are not known in full"
         return CommandLine(gives, f"# {why}")
-    launcher = [] if result.launcher == "direct" else ["--launcher", result.launcher]
     rival = ["--rival", result.rival] if result.rival else []
-    words = ["hvdkit", "train", "--framework", result.framework, "-np", str(result.np), *rival, *launcher]
+    words = ["hvdkit", "train", "--framework", result.framework, "-np", str(result.np), *rival, *_places(result)]
     recipe = _recipe(run, run.recipe)
     return CommandLine(gives, shlex.join([*words[:2], recipe[0], *words[2:], *_out(folder, run), *recipe[1:]]))
 
@@ -54,9 +55,15 @@ def of_all(given: Found) -> CommandLine | None:
         words += ["--rounds", str(given.comparison.rounds)]
     if given.comparison.parity is None:
         words += ["--no-parity"]
-    if known.result.launcher != "direct":
-        words += ["--launcher", known.result.launcher]
+    words += _places(max((run.result for run in given.runs), key=lambda result: result.np))
     return CommandLine("all runs", shlex.join([*words, *_out(given.folder), *overrides]))
+
+
+def _places(result: TrainResult) -> list[str]:
+    """The options of the launcher, and of the hosts where it does not know them by itself."""
+    hosts = [f"{name}:{slots}" for name, slots in Counter(result.hosts).items()]
+    named = ["-H", ",".join(hosts)] if result.launcher in ("horovodrun", "mpirun") and hosts else []
+    return [*named, *([] if result.launcher == "direct" else ["--launcher", result.launcher])]
 
 
 def _out(folder: Path, run: Run | None = None) -> list[str]:

@@ -63,6 +63,11 @@ class RunGroup:
         """The first round's result, for what is the same in all rounds."""
         return self.runs[0].result
 
+    @property
+    def hosts(self) -> int:
+        """The number of hosts; 1 in results of earlier versions."""
+        return len(set(self.first.hosts)) or 1
+
     def values(self, key: str) -> tuple[float, ...]:
         """A figure of each round that has it."""
         values = [getattr(run.result, key) for run in self.runs]
@@ -134,29 +139,40 @@ def ratio(above: RunGroup, below: RunGroup) -> Estimate:
     return interval(common) if common else Estimate(above.speed.middle / below.speed.middle, None, None, 1)
 
 
-def efficiency(group: RunGroup, groups: list[RunGroup]) -> Estimate | None:
-    """Scaling efficiency: images per second over those of one rank times the number of ranks, a fraction of 1.
-
-    None if there is no run at one rank.
+def unscaled(group: RunGroup, groups: Iterable[RunGroup]) -> RunGroup | None:
+    """The runs from which the scaling of this group is counted: those of one rank or, where runs are on several hosts,
+    those of the most ranks on one host. None if there are none, or this group has fewer ranks.
     """
-    for alone in groups:
-        if (alone.framework, alone.rival, alone.np) == (group.framework, group.rival, 1):
-            if group.np == 1:
-                return Estimate(1.0, None, None, len(group.runs))
-            return ratio(group, alone).times(1 / group.np)
-    return None
+    alike = [other for other in groups if (other.framework, other.rival) == (group.framework, group.rival)]
+    over_hosts = any(other.hosts > 1 for other in alike)
+    smallest = [other for other in alike if other.hosts == 1 and (over_hosts or other.np == 1)]
+    base = max(smallest, key=lambda other: other.np, default=None)
+    return base if base and base.np <= group.np else None
+
+
+def efficiency(group: RunGroup, groups: list[RunGroup]) -> Estimate | None:
+    """Scaling efficiency: images per second and rank over those of the `unscaled` runs, a fraction of 1.
+
+    None without them.
+    """
+    base = unscaled(group, groups)
+    if base is group:
+        return Estimate(1.0, None, None, len(group.runs))
+    return ratio(group, base).times(base.np / group.np) if base else None
 
 
 def ratios(runs: list[TrainResult]) -> list[Ratio]:
-    """hvdkit's speed over each baseline's, then over one rank's, for each framework and number of ranks."""
+    """hvdkit's speed over each baseline's, then over one rank's or one host's, for each framework and number of
+    ranks."""
     groups = by_kind(map(Run, runs))
     pairs: list[tuple[RunGroup | None, RunGroup | None, str]] = []
     for group in groups.values():
         if group.rival:
             pairs.append((groups.get((group.framework, group.np, None)), group, group.rival))
     for group in groups.values():
-        if group.rival is None and group.np > 1:
-            pairs.append((group, groups.get((group.framework, 1, None)), "np=1"))
+        base = None if group.rival else unscaled(group, groups.values())
+        if base and base is not group:
+            pairs.append((group, base, f"np={base.np}"))
     rows: list[Ratio] = []
     for above, below, against in pairs:
         values = [value / (above.np / below.np) for value in paired(above, below)] if above and below else []
@@ -170,7 +186,7 @@ def ratios(runs: list[TrainResult]) -> list[Ratio]:
                     **asdict(interval),
                     rounds=len(values),
                     confidence=intervals.confidence(len(values)),
-                    verdict=None if against == "np=1" else intervals.verdict(interval),
+                    verdict=None if against.startswith("np=") else intervals.verdict(interval),
                 )
             )
     return rows

@@ -10,7 +10,7 @@ from hvdkit.baselines.registry import label
 from hvdkit.report.collect import Found
 from hvdkit.report.parity import verdict
 from hvdkit.report.rounds import Estimate, RunGroup, efficiency, own_metrics, titled
-from hvdkit.report.tabular import Cell, Of, Table, number, percent, times
+from hvdkit.report.tabular import Cell, Of, Table, number, on_hosts, percent, times
 from hvdkit.results.compare import BaselineRow, Comparison, Ratio
 from hvdkit.results.train import TrainResult
 
@@ -94,7 +94,7 @@ def _load(group: RunGroup) -> Cell:
 
 
 def ratios_table(ratios: Sequence[Ratio]) -> Table:
-    """hvdkit's speed over that of each alternative, and over one rank's."""
+    """hvdkit's speed over that of each alternative, and over one rank's or one host's."""
 
     def sure(ratio: Ratio, key: str) -> float | None:
         return getattr(ratio, key) if ratio.rounds > 1 else None
@@ -102,7 +102,7 @@ def ratios_table(ratios: Sequence[Ratio]) -> Table:
     columns: dict[str, Of[Ratio]] = {
         "framework": lambda ratio: ratio.framework,
         "ranks": lambda ratio: number(ratio.np),
-        "against": lambda ratio: "one rank" if ratio.against == "np=1" else ratio.against,
+        "against": lambda ratio: _alternative(ratio),
         "median": lambda ratio: number(ratio.median, 3),
         "low": lambda ratio: number(sure(ratio, "low"), 3),
         "high": lambda ratio: number(sure(ratio, "high"), 3),
@@ -111,6 +111,12 @@ def ratios_table(ratios: Sequence[Ratio]) -> Table:
         "verdict": lambda ratio: ratio.shown,
     }
     return Table.of("ratios", ratios, columns)
+
+
+def _alternative(ratio: Ratio) -> str:
+    if not ratio.of_scaling:
+        return ratio.against
+    return "one rank" if ratio.against == "np=1" else f"one host, {ratio.against.removeprefix('np=')} ranks"
 
 
 def runs_table(given: Found) -> Table:
@@ -192,10 +198,12 @@ def machine_table(given: Found) -> Table:
         "device": [result.device for result in results],
         "threads per rank": [str(result.threads) for result in results],
         "launcher": [result.launcher for result in results],
+        "ranks by host": [on_hosts(max(results, key=lambda result: result.np).hosts)],
         "communication": [_wire(result) for result in results],
         "initial weights": [result.initial_state_sha256[:16] for result in results if not result.rival],
     }.items():
-        rows[name] = ", ".join(dict.fromkeys(values))
+        if any(values):
+            rows[name] = ", ".join(dict.fromkeys(values))
     return Table("machine", ["item", "value"], [[Cell(key), Cell(value)] for key, value in rows.items()])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import compress
@@ -70,6 +71,11 @@ def size(count: float) -> str:
     if count >= 2**20 / 10:
         return f"{count / 2**20:,.1f} MiB"
     return f"{count / 1024:,.1f} KiB" if count >= 1024 else f"{count:,.0f} bytes"
+
+
+def on_hosts(hosts: Iterable[str]) -> str:
+    """How many ranks each host has, such as `2 on h1, 2 on h2`."""
+    return ", ".join(f"{count} on {host}" for host, count in Counter(hosts).items())
 
 
 def terminal(table: Table, title: str, wrap_from: int | None = None) -> RichTable:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
+
 from hvdkit.results.json_files import Figures, Result
 from hvdkit.results.train import readable
 
 
 class EvaluationResult(Figures, Result, file="evaluate.json", of="the result of an evaluation"):
     """`evaluate.json`: a checkpoint `trained_by` one framework and evaluated by `framework` on `total` samples.
+    `hosts` has the host of each rank.
 
     `averaged` says whether these are the averaged weights. `metrics` are the means of the task's metrics by name. Those
     of a classifier are `accuracy` and `loss` too, and `correct` counts its right answers.
@@ -21,6 +24,7 @@ class EvaluationResult(Figures, Result, file="evaluate.json", of="the result of 
     recipe: str
     model: str
     np: int
+    hosts: list[str] = Field(default_factory=list)
     trained_by: str
     step: int
     averaged: bool = False
@@ -32,7 +36,7 @@ class EvaluationResult(Figures, Result, file="evaluate.json", of="the result of 
 
     def records(self) -> list[dict[str, Any]]:
         """One row, with a column for each of `metrics`."""
-        return [self.model_dump(exclude={"metrics"}) | (self.metrics or {})]
+        return [self.model_dump(exclude={"metrics", "hosts"}) | (self.metrics or {})]
 
     @property
     def line(self) -> str:

@@ -66,8 +66,8 @@ class FrameworkParity(Figures):
 class Parity(Figures, Result, file="parity.json", of="the parity.json of `hvdkit parity`"):
     """`parity.json`. `recipe_keys` has the settings of the recipe that the result holds for, by dotted key.
 
-    `marks` are the largest errors that pass. In float32 the limit is the framework's `f32_factor` times the reference's
-    error.
+    `hosts` has the host of each rank. `marks` are the largest errors that pass. In float32 the limit is the framework's
+    `f32_factor` times the reference's error.
     """
 
     passed: bool
@@ -77,6 +77,7 @@ class Parity(Figures, Result, file="parity.json", of="the parity.json of `hvdkit
     optimizer: str
     batch_size: int
     np: int
+    hosts: list[str] = Field(default_factory=list)
     steps: int
     seed: int
     recipe_keys: dict[str, Any]

@@ -144,7 +144,7 @@ class TrainResult(Figures, Result, file="result.json", of="the result of a train
     units. `startup_s` is the time from the command's start to the end of the slowest rank's first step. `load` is the
     share of CPU time (on rank 0's machine, 0 to 1) that other processes used after the warm-up, `noisy` is whether it
     was more than a tenth, `idle_cores` the cores that they left to each rank there. `pinned` are the cores by rank, an
-    empty list for a rank without cores of its own, None without pinning.
+    empty list for a rank without cores of its own, None without pinning. `hosts` has the host of each rank.
 
     `shared_memory_ranks` are the ranks of rank 0's host that exchange tensors on CPUs through memory; 0 where they talk
     through sockets, None with a rival that does without Horovod. `communication_mbit_per_s` is the bus bandwidth of
@@ -183,6 +183,7 @@ class TrainResult(Figures, Result, file="result.json", of="the result of a train
     parameters: int
     np: int
     launcher: str
+    hosts: list[str] = Field(default_factory=list)
     device: str
     threads: int
     seed: int

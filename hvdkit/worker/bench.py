@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.core.group import Group, Topology, world_of
+from hvdkit.core.group import HOST, Group, Topology, world_of
 from hvdkit.core.seam import Adapter
 from hvdkit.core.tensors import Tensor
 from hvdkit.files import write_atomic
@@ -201,8 +201,7 @@ def _run(framework: str, request: BenchSpec, out: Path, heartbeat: Heartbeat) ->
     # A large tensor over a slow link takes a minute or more, so each repeat counts as progress.
     measure(adapter, topology, request, after, lambda: heartbeat.beat("measuring", len(rows)))
     rate = copy_rate(adapter, world_of(topology)) if topology.device == "cpu" else None
-    host = os.environ.get("HOROVOD_HOSTNAME", "localhost")
-    hosts = adapter.allgather_object(host, world_of(topology), name="bench.hosts")
+    hosts = adapter.allgather_object(HOST, world_of(topology), name="bench.hosts")
     if topology.is_root:
         report = {
             "hosts": hosts,

@@ -16,6 +16,7 @@ from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.resume import check_classes
 from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.core import metrics
+from hvdkit.core.group import HOST
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest
@@ -69,6 +70,7 @@ def evaluate(
         **about,
         recipe=recipe.name,
         np=setup.mesh.world.size,
+        hosts=adapter.allgather_object(HOST, setup.mesh.world, name="hosts"),
         correct=round(sums["accuracy"][0]) if sums.get("accuracy", (0, 0))[1] == total else None,
         total=total,
         accuracy=means.get("accuracy"),

@@ -7,7 +7,6 @@ Rank 0 gathers the measurements in a `recording.RunRecord` and writes it next to
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from time import perf_counter_ns
 import numpy as np
 
 from hvdkit.core import trace_events
-from hvdkit.core.group import threads_per_rank
+from hvdkit.core.group import HOST, threads_per_rank
 from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
@@ -122,7 +121,7 @@ class Participant:
         interface = network_interface.interface()
         mine = RankRecord(
             rank=self._topology.rank,
-            host=os.environ.get("HOROVOD_HOSTNAME", platform.node()),
+            host=HOST,
             boot=_boot(),
             epoch=(epoch, _epoch()),
             meetings=self._clock_samples,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -42,18 +40,17 @@ def planned(architecture: Architecture, parallel: Parallel, hosts: Sequence[str]
     return stages
 
 
-def figures(setup: Setup, loop: Loop, state_bytes: Sequence[Mapping[str, int]]) -> dict[str, Any]:
-    """The fields of a TrainResult about stages; collective. `state_bytes` are those of all ranks."""
+def figures(setup: Setup, loop: Loop, state_bytes: Sequence[Mapping[str, int]], hosts: Sequence[str]) -> dict[str, Any]:
+    """The fields of a TrainResult about stages; collective. `state_bytes` and `hosts` are those of all ranks."""
     pipeline, seconds = loop.session.pipeline, loop.clock.seconds
     if setup.adapter.NAME not in TELLS_PASSES:
         pipeline = None
     warmup = max(0, min(setup.recipe.warmup_steps, len(seconds) - 1))  # as in `measurement.gather`
     passes = pipeline.busy if pipeline else []
     busy, took = (fmean(times[warmup:]) if times else 0.0 for times in (passes, seconds))
-    host = os.environ.get("HOROVOD_HOSTNAME", platform.node())
-    rows = setup.adapter.allgather_object((busy, took, host), setup.mesh.world, name="stages")
+    rows = setup.adapter.allgather_object((busy, took), setup.mesh.world, name="stages")
     stages, shares = [], []
-    for stage in planned(setup.architecture, setup.recipe.parallel, [host for *_, host in rows]):
+    for stage in planned(setup.architecture, setup.recipe.parallel, hosts):
         shares.append(fmean(1 - rows[rank][0] / (rows[rank][1] or 1) for rank in stage.ranks))
         busy_ms = 1e3 * fmean(rows[rank][0] for rank in stage.ranks) if pipeline else None
         largest = max((state_bytes[rank] for rank in stage.ranks), key=lambda sizes: sum(sizes.values()))

@@ -17,7 +17,7 @@ import numpy as np
 import hvdkit
 from hvdkit.adapters import capabilities
 from hvdkit.core import metrics
-from hvdkit.core.group import threads_per_rank
+from hvdkit.core.group import HOST, threads_per_rank
 from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.seam import Adapter
 from hvdkit.core.state import digest
@@ -257,7 +257,8 @@ def _result(
     speed = measured.samples_per_second
     weights = ((name, array) for name, array in session.model_arrays(keep=mesh.is_root) if name in session.shapes)
     final = digest(weights)
-    everyone = adapter.allgather_object(list(dataset.corrupt), mesh.world, name="corrupt")
+    everyone = adapter.allgather_object((HOST, list(dataset.corrupt)), mesh.world, name="corrupt")
+    hosts = [name for name, _ in everyone]
     sizes, chosen, divided = None, None, dict[str, Any]()
     if adapter.rival is None or session.update.partition.groups:  # hvdkit itself, and baselines that shard
         every = adapter.allgather_object(session.state_bytes(), mesh.world, name="state_bytes")
@@ -265,7 +266,7 @@ def _result(
         if recipe.parallel.divides:
             from hvdkit.worker import stages  # most models are whole
 
-            divided = stages.figures(setup, loop, every)
+            divided = stages.figures(setup, loop, every, hosts)
     if adapter.rival is None:
         own = capabilities.chosen(adapter.CHOSEN[topology.device], recipe)
         chosen = tuning.listed(tuning.apply(recipe), own, recipe.model.TASK)
@@ -285,6 +286,7 @@ def _result(
         parameters=sum(math.prod(shape) for shape in session.shapes.values()),
         np=measured.processes,
         launcher=os.environ.get(LAUNCHED) or ("horovodrun" if "HOROVOD_RANK" in os.environ else "none"),
+        hosts=hosts,
         device=topology.device,
         shared_memory_ranks=topology.shared_memory_ranks if "horovod" in versions else None,
         threads=threads_per_rank(None if recipe.threads == "auto" else recipe.threads, topology.local_size),
@@ -302,7 +304,7 @@ def _result(
         train_loss=progress.train_loss,
         val_samples=len(dataset.val) if progress.validation and not dataset.native else None,
         train_s=train_s,
-        corrupt_images=len({path for paths in everyone for path in paths}),
+        corrupt_images=len({path for _, paths in everyone for path in paths}),
         native_pipeline=dataset.native,
         tuning=chosen,
         unit=task.unit,
