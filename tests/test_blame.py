@@ -400,10 +400,7 @@ def test_what_an_end_tells_of_its_cause(end: RankEnd, cause: Cause) -> None:
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
-        (
-            True,
-            r"after 2.0 s \(by the kernel's out-of-memory killer: use a smaller batch_size \(.*, see `hvdkit memory`",
-        ),
+        (True, r"after 2.0 s \(by the kernel's out-of-memory killer: use a smaller batch_size \(.*, see `hvdkit"),
         (False, r"after 2.0 s \(sent by a user, or by another program; hvdkit has not sent it\)"),
         (None, r"after 2.0 s \(often the kernel's out-of-memory killer: see `dmesg`"),
     ],

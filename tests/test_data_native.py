@@ -93,14 +93,8 @@ def loaded(tmp_path: Path, data_: str) -> schema.Recipe:
     ("text", "told"),
     [
         ("{name: imagefolder}", "data.path: required key is missing"),
-        (
-            "{name: imagefolder, path: a, workers: many}",
-            "data.workers: expected 'auto' or a whole number from 0 to 256",
-        ),
-        (
-            "{name: imagefolder, path: a, size: 300, resize: 256}",
-            "data: expected resize of at least size (300), got 256",
-        ),
+        ("{name: imagefolder, path: a, workers: many}", "data.workers: expected 'auto' or a whole number from 0 to"),
+        ("{name: imagefolder, path: a, size: 300, resize: 256}", "data: expected resize of at least size (300), got"),
         ("{name: imagefolder, path: a, augment: crop}", "data.augment: expected 'none' or 'resized-crop-flip'"),
         ("{name: imagefolder, path: [3]}", "data.path: expected a text, got ['3']"),
         ('{name: cifar10, path: "a\\0b"}', "data.path: expected a path"),

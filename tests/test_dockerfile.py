@@ -196,12 +196,7 @@ def copy(tmp_path: Path) -> Path:
     ("file", "old", "new", "fault"),
     [
         ("Dockerfile", "debian:12.14-slim", "debian:latest", "asks for debian:latest"),
-        (
-            "Dockerfile",
-            "${GPU_DEVEL:-${DEBIAN}}",
-            "${GPU_DEVEL:-nvidia/cuda:13}",
-            "a CPU target asks for nvidia/cuda:13",
-        ),
+        ("Dockerfile", "${GPU_DEVEL:-${DEBIAN}}", "${GPU_DEVEL:-nvidia/cuda:13}", "a CPU target asks for nvidia/cuda"),
         ("Dockerfile", "ARG GPU_DEVEL=${DEVICE:+nvidia/cuda", "ARG GPU_DEVEL=${CUDA:+nvidia/cuda", "a CPU target asks"),
         ("Dockerfile", "${CUDA}-runtime", "${CUDA}-devel", "for GPUs from"),
         ("Dockerfile", "ARG CUDA=13.0.3", "ARG CUDA=13", "is not pinned"),

@@ -1,10 +1,8 @@
-"""Pieces of tensors: slices along axes, and a tensor-parallel model over ranks that Horovod connects."""
+"""Pieces of tensors: slices along axes."""
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +12,8 @@ from hvdkit.core.group import Group
 from hvdkit.core.pieces import joined, whole
 from hvdkit.core.slices import sliced
 from hvdkit.errors import RequestError
-from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.tasks.parts import Cut
 from tests import numpy_adapter
-from tests.conftest import ROOT
-from tests.launching import framework_job
 
 
 @pytest.mark.parametrize("cut", [Cut(0), Cut(1), Cut(2), Cut(0, 2), Cut(1, 3), Cut(0, equal=False), Cut(1, 3, False)])
@@ -58,21 +53,3 @@ def test_what_cannot_be_divided_equally_is_refused(cut: Cut, wanted: str) -> Non
     group = Group((0, 1) if cut.equal else (0, 1, 2, 3), 0)
     with pytest.raises(RequestError, match=rf"a: expected {wanted} along axis 1, got the shape \(4, 3\)"):
         sliced("a", (4, 3), cut, group)
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize("np", [2, 4])
-def test_a_tensor_parallel_model_trains_and_is_saved_as_the_whole_one(np: int, tmp_path: Path) -> None:
-    """On a mesh of 1 × 2 and of 2 × 2 ranks: clipped, layerwise and averaged updates, states, files, overflows."""
-    command = (ROOT / "tests" / "tensor_parallel_rank.py", tmp_path)
-    LAUNCHERS["direct"].run(framework_job("pytorch", tmp_path / "logs", *command, np=np))
-    ranks = json.loads((tmp_path / "report.json").read_text())
-    assert len(ranks) == np
-    parameters, divided = 8 * (8 * 12 + 8 + 10 * 8 + 10), 8 * (8 * 12 + 8 + 10 * 8) // 2 + 8 * 10
-    for rank in ranks:
-        for name, found in rank["trained"].items():
-            assert found["far"] < 1e-12, (name, found)
-            assert found["loaded"] and found["broadcast"] and found["files"] and found["digest"], (name, found)
-            slots = 2 if name in ("adamw", "lamb") else 1
-            assert found["bytes"] == [divided, slots * divided, parameters, slots * parameters]
-        assert rank["overflow"]["changed"] == ["optimizer.loss_scale"]

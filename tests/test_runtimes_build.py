@@ -78,10 +78,7 @@ def test_a_failed_command_is_told_with_stage_status_log_and_its_first_error(tmp_
     ("said", "cause"),
     [
         ("OSError: [Errno 28] No space left on device", "the disk is full; free space, or name folders with more in "),
-        (
-            "c++: fatal error: Killed signal terminated program cc1plus",
-            "the compiler was killed, as a rule for lack of",
-        ),
+        ("c++: fatal error: Killed signal terminated program cc1plus", "the compiler was killed, as a rule for lack"),
         ("nvcc error   : 'cicc' died due to signal 9 (Kill signal)", "the compiler was killed, as a rule for lack of"),
         ("gmake[2]: *** [build.make:79: unity_1.o] Error 137", "the compiler was killed, as a rule for lack of"),
     ],

@@ -39,6 +39,8 @@ def test_parts_compute_what_the_whole_model_computes(framework: str, size: int, 
         assert not far(rank["gradients"]) and not far(rank["weights"]) and not far(rank["evaluation"])
         assert not far(rank["free"], 1e-9)
         assert rank["loaded"] and rank["broadcast"]
+        parts, whole = rank["bytes"]
+        assert parts["parameters"] < whole["parameters"] and parts["optimizer"] == 2 * parts["parameters"]
     assert len({rank["digest"] for rank in ranks}) == 1
 
 

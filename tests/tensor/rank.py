@@ -26,7 +26,7 @@ from hvdkit.core.slices import pieces_of
 from hvdkit.core.state import digest
 from hvdkit.core.strategy import Strategy
 from hvdkit.data.dataset import Batch
-from hvdkit.recipe.schema import AdamW, AverageWeights, Lamb, Loss, Optimizer, Sgd
+from hvdkit.recipe.schema import AdamW, AverageWeights, Lamb, Lars, Loss, Optimizer, Sgd
 from hvdkit.strategies.dense import Dense
 from hvdkit.tasks.gpt import GPT
 from hvdkit.worker.parity_trace import error as far
@@ -42,6 +42,7 @@ OTHERS: dict[str, list[Optimizer]] = {
     "pytorch": [
         Sgd(learning_rate=0.1, momentum=0.9, clip_norm=0.5),
         Lamb(learning_rate=0.01, weight_decay=0.1, clip_norm=0.5),
+        Lars(learning_rate=0.1, weight_decay=0.1, trust_coefficient=0.1),
     ]
 }
 
