@@ -85,7 +85,7 @@ class TensorFlow(TensorFlowTensors, HorovodAdapter):
         from hvdkit.adapters.tensorflow.stages import Messages  # only stages need it
 
         self._messages = self._messages or Messages(self.broadcast)
-        return self._messages.start(tensor, (group, root_rank, name), group.ranks[group.index] == root_rank)
+        return self._messages.start(tensor, (group, root_rank, name))
 
     def stage(self, trainable: Trainable) -> Stage:
         from hvdkit.adapters.tensorflow.stages import TensorFlowStage

@@ -67,17 +67,17 @@ class TensorFlowStage(Stage):
         return self._evaluated(inputs) if targets is None else self._trainable.losses_of(inputs, targets)
 
 
-class Sent(Pending):
-    """A function in a thread of its own, as an operation returns when it is done."""
+class Message(Pending):
+    """A broadcast in a thread of its own, as an operation returns when it is done."""
 
-    def __init__(self, send: Callable[[], tf.Tensor]) -> None:
+    def __init__(self, broadcast: Callable[[tf.Tensor], tf.Tensor], tensor: tf.Tensor) -> None:
         self._done: Future[tf.Tensor] = Future()
         # The interpreter does not wait for it when it ends.
-        Thread(target=self._run, args=(send,), daemon=True).start()
+        Thread(target=self._run, args=(broadcast, tensor), daemon=True).start()
 
-    def _run(self, send: Callable[[], tf.Tensor]) -> None:
+    def _run(self, broadcast: Callable[[tf.Tensor], tf.Tensor], tensor: tf.Tensor) -> None:
         try:
-            self._done.set_result(send())
+            self._done.set_result(broadcast(tensor))
         except Exception as error:  # raised where it is waited for
             self._done.set_exception(error)
 
@@ -88,19 +88,6 @@ class Sent(Pending):
         return self._done.done()
 
 
-class Awaited(Pending):
-    """A function that is called when its result is needed."""
-
-    def __init__(self, receive: Callable[[], tf.Tensor]) -> None:
-        self._receive = receive
-
-    def __call__(self) -> tf.Tensor:
-        return self._receive()
-
-    def ready(self) -> bool:
-        return False
-
-
 class Messages:
     """Broadcasts by name, compiled: eager operations of a kind all have one name, so that only one could be on its way
     within a group."""
@@ -109,8 +96,8 @@ class Messages:
         self._broadcast = broadcast
         self._compiled: dict[tuple[Any, ...], Callable[[tf.Tensor], tf.Tensor]] = {}
 
-    def start(self, tensor: tf.Tensor, how: tuple[Any, ...], sends: bool) -> Pending:
-        """A broadcast that goes on while this rank computes if it `sends`, or begins where it is waited for.
+    def start(self, tensor: tf.Tensor, how: tuple[Any, ...]) -> Pending:
+        """A broadcast that goes on while this rank computes.
 
         `how` are the arguments of `Adapter.broadcast` after the tensor.
         """
@@ -119,5 +106,4 @@ class Messages:
             of = tf.TensorSpec.from_tensor(tensor)
             function = tf.function(lambda tensor: self._broadcast(tensor, *how), autograph=False)
             self._compiled[key] = function.get_concrete_function(of)
-        message = self._compiled[key]
-        return Sent(lambda: message(tensor)) if sends else Awaited(lambda: message(tensor))
+        return Message(self._compiled[key], tensor)
