@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,23 @@ def test_a_wait_for_the_disk_of_rank_0_is_no_hang_unless_a_rank_is_frozen(tmp_pa
     assert ranks.fault().rank == 2
 
 
+@pytest.mark.parametrize("step", [None, 0, 7])
+def test_before_the_first_update_ranks_may_wait_for_one_that_compiles(tmp_path: Path, step: int | None) -> None:
+    """No hang is reported of a rank that computes without a heartbeat, for ten timeouts."""
+    ranks = Ranks(tmp_path)
+    ranks.now = time.monotonic() - 100.0
+    for rank in range(4):
+        ranks.started(rank)
+    for rank in (0, 1, 3):
+        ranks.hung(rank, "train step", *WAITS, step=step)
+    assert ranks.ranks.failed is (step == 7)
+    ranks.ranks.hangs["rank-1"] = replace(ranks.ranks.hangs["rank-1"], frozen=True)
+    assert ranks.ranks.failed, "a frozen rank does not compile"
+    ranks.ranks.hangs["rank-1"] = replace(ranks.ranks.hangs["rank-1"], frozen=False)
+    ranks.hung(2, "train step", *WAITS, step=step)
+    assert ranks.ranks.failed, "they wait for each other"
+
+
 class Ranks:
     """Four ranks on two hosts, and what their agents report, ten seconds after each other."""
 
@@ -107,7 +125,10 @@ class Ranks:
         self.now += 10
         self.ranks.note({"event": event, "rank": rank, "name": f"rank-{rank}", "clock": self.now} | facts, self.now)
 
-    def hung(self, rank: int, phase: str, *frames: str, step: int = 7) -> None:
+    def started(self, rank: int) -> None:
+        self.ranks.note({"event": "started", "rank": rank, "name": f"rank-{rank}", "pid": 1}, self.now)
+
+    def hung(self, rank: int, phase: str, *frames: str, step: int | None = 7) -> None:
         self.note("hung", rank, step=step, phase=phase, seconds=50.0, frozen=False, frames=frames)
 
     def ended(self, rank: int, activity: dict[str, Any] | None = None) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from hvdkit.errors import RunError, Stopped
 from hvdkit.handshake import Listener
 from hvdkit.heartbeat import DISK, STOP, WAITING
+from hvdkit.launch.agent.watchdog import BUSY_FACTOR
 from hvdkit.launch.diagnosis import exits
 from hvdkit.launch.diagnosis.stalls import Hang, Stall
 from hvdkit.launch.job import LAUNCHER_GRACE_S, MARK, SETTLE_SHARE, AgentCommand, Job, Tick, agent_command
@@ -125,9 +126,14 @@ class Agents:
 
     @property
     def hangs_settled(self) -> bool:
-        """Whether ranks hang, and other agents have had the time to report theirs."""
+        """Whether ranks hang, and other agents have had the time to report theirs.
+
+        Those that have made no update may wait for one that compiles, of which no hang is reported as soon.
+        """
         first = min((hang.noticed_at for hang in self.hangs.values()), default=float("inf"))
-        return time.monotonic() > first + SETTLE_SHARE * self._job.stall_timeout_s
+        sure = self.hangs.keys() | self.ends.keys() >= self._pids.keys()
+        sure = sure or not all(hang.perhaps_waits for hang in self.hangs.values())
+        return time.monotonic() > first + (SETTLE_SHARE if sure else BUSY_FACTOR) * self._job.stall_timeout_s
 
     @property
     def all_gone(self) -> bool:

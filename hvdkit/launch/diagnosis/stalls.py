@@ -74,6 +74,11 @@ class Hang:
         return self.phase == "end of step" or any("/horovod/" in frame for frame in self.frames)
 
     @property
+    def perhaps_waits(self) -> bool:
+        """Whether it has made no update since Horovod started, so that it may wait for a rank that compiles."""
+        return not (self.frozen or self.step or self.phase == STARTING)
+
+    @property
     def order(self) -> tuple[bool, int, bool, bool]:
         """Others wait for the smallest: a rank that is frozen, or behind, or in neither a collective nor a library."""
         in_library = bool(self.frames) and "/site-packages/" in self.frames[0] and "/hvdkit/" not in self.frames[0]
