@@ -414,6 +414,18 @@ def test_the_kernel_is_blamed_for_a_kill_only_where_it_has_killed(
         raise blame.failure(job, blame.Verdict(end))
 
 
+@pytest.mark.parametrize("others", [0, 1, 2])  # ranks that have not ended
+def test_a_wait_that_was_too_long_says_how_to_wait_longer(others: int, tmp_path: Path) -> None:
+    told = {True: "[/gloo/unbound_buffer.cc:82] Timed out waiting 30000ms for recv operation to complete", False: "x"}
+    for late, message in told.items():
+        ends = [RankEnd(0, "h", exit_code=1, record=FailureRecord("communication", message, 0))]
+        ends += [RankEnd(rank, "h", exit_code=0, stopped=True) for rank in range(1, 1 + others)]
+        verdict = blame.judge(ends)
+        assert verdict
+        job = Job(Path("python"), [], 3, [Host("h", 3)], {}, tmp_path)
+        assert ("HOROVOD_GLOO_TIMEOUT_SECONDS=300" in str(blame.failure(job, verdict))) is late
+
+
 VMSTAT = {"proc/vmstat": "nr_free_pages 7\noom_kill 3\n"}
 GROUPED = {"proc/self/cgroup": "5:cpu:/a\n4:memory:/a/b\n0::/c\n", **VMSTAT}
 

@@ -30,6 +30,9 @@ _OUT_OF_MEMORY = re.compile(
 _ASKED = re.compile(r"\brank (\d+(?:, \d+)*):")
 _TRACEBACK = "Traceback (most recent call last):"
 _LESS_MEMORY = "use a smaller batch_size (`accumulate` makes up for it), see `hvdkit memory`"
+# Gloo's and Horovod's own words for a wait that was too long, over sockets or in shared memory.
+_TIMED_OUT = re.compile(r"Timed out waiting \d+ ?ms|Wait timeout after|Application timeout|(Read|Write) timeout \[")
+_MORE_TIME = "if its links are slow rather than broken, give more time: HOROVOD_GLOO_TIMEOUT_SECONDS=300, 30 by default"
 _OOM_KILLER = {
     True: f"by the kernel's out-of-memory killer: {_LESS_MEMORY}",
     None: "often the kernel's out-of-memory killer: see `dmesg`, or use a smaller batch_size",
@@ -163,11 +166,14 @@ def _how(end: RankEnd) -> str:
 
 def _remedy(record: FailureRecord) -> str:
     """What to do about a failure that the rank has recorded, as far as that shows."""
-    return f"; {_LESS_MEMORY}" if _OUT_OF_MEMORY.search(record.message) else ""
+    if _OUT_OF_MEMORY.search(record.message):
+        return f"; {_LESS_MEMORY}"
+    return f"; {_MORE_TIME}" if record.kind == "communication" and _TIMED_OUT.search(record.message) else ""
 
 
 def _lost(verdict: Verdict) -> str:
     """What is known of a rank that others lost before it had ended."""
     ranks = ", ".join(str(end.rank) for end in verdict.lost_by)
     state = "had not ended by itself" if verdict.end.known else "nothing is known of its end"
-    return f"was lost by rank{'s' if len(verdict.lost_by) > 1 else ''} {ranks}, and {state}"
+    remedies = (_remedy(end.record) for end in verdict.lost_by if end.record)
+    return f"was lost by rank{'s' if len(verdict.lost_by) > 1 else ''} {ranks}, and {state}{max(remedies, default='')}"
