@@ -27,7 +27,6 @@ from hvdkit.baselines.pytorch.meshed import Meshed
 from hvdkit.baselines.pytorch.shares import Share, SharesScript
 from hvdkit.core.group import Group, Mesh
 from hvdkit.core.pieces import ROOT_BLOCK, Partition, Piece, sum_of_squares
-from hvdkit.core.seam import AnyLoss
 from hvdkit.core.stateful import Stateful
 from hvdkit.core.strategy import Strategy
 from hvdkit.recipe.schema import Optimizer, Recipe
@@ -103,19 +102,12 @@ def _everywhere(tensor: torch.Tensor, mesh: DeviceMesh) -> DTensor:
 class _Model(TrainableModel):
     """A module of which each rank of a tensor group has a part, and with FSDP each data rank a share of that."""
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        loss: AnyLoss,
-        precision: str,
-        device: torch.device,
-        layout: torch.memory_format,
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, *how: Any, **named: Any) -> None:
         model.divided_outputs = _Logits()
         for module in model.modules():
             if isinstance(parts := getattr(module, "parts", None), Parts):
                 module.parts = None if hasattr(module, "weight") else replace(parts, group=None)
-        super().__init__(model, loss, precision, device, layout)
+        super().__init__(model, *how, **named)
 
     def divide_layers(self, mesh: DeviceMesh, data: Group, gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Divide the model over a mesh of (data, tensor). `gather` concatenates shares over the data axis."""
