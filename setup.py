@@ -8,6 +8,7 @@ setup(
     # The scripts are data: run and copied by their path, imported by nothing.
     package_data={
         "hvdkit": ["*.pyi", "py.typed"],
+        "hvdkit.launch": ["bin/*"],
         "hvdkit.launch.submission": ["templates/*.j2"],
         "hvdkit.report": ["templates/*"],
         "hvdkit.runtimes": ["constraints/*.txt", "patches/*.patch"],

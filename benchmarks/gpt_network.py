@@ -4,8 +4,8 @@
 
 Transformers communicate much for what they compute. Loss is that of full training by four ranks without a slow link, as
 the arithmetic does not know how fast a link is, with the recipe's tokens an update; so it may be measured on a busy
-machine. Times are of rounds of all methods over links of one rate (`hosts.py`), and need a quiet one. What is done is
-kept in `runs/gpt-network` and not run again: give `--fresh` after a change of code. Writes gpt_network.json and
+machine. Times are of rounds of all methods over links of one rate (`hvdkit hosts`), and need a quiet one. What is done
+is kept in `runs/gpt-network` and not run again: give `--fresh` after a change of code. Writes gpt_network.json and
 gpt_network.md beside itself.
 """
 
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
+from hvdkit.launch.namespaces import Network
 from hvdkit.recipe import registry, schema
-from tests.cluster.hosts import Network
 
 FRAMEWORK, RECIPE, RANKS, MBIT_PER_S = "pytorch", "gpt-tiny", 4, 200.0
 ROUNDS, SEEDS, EPOCHS = 5, 1, 4

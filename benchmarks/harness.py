@@ -28,8 +28,8 @@ from typing import Any, NoReturn
 
 from hvdkit.errors import HvdkitError, RequestError, RunError
 from hvdkit.files import write_atomic
+from hvdkit.launch.namespaces import Network, Unavailable
 from hvdkit.results.intervals import of_values
-from tests.cluster.hosts import Network, Unavailable
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

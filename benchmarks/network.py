@@ -2,7 +2,7 @@
 
     make bench-network    (or: .venv/bin/python -m benchmarks.network --share 0.7 --method dense --method local8)
 
-Four hosts with slow links between them (`hosts.py`), a rank of one thread on each: ResNet-20 on MNIST's 5,000
+Four hosts with slow links between them (`hvdkit hosts`), a rank of one thread on each: ResNet-20 on MNIST's 5,000
 images. The links' rate is chosen so that dense float32 communication takes 70 % of a step, then 90 %. A round runs
 all methods directly after each other, in random order, and with them the dense step and `compute`, the same ranks at
 the same time that send nothing (Local SGD that never synchronizes): these two are the limit. All figures are
@@ -28,9 +28,9 @@ from typing import Any
 from benchmarks import harness, starved
 from benchmarks.harness import say, step_ms
 from benchmarks.starved import COMPUTE, DENSE, MARKS, Row
+from hvdkit.launch.namespaces import Network
 from hvdkit.tasks.resnet import architecture
 from hvdkit.tasks.task import parameter_count
-from tests.cluster.hosts import Network
 
 PICTURE = harness.HERE.parent / "docs" / "images" / "bench-network.png"
 FRAMEWORK, OTHERS = "pytorch", ("tensorflow", "keras", "mxnet")

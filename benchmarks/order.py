@@ -4,7 +4,7 @@
     .venv/bin/python -m benchmarks.order --model resnet50 --mbit-per-s 300 --how priority --spans
     .venv/bin/python -m benchmarks.order --draw
 
-Four hosts with slow links (`tests/cluster/hosts.py`), a rank on each, whose device sleeps for the time that each layer
+Four hosts with slow links (`hvdkit hosts`), a rank on each, whose device sleeps for the time that each layer
 takes (`order_task.py`): so what is compared is when gradients are sent, and forwards begin. Measured are gradients
 after backward (`none`), during it (`overlap`) and in order (`priority`). The links are measured too, by `hvdkit bench`,
 and from them the simulator predicts each step. Links, gradients and pieces are a tenth (SCALE) of what they are called,
@@ -23,13 +23,13 @@ from pathlib import Path
 from benchmarks.harness import HERE, ROOT, facts, say, text_of
 from hvdkit.core.pieces import PIECE_BYTES
 from hvdkit.files import write_atomic
+from hvdkit.launch.namespaces import Network
 from hvdkit.profiling import timeline
 from hvdkit.report import gantt, plotting
 from hvdkit.simulator import cluster, engine, step
 from hvdkit.simulator.costs import Network as Links
 from hvdkit.simulator.workload import Gradient, Workload
 from hvdkit.tasks import gpt, resnet
-from tests.cluster.hosts import Network
 
 RANKS, BATCH, SCALE = 4, 16, 10
 POLICIES = {"none": "grouped", "overlap": "horovod", "priority": "priority"}

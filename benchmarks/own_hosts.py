@@ -2,7 +2,7 @@
 
     make bench-hosts      (or: .venv/bin/python -m benchmarks.own_hosts [--framework pytorch])
 
-Four hosts with slow links between them (`hosts.py`), a rank of one thread on each: ResNet-20 on MNIST's 5,000 images.
+Four hosts with slow links (`hvdkit hosts`), a rank of one thread on each: ResNet-20 on MNIST's 5,000 images.
 Three kinds of runs, kept in `runs/own-hosts`, so that what is interrupted goes on where it was:
 
 - `hvdkit profile` of each method at 2 ranks on this machine, without any slow link;
@@ -23,10 +23,10 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.harness import FRAMEWORKS
+from hvdkit.launch.namespaces import Network
 from hvdkit.results.bench import Bench
 from hvdkit.results.profile import load as load_profile
 from hvdkit.simulator import cluster as clusters
-from tests.cluster.hosts import Network
 
 RATE, OTHER_RATES = 50.0, (20.0, 100.0)  # Mbit/s: of all frameworks, and of PyTorch beside it
 RANKS, ROUNDS = 4, 5

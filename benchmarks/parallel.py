@@ -6,7 +6,7 @@ First `hvdkit parity` holds each side in float64 against one process; then all s
 each other in random order, one thread a rank. All have the same samples a step, so a ratio is one of steps' medians in
 the same round. `bubble` is the share of a step in which a rank computes nothing, beside (p - 1) / (m + p - 1). Bytes
 are what hosts' interfaces count in a run of more steps less those in a run of fewer, a rank on each host
-(`tests/cluster/hosts.py`), where network namespaces can be made. Memory is the peak of the largest rank.
+(`hvdkit hosts`), where network namespaces can be made. Memory is the peak of the largest rank.
 
 What is done is kept in `runs/parallel` and not run again: give `--fresh` after a change of code. Needs a quiet machine,
 with a core for each rank. Writes parallel.json and parallel.md beside itself; exit status 1 if parity does not hold.
@@ -23,13 +23,13 @@ from typing import Any
 
 from benchmarks import harness
 from hvdkit.core.schedules import bubble
+from hvdkit.launch.namespaces import Network
 from hvdkit.recipe import registry, schema
 from hvdkit.simulator import memory as counting
 from hvdkit.simulator.sharding import values_sent
 from hvdkit.strategies.dense import ring_bytes
 from hvdkit.tasks.gpt import GPT, architecture
 from hvdkit.tasks.task import parameter_count
-from tests.cluster.hosts import Network
 
 RECIPE, RANKS, SAMPLES, MICROBATCHES = "gpt-tiny", (2, 4), 16, 8
 MODELS: dict[str, list[str]] = {

@@ -5,8 +5,8 @@
 `allreduce: ring`, `hierarchical` and `central` take turns in one process a rank (`turns_rank.py`): a few steps each in
 random order, round after round, and with them `compute`, the same ranks at the same time that send nothing (Local SGD
 that never synchronizes). Ratios are of the same round. ResNet-20 on MNIST's 5,000 images, one thread a rank; the
-network is that of `hosts.py`, whose loopbacks have no limit. What crosses is counted at both hosts' interfaces. Needs a
-quiet machine and network namespaces; two minutes a rate. Writes ways.json and ways.md beside itself.
+network is that of `hvdkit hosts`, whose loopbacks have no limit. What crosses is counted at both hosts' interfaces.
+Needs a quiet machine and network namespaces; two minutes a rate. Writes ways.json and ways.md beside itself.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.harness import interval
+from hvdkit.launch.namespaces import Network
 from hvdkit.tasks.resnet import architecture
 from hvdkit.tasks.task import parameter_count
-from tests.cluster.hosts import Network
 
 HOSTS, SLOTS = 2, 2
 KEYS = ["data={name: mnist5k}", "batch_size=16", "threads=1"]

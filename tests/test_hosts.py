@@ -18,13 +18,16 @@ from typing import Any
 
 import pytest
 
+from hvdkit.commands import hosts
+from hvdkit.errors import RequestError
+from hvdkit.launch import namespaces
 from tests import hygiene
-from tests.cluster import hosts, starving
-from tests.conftest import run
+from tests.cluster import starving
+from tests.conftest import Hvdkit, run
 from tests.launching import MARK, gone_within, marked, wait_until
 
 MBIT_PER_S = 40.0
-HOSTS = Path(hosts.__file__)
+HOSTS = [sys.executable, "-m", "hvdkit", "hosts"]
 
 # Sends COUNT bytes from one host to another, after WAIT_S seconds of silence; the sender prints how many seconds passed
 # until it heard that they were there.
@@ -135,7 +138,7 @@ def here() -> set[str]:
 def test_nothing_stays_of_a_killed_program(number: signal.Signals) -> None:
     starving.network(1, 10.0)
     before, mark = here(), uuid.uuid4().hex
-    command = [sys.executable, str(HOSTS), "--", "sleep", "3600"]
+    command = [*HOSTS, "--n", "1", "--", "sleep", "3600"]
     program = subprocess.Popen(command, env=os.environ | {MARK: mark})
     assert wait_until(lambda: "sleep" in names(mark), 60)
     assert len(names(mark)) >= 3, "the program, what holds the network, and the command"
@@ -158,6 +161,18 @@ def open_to_all(folder: Path) -> bool:
     return all(each.stat().st_mode & 0o001 for each in (folder, *folder.parents))
 
 
+_ADDRESS = """
+import sys
+from namespaces import Network, Unavailable
+try:
+    with Network(1, 10.0) as network:
+        network.run(["ip", "-br", "address"], "h1", check=True)
+except Unavailable as error:
+    print(error)
+    sys.exit(2)
+"""
+
+
 def test_without_root() -> None:
     """By a user without any right, where the kernel allows user namespaces; elsewhere it says so in one line."""
     starving.network(1, 10.0)
@@ -166,16 +181,13 @@ def test_without_root() -> None:
     folder = Path(tempfile.mkdtemp(dir=next(each for each in public if open_to_all(each))))
     try:
         folder.chmod(0o755)
-        script = Path(shutil.copy(HOSTS, folder / "hosts.py"))
-        script.chmod(0o644)
+        Path(shutil.copy(namespaces.__file__, folder)).chmod(0o644)
         drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
         python = next(p for p in ("/usr/bin/python3", sys.executable) if Path(p).exists())
-        command = [*drop, python, str(script), "--", "nsenter", "--net=/run/netns/h1", "ip", "-br", "address"]
-        done = run(command, 30, cwd="/")
+        done = run([*drop, python, "-c", _ADDRESS], 30, cwd=folder)
         if done.returncode == 2:
-            assert done.stderr.startswith("error: network namespaces cannot be made here: ")
-            assert done.stderr.count("\n") == 1
-            pytest.skip(done.stderr.strip())
+            assert done.stdout.startswith("network namespaces cannot be made here: ")
+            pytest.skip(done.stdout.strip())
         assert done.returncode == 0, done.stderr
         assert "10.77.0.1/24" in done.stdout
     finally:
@@ -183,22 +195,33 @@ def test_without_root() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "path", "said"),
+    ("arguments", "said"),
     [
-        (["--hosts", "0"], None, "error: hosts: expected 1 to 200, got 0\n"),
-        (["--mbit-per-s", "0"], None, "error: mbit_per_s: expected 0.1 to 40000, got 0\n"),
+        (["--n", "0"], "--n 0: expected 1 to 200"),
+        (["--mbit-per-s", "0"], "--mbit-per-s 0: expected 0.1 to 40000"),
+        (["--slots", "65"], "--slots 65: expected 1 to 64"),
     ],
 )
-def test_a_wrong_request_is_told_in_a_line(arguments: list[str], path: str | None, said: str) -> None:
-    done = run([sys.executable, str(HOSTS), *arguments], 30)
-    assert (done.returncode, done.stderr) == (2, said)
+def test_a_wrong_request_is_told_in_a_line(arguments: list[str], said: str, inside: Hvdkit) -> None:
+    done = inside("hosts", *arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and said in done.stderr
+
+
+def test_a_command_runs_on_the_hosts_and_its_status_is_the_answer(network: Any, inside: Hvdkit) -> None:
+    done = inside("hosts")
+    assert (done.returncode, done.stdout) == (0, "this machine can play h1:1,h2:1, with links of 100 Mbit/s\n")
+    there = "nsenter --net=/run/netns/h3 ip -br address; echo $SLURM_JOB_NODELIST HOSTS; exit 3"
+    done = run([*HOSTS, "--n", "3", "--slots", "2", "sh", "-c", there], 60)
+    assert done.returncode == 3 and "10.77.0.3/24" in done.stdout, done.stderr
+    assert "h1,h2,h3 h1:2,h2:2,h3:2\n" in done.stdout
+    assert run([*HOSTS, "sh", "-c", "kill -9 $$"], 60).returncode == 137
 
 
 def test_where_a_tool_is_missing_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "_path", lambda: "/nowhere")
-    with pytest.raises(hosts.Unavailable, match="ip, tc, unshare, nsenter: not found; install iproute2"):
-        hosts.Network(1, 10.0).__enter__()
-    assert "not found" in hosts.why_not()
+    monkeypatch.setattr(namespaces, "_path", lambda: "/nowhere")
+    with pytest.raises(RequestError, match="ip, tc, unshare, nsenter: not found; install iproute2"):
+        hosts.run(hosts.HostsRequest())
+    assert "not found" in (namespaces.why_not() or "")
 
 
 def asked(network: Any, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -15,6 +15,7 @@ COMMANDS = {
     "submit": "Write training as a job for a scheduler: a file that a person can read, with the resolved recipe.",
     "bench links": "Measure latency and bandwidth between every two hosts, once or for a day, beside the rated figure.",
     "bench": "Time a collective by size, check each element, and write a cluster file for `hvdkit predict`.",
+    "hosts": "Run a command on hosts with slow links, which this machine plays.",
     "predict": "Predict step time, speed and what bounds them, at any number of ranks, "
     "from a profile and a cluster file.",
     "advise": "Rank what would make training faster or cheaper, in software and hardware, each by its predicted gain.",

@@ -1,6 +1,6 @@
 """Pods as Kubeflow's MPI Operator makes them, on one machine: no Kubernetes, but the manifest's commands and mounts.
 
-A pod is a network namespace (tests/cluster/hosts.py) with a file system, processes and a host name of its own. What the
+A pod is a network namespace (`hvdkit hosts`) with a file system, processes and a host name of its own. What the
 operator adds is here: the host file, the keys of ssh, Open MPI's variables (kubeflow/mpi-operator,
 pkg/controller/mpi_job_controller.go), and names, which /etc/hosts knows in place of a name service. The image's user
 is root under the name hvdkit, since a checkout may be readable for nobody else; what the image has (docker/) is the

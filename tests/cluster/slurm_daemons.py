@@ -1,4 +1,4 @@
-"""A real Slurm on one machine: slurmctld and a slurmd in each of a network's namespaces (tests/cluster/hosts.py).
+"""A real Slurm on one machine: slurmctld and a slurmd in each of a network's namespaces (hvdkit/launch/namespaces.py).
 
     with Slurm(network, folder) as slurm:
         slurm.run(["srun", "-N2", "hostname"], stdout=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""Hosts that are reached by ssh on one machine: an sshd in each of a network's namespaces (tests/cluster/hosts.py).
+"""Hosts that are reached by ssh on one machine: an sshd in each of a network's namespaces (`hvdkit hosts`).
 
     with Sshd(network, folder) as hosts:
         hosts.run(["ssh", "10.77.0.2", "hostname"], stdout=subprocess.PIPE)

@@ -1,11 +1,12 @@
 """Hosts with slow links between them, on one machine: network namespaces, a switch, a rate limit on each link.
 
-    .venv/bin/python -m tests.cluster.hosts --hosts 4 --mbit-per-s 100 -- \\
-        .venv/bin/hvdkit bench allreduce --framework pytorch -np 4 -H HOSTS --link-mbit-per-s 100 --out runs/slow
+`hvdkit hosts` runs a command there (docs/network.md). From Python:
 
-runs the command with HOSTS replaced by the hosts (h1:1,h2:1,…; `--slots 2` for two ranks on each); without a command it
-reports whether this machine can do it. From Python: `with Network(4, 100) as network: network.run([...])`.
-To hvdkit it is a Slurm allocation, so the launcher is `slurm` where none is named; srun is of the folder bin here.
+    with Network(4, 100.0) as network:
+        network.run([...])
+
+To hvdkit it is a Slurm allocation, so the launcher is `slurm` where none is named; srun is of the folder bin here. This
+file is a program too, which holds the namespaces: it imports the standard library only.
 
 A host is a network namespace with one link, eth0, to a switch (a bridge). Each link is limited in both directions by
 tbf, whose burst is at most two packets: a larger one lets small messages cross for free after a pause. Packets are the
@@ -20,7 +21,6 @@ root this is done in a user namespace, where the kernel allows one. Needs iprout
 
 from __future__ import annotations
 
-import argparse
 import array
 import contextlib
 import fcntl
@@ -40,6 +40,7 @@ MTU, FRAME_BYTES = 1500, 1514  # of a packet, without and with Ethernet's header
 BURST_BYTES = 2 * MTU
 QUEUE_S = 0.1  # what a port of the switch holds, by the link's rate
 MOST_HOSTS, MOST_SLOTS = 200, 64
+SLOWEST, FASTEST = 0.1, 40_000.0  # Mbit/s
 GRACE_S = 10.0  # for what still runs when the network goes; hvdkit ends its ranks within it
 _NETNS = Path("/run/netns")
 _BIN = Path(__file__).resolve().with_name("bin")
@@ -49,8 +50,8 @@ _OFFLOADS = {"tso": 0x1F, "gso": 0x24, "gro": 0x2C}
 # Inside a namespace: no chatter of IPv6, and a congestion control that every machine has. A namespace may take what the
 # machine's own setting or Reno is; no other without the whole machine's consent.
 _SETTLE = """\
-for each in all default; do
-    file=/proc/sys/net/ipv6/conf/$each/disable_ipv6
+for name in all default; do
+    file=/proc/sys/net/ipv6/conf/$name/disable_ipv6
     [ ! -e $file ] || echo 1 >$file || exit
 done
 echo reno >/proc/sys/net/ipv4/tcp_congestion_control"""
@@ -83,7 +84,7 @@ class Network:
             raise Unavailable(f"{', '.join(missing)}: not found; install iproute2 and util-linux")
         mapped = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
         size = [str(len(self.names)), str(self.mbit_per_s), str(int(self.control))]
-        held = [sys.executable, "-I", "-S", __file__, "--hold", *size]
+        held = [sys.executable, "-I", "-S", __file__, *size]
         self._holder = subprocess.Popen(
             ["unshare", *mapped, "--net", "--mount", *held],
             stdin=subprocess.PIPE,
@@ -188,8 +189,8 @@ def why_not() -> str | None:
 
 
 def _check_rate(mbit_per_s: float) -> None:
-    if not 0.1 <= mbit_per_s <= 40_000:
-        raise ValueError(f"mbit_per_s: expected 0.1 to 40000, got {mbit_per_s:g}")
+    if not SLOWEST <= mbit_per_s <= FASTEST:
+        raise ValueError(f"mbit_per_s: expected {SLOWEST:g} to {FASTEST:g}, got {mbit_per_s:g}")
 
 
 def _path() -> str:
@@ -220,8 +221,8 @@ def _hold(hosts: int, mbit_per_s: float, control: bool) -> None:
     for number in range(1, hosts + 1):
         name, port, end = f"h{number}", f"to-h{number}", f"end-{number}"
         _batch([f"netns add {name}", f"link add {port} mtu {MTU} type veth peer name {end} mtu {MTU}"])
-        for each in (port, end):
-            _packets_of_the_wire(each)
+        for interface in (port, end):
+            _packets_of_the_wire(interface)
         _batch([f"link set {port} master switch up", f"link set {end} netns {name} name eth0"])
         _call([*_inside(name), "sh", "-c", _SETTLE])
         _batch(["link set lo up", f"addr add 10.77.0.{number}/24 dev eth0", "link set eth0 up"], name)
@@ -260,13 +261,13 @@ def _end_what_runs_here() -> None:
 
 def _others_here() -> set[int]:
     """The other processes of this mount namespace."""
-    here, found = Path("/proc/self/ns/mnt").stat().st_ino, set()
+    here, others = Path("/proc/self/ns/mnt").stat().st_ino, set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):  # it is gone, or another user's
                 if (entry / "ns" / "mnt").stat().st_ino == here:
-                    found.add(int(entry.name))
-    return found
+                    others.add(int(entry.name))
+    return others
 
 
 def _inside(host: str | None) -> list[str]:
@@ -283,33 +284,5 @@ def _call(command: list[str], text: str = "") -> None:
         raise SystemExit(f"{' '.join(command)}: {' '.join(done.stdout.split())}")
 
 
-def main() -> int:
-    """The command line; the exit status is the command's, 2 where the request is wrong or cannot be met here."""
-    if sys.argv[1:2] == ["--hold"]:
-        _hold(int(sys.argv[2]), float(sys.argv[3]), sys.argv[4] == "1")
-        return 0
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hosts", type=int, default=2, help="how many (default 2)")
-    parser.add_argument("--mbit-per-s", type=float, default=100.0, help="of each link, each way (default 100)")
-    parser.add_argument("--slots", type=int, default=1, help="ranks on each host, for HOSTS (default 1)")
-    parser.add_argument("command", nargs="*", help="what to run; HOSTS in it is replaced by what -H takes")
-    arguments = parser.parse_args()
-    try:
-        network = Network(arguments.hosts, arguments.mbit_per_s)
-        with network:
-            if not arguments.command:
-                print(f"this machine can: {network.hosts_option(arguments.slots)}")
-                return 0
-            hosts = network.hosts_option(arguments.slots)
-            command = [word.replace("HOSTS", hosts) for word in arguments.command]
-            process = network.start(command, start_new_session=True)  # it hears of a Ctrl-C from here, once
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda received, _: process.send_signal(received))
-            return process.wait()
-    except (Unavailable, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    _hold(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "1")
