@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import hvdkit
+from hvdkit.commands import checked_run
 from hvdkit.errors import RequestError
+from hvdkit.launch.diagnosis import blame
+from hvdkit.launch.diagnosis.exits import FailureRecord, RankEnd
 from hvdkit.profiling import published
 from hvdkit.recipe import registry, schema
 from hvdkit.results.ladder import Ladder
 from hvdkit.results.profile import save
-from hvdkit.simulator import cluster as clusters
+from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.simulator import ladder as ladders
 from tests.conftest import Hvdkit
 
@@ -131,11 +136,37 @@ def test_predicted_updates(tmp_path: Path) -> None:
 
 def test_faster_for_sure_is_chosen_before_the_order() -> None:
     recipe = schema.load(registry.locate(Path("gpt2")), ["model.name=gpt2-xl", "batch_size=1"])
-    situation = ladders.Situation(recipe, 8, clusters.load(Path(P3)), "pytorch", True, round(14.2 * 2**30))
+    situation = ladders.Situation(recipe, 8, 8, "pytorch", True, round(14.2 * 2**30), "V100")
     slow, fast = ladders.Step(900, 850, 950), ladders.Step(700, 650, 750)
     for other, expected in ((fast, "sharding: parameters"), (ladders.Step(890, 840, 940), "sharding: gradients")):
         rungs = ladders.climb(situation, lambda one, other=other: other if one.sharding == "parameters" else slow)
         assert [rung.name for rung in rungs if rung.chosen] == [expected]
+
+
+def test_a_rank_that_lacks_memory_is_told_what_needs_less() -> None:
+    recipe = schema.load(registry.locate(Path("resnet50-synthetic")), ["batch_size=128", "data.train_images=256"])
+    host = SimpleNamespace(name="h")
+    placement = SimpleNamespace(hosts=[host], here=True)
+    run: Any = SimpleNamespace(
+        recipe=recipe, np=2, rival=None, placement=placement, framework="pytorch", runtime=SimpleNamespace(gpu=False)
+    )
+    end = RankEnd(1, "h", exit_code=1, record=FailureRecord("error", "MemoryError: 8 GiB", 3))
+    job: Any = SimpleNamespace(log=lambda rank, name: Path("rank-1.log"))
+    failure: Any = blame.failure(job, blame.Verdict(end))
+    line = str(checked_run._fitting(failure, run)).splitlines()[0]
+    assert re.match(
+        r"rank 1 on h failed at step 3: MemoryError: 8 GiB .*; use a smaller batch_size .*: a rank needs", line
+    )
+    assert re.search(r"less takes batch_size=64 accumulate=2 \([\d.]+ GiB\), or recompute=true \([\d.]+ GiB\)", line), (
+        line
+    )
+    for framework in FRAMEWORKS:  # each remedy can be trained, and needs less
+        situation = ladders.Situation(recipe, 2, 2, framework, False, None)
+        told = ladders.remedies(situation)
+        needed, less = (float(value) for value in re.findall(r"([\d.]+) GiB", told)[:2])
+        assert less <= 0.9 * needed and ("recompute" in told) == (framework != "mxnet"), told
+    own = recipe.model_copy(update={"batch_size": 1, "accumulate": 1})
+    assert ladders.remedies(ladders.Situation(own, 1, 1, "mxnet", False, None)).endswith("GiB"), "nothing needs less"
 
 
 def test_the_command(hvdkit: Hvdkit, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from hvdkit.defaults import FRAMEWORK
 from hvdkit.errors import Faults, HvdkitError, RunError
 from hvdkit.files import open_regular
 from hvdkit.heartbeat import NOTED
+from hvdkit.launch.diagnosis.blame import LESS_MEMORY
 from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.job import ElasticBounds, Job
 from hvdkit.launch.launchers import LAUNCHERS
@@ -33,6 +34,7 @@ from hvdkit.recipe import parallel
 from hvdkit.recipe.communication import Parallel
 from hvdkit.recipe.schema import OwnModel, Recipe
 from hvdkit.results.train import MetricLine
+from hvdkit.runtimes import machine
 from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.runtimes.store import Runtime, find
 from hvdkit.worker import tuning
@@ -189,7 +191,7 @@ def launch(
     try:
         LAUNCHERS[placement.launcher].run(job, on_tick)
     except RankFailure as failure:
-        raise _with_remedy(_placed(failure, plan), plan) from None
+        raise _with_remedy(_fitting(_placed(failure, plan), plan), plan) from None
     finally:
         if placement.debug:
             collected(job)
@@ -236,6 +238,24 @@ def _placed(failure: RankFailure, plan: Plan) -> RankFailure:
 
         what, stop, log = str(failure).partition("; all ranks were ended")
         failure.args = (re.sub(r"\brank (\d+) on [^\s,;:]+", place, what) + stop + log,)
+    return failure
+
+
+def _fitting(failure: RankFailure, plan: Plan) -> RankFailure:
+    """The failure; where memory was what lacked, with what would need less of it, by the count of `hvdkit memory`."""
+    if LESS_MEMORY not in str(failure) or plan.rival is not None:
+        return failure
+    from hvdkit.simulator import ladder, memory  # most runs do not fail so
+
+    placement, gpu = plan.placement, plan.recipe.device == "gpu" or bool(plan.runtime.gpu and machine.gpus())
+    here = max(1, -(-plan.np // len(placement.hosts)))
+    room = None
+    if placement.here:
+        room = memory.usable(min(machine.gpu_memory(), default=0), gpu) if gpu else machine.memory() // here
+    situation = ladder.Situation(plan.recipe, plan.np, here, plan.framework, gpu, room)
+    with suppress(HvdkitError):
+        if less := ladder.remedies(situation):
+            failure.args = (str(failure).replace(LESS_MEMORY, f"{LESS_MEMORY}: {less}"),)
     return failure
 
 

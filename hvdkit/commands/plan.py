@@ -132,7 +132,7 @@ def _planned(recipe: Recipe, request: PlanRequest) -> Ladder:
     if shape is None:
         notes.append("activations: unknown, as only the ranks know the shape of a sample")
     room = None if size is None else memory.usable(size, gpu)
-    situation = Situation(recipe, ranks, cluster, request.framework, gpu, room)
+    situation = Situation(recipe, ranks, cluster.ranks_per_host, request.framework, gpu, room, cluster.device.name)
     if profile is None:
         rungs = ladder.climb(situation)
     else:

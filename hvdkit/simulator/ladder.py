@@ -12,7 +12,7 @@ Every rung keeps the samples of an update: what a smaller batch lacks is accumul
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from hvdkit import tasks
@@ -25,11 +25,11 @@ from hvdkit.results.ladder import Rung, RungName
 from hvdkit.results.memory import Parts
 from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.simulator import memory, sharding
-from hvdkit.simulator.cluster import Cluster
 from hvdkit.tasks import few_samples
 
 _BF16 = {"A100", "H100", "H200"}  # GPUs that compute in bf16; of the others, those with tensor cores know fp16
 MOST_RANKS = 2**16
+_LESS, _MOST_REMEDIES = 0.9, 4  # of what has not fitted
 _HALVES = 4  # how often the size of an input is halved at most
 _LEAST_SIDE = 32  # pixels
 _LEAST_CONTEXT = 64  # tokens
@@ -45,14 +45,15 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Situation:
-    """A recipe, with the ranks that it is trained on, and what a rank may fill of its device; None: unknown."""
+    """A recipe, the ranks that it is trained on, and what a rank may fill of its `device`; None: unknown."""
 
     recipe: Recipe
     ranks: int
-    cluster: Cluster
+    ranks_per_host: int
     framework: str
     gpu: bool
     room: int | None
+    device: str = ""
 
     def needs(self, recipe: Recipe) -> Parts:
         """What the rank with the most keeps of a recipe."""
@@ -106,6 +107,25 @@ def climb(situation: Situation, predicted: Callable[[Recipe], Step | None] = lam
     return rungs
 
 
+def remedies(situation: Situation) -> str:
+    """What needs less memory than the recipe does, which has not fitted, and keeps the result: keys, with the memory
+    of each by the count of `hvdkit memory`. Empty where the model is not known.
+    """
+    needed = situation.needs(situation.recipe)
+    if not needed.parameters:
+        return ""
+    most = round(_LESS * needed.total)
+    tighter = replace(situation, room=most if situation.room is None else min(most, situation.room))
+    rungs = [rung for rung in climb(tighter) if rung.fits and rung.supported and not rung.changes_result]
+    alone = [rung for rung in rungs if rung.name == "smaller batch" or rung.batch_size == situation.recipe.batch_size]
+    listed = []
+    for rung in (alone or rungs)[:_MOST_REMEDIES]:
+        keys = " ".join(f"{key}={_text(value)}" for key, value in rung.changes.items())
+        listed.append(f"{keys} ({_gib(rung.total_bytes or 0)} GiB)")
+    least = f"a rank needs at least {_gib(needed.total)} GiB"
+    return f"{least}; less takes {', or '.join(listed)}" if listed else least
+
+
 def trainable_ranks(recipe: Recipe, ranks: int, samples: int | None) -> int:
     """The ranks, or as many as a batch of each has samples for in an epoch of `samples`, if that is known."""
     if samples is None or recipe.batch_size * recipe.data_ranks(ranks) <= samples:
@@ -124,7 +144,7 @@ def _tried(situation: Situation) -> Iterator[tuple[RungName, _Trial | str]]:
     yield "smaller batch", _first(situation, sizes[1:], none or "the batch is one sample")
     again = "the recipe recomputes" if recipe.recompute else none
     yield "recompute", again or _first(situation, [size | {"recompute": True} for size in sizes], "")
-    low = "bf16" if not situation.gpu or situation.cluster.device.name in _BF16 else "fp16"
+    low = "bf16" if not situation.gpu or situation.device in _BF16 else "fp16"
     wide = recipe.precision in ("fp32", "fp64")
     lower = _with_recompute(situation, [size | {"precision": low} for size in sizes]) if wide else []
     yield "precision", _first(situation, lower, none or f"the recipe is in {recipe.precision}")
@@ -135,7 +155,7 @@ def _tried(situation: Situation) -> Iterator[tuple[RungName, _Trial | str]]:
         shards = _with_recompute(situation, [size | {"sharding": stage} for size in sizes]) if ranks > 1 else []
         yield name, _first(situation, shards, none or "there is one rank")
     divisors = [size for size in range(2, ranks + 1) if ranks % size == 0]
-    parts = [size for size in divisors if size <= situation.cluster.ranks_per_host]
+    parts = [size for size in divisors if size <= situation.ranks_per_host]
     both = [(stages, size) for stages in divisors for size in parts if ranks % (stages * size) == 0]
     both.sort(key=lambda axes: (axes[0] * axes[1], -axes[1]))
     yield "pipeline", _least(situation, [(stages, 1) for stages in divisors])
@@ -285,7 +305,7 @@ def _why(recipe: Recipe, rung: Rung, chosen: Rung | None) -> str:
         return rung.why
     if rung.fits is False:
         largest = sorted(((value or 0, name) for name, value in rung.parts), reverse=True)[:2]
-        return "does not fit: " + ", ".join(f"{name} {value / 2**30:,.1f} GiB" for value, name in largest)
+        return "does not fit: " + ", ".join(f"{name} {_gib(value)} GiB" for value, name in largest)
     lacking = [] if rung.supported else [rung.why]
     if rung is chosen:
         fits = "fits" if rung.fits else "whether it fits is unknown"
@@ -303,3 +323,11 @@ def _against(rung: Rung, chosen: Rung | None) -> str:
     if not rung.low_ms or not chosen.high_ms:
         return f"and is not needed: {chosen.name} fits"
     return f"and is {'slower' if rung.low_ms > chosen.high_ms else 'not faster for sure'} than {chosen.name}"
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:,.2f}" if count < 2**30 else f"{count / 2**30:,.1f}"

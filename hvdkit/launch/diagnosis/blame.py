@@ -29,12 +29,12 @@ _OUT_OF_MEMORY = re.compile(
 # In Horovod's error of a collective whose requests do not fit: ranks that asked for the same.
 _ASKED = re.compile(r"\brank (\d+(?:, \d+)*):")
 _TRACEBACK = "Traceback (most recent call last):"
-_LESS_MEMORY = "use a smaller batch_size (`accumulate` makes up for it), see `hvdkit memory`"
+LESS_MEMORY = "use a smaller batch_size (`accumulate` makes up for it), see `hvdkit memory`"
 # Gloo's and Horovod's own words for a wait that was too long, over sockets or in shared memory.
 _TIMED_OUT = re.compile(r"Timed out waiting \d+ ?ms|Wait timeout after|Application timeout|(Read|Write) timeout \[")
 _MORE_TIME = "if its links are slow rather than broken, give more time: HOROVOD_GLOO_TIMEOUT_SECONDS=300, 30 by default"
 _OOM_KILLER = {
-    True: f"by the kernel's out-of-memory killer: {_LESS_MEMORY}",
+    True: f"by the kernel's out-of-memory killer: {LESS_MEMORY}",
     None: "often the kernel's out-of-memory killer: see `dmesg`, or use a smaller batch_size",
 }
 
@@ -167,7 +167,7 @@ def _how(end: RankEnd) -> str:
 def _remedy(record: FailureRecord) -> str:
     """What to do about a failure that the rank has recorded, as far as that shows."""
     if _OUT_OF_MEMORY.search(record.message):
-        return f"; {_LESS_MEMORY}"
+        return f"; {LESS_MEMORY}"
     return f"; {_MORE_TIME}" if record.kind == "communication" and _TIMED_OUT.search(record.message) else ""
 
 
