@@ -1,43 +1,28 @@
-"""Plain scripts in the steps of Horovod's documentation train under horovodrun, one for each framework.
+"""Plain scripts in the steps of Horovod's documentation train by `hvdkit launch`, one for each framework.
 
-horovodrun is started as `--launcher horovodrun` does, which saves an import; tests/test_train.py starts it as it is.
+tests/test_train.py starts one by horovodrun itself.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from hvdkit.launch.launchers import horovodrun
-from hvdkit.runtimes.store import find
-from tests import hygiene
-from tests.conftest import ROOT, rest_thorough
+from tests.conftest import ROOT, Hvdkit, rest_thorough
 
 pytestmark = pytest.mark.long
 
-RUNTIMES = {
-    "pytorch": "pytorch",
-    "tensorflow1": "tensorflow",
-    "tensorflow2": "tensorflow",
-    "keras3": "tensorflow",
-    "mxnet": "mxnet",
-}
+SCRIPTS = ("pytorch", "tensorflow1", "tensorflow2", "keras3")
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("script", [*rest_thorough("pytorch", "tensorflow1", "tensorflow2", "keras3"), "mxnet"])
-def test_a_script_trains_on_two_ranks(tmp_path: Path, script: str) -> None:
-    python = find(RUNTIMES[script]).python
+@pytest.mark.parametrize("script", [*rest_thorough(*SCRIPTS), "mxnet"])
+def test_a_script_trains_on_two_ranks(tmp_path: Path, script: str, hvdkit: Hvdkit) -> None:
     path = ROOT / "tests" / "horovod_scripts" / f"train_{script}.py"
-    command = [python, horovodrun.PROGRAM, "--gloo", "-np", "2", python, path]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "HOROVOD_IDLE_CYCLE_TIME": "100"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=hygiene.patience(280)
-    )
+    settings = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "HOROVOD_IDLE_CYCLE_TIME": "100"}
+    done = hvdkit("launch", "-np", 2, "--out", "run", path, timeout=280, **settings)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     found = dict(re.findall(r"trained (\d) (\S+ \S+)$", done.stdout, re.MULTILINE))
     assert set(found) == {"0", "1"}, done.stdout[-2000:]

@@ -91,6 +91,20 @@ def test_a_flood_of_output_is_whole_in_the_log_and_its_end_is_shown(ended: Calla
         assert f"[{rank}] done" in done.stdout
 
 
+@pytest.mark.thorough
+def test_an_elastic_program_survives_the_loss_of_a_rank(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    """Horovod's own elastic module, which speaks with Horovod's own driver."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("#!/bin/sh\necho localhost:1; echo 127.0.0.1:1\n")  # Horovod gives a host up that loses a rank
+    hosts.chmod(0o755)
+    elastic = ["-np", "2", "--min-np", "1", "--host-discovery-script", hosts]
+    done = hvdkit("launch", *elastic, "--out", "run", PROGRAM.with_name("elastic.py"), OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    assert "worker-127.0.0.1-0 was killed by SIGKILL" in done.stderr and "the others go on" in done.stderr
+    assert "[localhost-0] batch 40 of 1" in done.stdout
+    assert "1 rank ended well" in done.stdout
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_launch_that_is_ended_leaves_no_orphan(number: signal.Signals, tmp_path: Path, mark: str) -> None:
     command = [sys.executable, "-m", "hvdkit", "launch", "-np", "2", "--out", "run", str(PROGRAM), "waits"]

@@ -135,6 +135,14 @@ def test_four_ranks_train_on_two_nodes(cluster: Cluster, hvdkit: Hvdkit, tmp_pat
     assert [(end["host"], end["exit_code"]) for end in ends] == [(first, 0)] * 2 + [(f"{first}-2", 0)] * 2
 
 
+def test_a_program_runs_on_two_nodes(cluster: Cluster, hvdkit: Hvdkit) -> None:
+    program = ROOT / "tests" / "launched" / "program.py"
+    done = hvdkit("launch", "--launcher", "ray", "-np", 4, "--out", "run", program, "none", timeout=180)
+    assert done.returncode == 0 and "[3] rank 3 of 4 none" in done.stdout, done.stderr
+    done = hvdkit("launch", "--launcher", "ray", "-np", 4, "--out", "failed", program, "exits", timeout=180)
+    assert (done.returncode, "rank 1 on" in done.stderr, "exit code 3" in done.stderr) == (3, True, True), done.stderr
+
+
 def test_a_node_that_does_not_see_the_folder_is_named(cluster: Cluster, hvdkit: Hvdkit) -> None:
     """Before a rank trains: rank 0, which would write the results, is to run there."""
     if cluster.apart is None:

@@ -131,6 +131,16 @@ def test_a_comparison_is_one_command_in_an_allocation(slurm: Slurm, tmp_path: Pa
     assert "ranks 2 on h1, 2 on h2" in done.stdout
 
 
+def test_a_program_runs_on_two_hosts_and_the_rank_that_fails_is_named(slurm: Slurm, tmp_path: Path) -> None:
+    launch = [*ALLOCATION, *HVDKIT, "launch", "-np", "4"]
+    program = str(ROOT / "tests" / "launched" / "program.py")
+    done = call(slurm, [*launch, "--out", "run", program, "none"], tmp_path)
+    assert done.returncode == 0 and "[3] rank 3 of 4 none" in done.stdout, done.stderr
+    assert json.loads((tmp_path / "run" / "launch.json").read_text())["launcher"] == "slurm"
+    done = call(slurm, [*launch, "--out", "failed", program, "exits"], tmp_path)
+    assert (done.returncode, "rank 1 on h1 ended with exit code 3" in done.stderr) == (3, True), done.stderr
+
+
 def test_a_host_that_does_not_see_the_folder_is_named(slurm: Slurm, tmp_path: Path) -> None:
     """Before a rank trains: rank 0, which would write the results, is to run there."""
     run = slurm.apart / "run"

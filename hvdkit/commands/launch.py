@@ -143,7 +143,7 @@ def run(request: LaunchRequest) -> Launched:
         say([*placement.crowding, f"{shlex.join(checked.command)}: {_ranks(request.np)}, logs in {job.log_dir}"])
         began = time.monotonic()
         try:
-            with followed(job.log_dir):
+            with followed(job.log_dir, quiet=job.stall_timeout_s > 0):
                 LAUNCHERS[placement.launcher].run(job)
         except RankFailure as failure:
             failure.exit_status = _status(failure)
@@ -171,7 +171,8 @@ def lines(request: LaunchRequest, result: Launched) -> Iterator[str]:
             f"{use.collective}: {use.operations} of {use.tensors} tensors, {use.bytes / 2**20:.1f} MiB a rank, "
             f"{use.seconds:.2f} s{rate}"
         )
-    yield f"{_ranks(len(result.ranks))} ended well after {result.seconds:.1f} s; written to {result.folder}"
+    well = sum(rank.exit_code == 0 for rank in result.ranks)
+    yield f"{_ranks(well)} ended well after {result.seconds:.1f} s; written to {result.folder}"
 
 
 def _collectives(path: Path, np: int) -> list[CollectiveUse]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hvdkit.launch.agent.output import SAID
+from hvdkit.launch.agent.output import SAID, is_logged
 
 _LOOK_S = 0.1
 _CHUNK_BYTES = 2**18
@@ -21,14 +21,15 @@ _NUMBER = re.compile(r"\d+")
 
 
 @contextmanager
-def followed(logs: Path) -> Iterator[None]:
+def followed(logs: Path, quiet: bool) -> Iterator[None]:
     """Print what ranks write into `logs` meanwhile, on standard output.
 
     A thread does it: a terminal or pipe that takes nothing for a while delays no rank, and no signal. A rank that
-    prints more than can be shown has its last lines shown, with how much is left out.
+    prints more than can be shown has its last lines shown, with how much is left out. With `quiet`, what Horovod itself
+    logs stays in the files: its inspector repeats every few seconds what the launcher tells once.
     """
     over = threading.Event()
-    thread = threading.Thread(target=_follow, args=(logs, over), name="output", daemon=True)
+    thread = threading.Thread(target=_follow, args=(logs, over, quiet), name="output", daemon=True)
     thread.start()
     try:
         yield
@@ -37,7 +38,7 @@ def followed(logs: Path) -> Iterator[None]:
         thread.join(_LAST_S)
 
 
-def _follow(logs: Path, over: threading.Event) -> None:
+def _follow(logs: Path, over: threading.Event, quiet: bool) -> None:
     """Print until it is `over`, and then what is left. Stops where nobody reads any more."""
     tails: dict[Path, _Tail] = {}
     with suppress(OSError, ValueError):  # a closed pipe
@@ -45,7 +46,7 @@ def _follow(logs: Path, over: threading.Event) -> None:
             last = over.wait(_LOOK_S)
             for path in sorted([*logs.glob("rank-*.log"), *logs.glob("worker-*.log")]):
                 if path not in tails:
-                    tails[path] = _Tail(path)
+                    tails[path] = _Tail(path, quiet)
             while [tail for tail in tails.values() if tail.show()] and last:
                 pass
             if last:
@@ -59,8 +60,8 @@ def _follow(logs: Path, over: threading.Event) -> None:
 class _Tail:
     """What has been shown of one rank's file. It may be begun anew, by a rank that takes the place of a lost one."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, quiet: bool) -> None:
+        self._path, self._quiet = path, quiet
         numbers = _NUMBER.findall(path.stem)
         self._who = f"[{numbers[0] if path.stem.startswith('rank-') else path.stem.removeprefix('worker-')}] "
         self._offset, self._unfinished, self._bar_at = 0, b"", 0.0
@@ -103,5 +104,5 @@ class _Tail:
         """Of a line that was overwritten, what was last seen. Lines for the user are printed as they are reported."""
         self._bar_at = time.monotonic()
         text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
-        if not text.startswith(SAID):
+        if not text.startswith(SAID) and not (self._quiet and is_logged(text)):
             print(f"{self._who}{text}")

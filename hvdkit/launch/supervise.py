@@ -102,14 +102,16 @@ class _Ranks(Agents):
         # What is killed after a rank's end (`_hurried`) did not cause that.
         explained = verdict is not None and (verdict.end.known or verdict.lost_by or self._hurried)
         launcher_failed = launcher is not None and launcher["exit_code"] != 0 and not explained and not self._lingered
-        hung = self._quiet.hang if self._quiet is not None else bool(self.hangs)
+        hangs = list(self.hangs.values())
+        if self._quiet is not None:
+            hangs = [hang.at(self._stopped_at or hang.noticed_at) for hang in hangs if self._quiet.hang]
         # Packets may be lost for a while, and all ranks end well.
-        if not own and (verdict is not None or hung or launcher_failed):
+        if not own and (verdict is not None or hangs or launcher_failed):
             partition = blame.unreachable(self._job, ends)
             if partition is not None:
                 return partition
-            if hung:
-                return hang_failure(self._job, self.hangs.values(), ends, self.stalls.values())
+            if hangs:
+                return hang_failure(self._job, hangs, ends, self.stalls.values())
         if launcher is not None and launcher_failed:
             return self._launcher_failure(launcher, [end for end in ends if not end.known])
         if verdict is None:

@@ -66,6 +66,11 @@ class OutputReader:
         return events if latest is None else [("stalled", {"missing": latest}), *events]
 
 
+def is_logged(line: str) -> bool:
+    """Whether a line is of Horovod's own log, or of the inspector's messages."""
+    return line == _BEGIN or bool(_LOGGED.match(line) or _RANK.fullmatch(line))
+
+
 def without(text: str) -> str:
     """A rank's output without the inspector's whole messages, which hide what the rank printed before it waited."""
     return _SAID.sub("", text)

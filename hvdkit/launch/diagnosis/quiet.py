@@ -31,7 +31,7 @@ class Quiet:
 
         Returns a line for the user where it lasts: at the timeout, and whenever the time has doubled since.
         """
-        hangs = {name: hang for name, hang in hangs.items() if name in running}
+        hangs = {name: hang.at(now) for name, hang in hangs.items() if name in running}
         if not hangs:
             self._say_after_s = self._timeout_s
             return None

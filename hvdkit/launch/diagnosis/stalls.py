@@ -9,7 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,6 +67,10 @@ class Hang:
     def since(self) -> float:
         """When it stopped making progress, by the launcher's monotonic clock."""
         return self.noticed_at - (self.seconds or 0.0)
+
+    def at(self, now: float) -> Hang:
+        """The same hang, as it is `now`."""
+        return replace(self, seconds=now - self.since, noticed_at=now)
 
     @property
     def waiting(self) -> bool:
