@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 # The day since which no change moves the speed of training. Whoever makes such a change sets it to the day of the
 # change; then figures that were measured before it are refused.
-SINCE = "27 November 2026"
+SINCE = "28 November 2026"
 _TABLE = re.compile(
     r"(?P<begin><!-- (?P<name>[\w-]+) (?P<place>[\w-]+(?:/[^>]+?)?) -->\n).*?(?P<end><!-- end -->)", re.DOTALL
 )
