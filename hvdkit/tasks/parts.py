@@ -97,10 +97,13 @@ def balanced(work: Sequence[int], runs: int) -> list[int]:
     ends, count = list(accumulate(work, initial=0)), len(work)
     least = [float(end) for end in ends]  # the most work of a run, if the first so many elements are k runs
     for k in range(2, runs + 1):
-        least = [
-            min((max(least[cut], ends[stop] - ends[cut]) for cut in range(k - 1, stop)), default=inf)
-            for stop in range(count + 1)
-        ]
+        before, least = least, [inf] * (count + 1)
+        for stop in range(k, count + 1):
+            for cut in range(stop - 1, k - 2, -1):
+                size = ends[stop] - ends[cut]
+                if size >= least[stop]:  # earlier cuts make it longer
+                    break
+                least[stop] = min(least[stop], max(before[cut], size))
     squares, cuts = [0.0, *[inf] * count], list[list[int]]()
     for k in range(1, runs + 1):
         found, cut_at = [inf] * (count + 1), [0] * (count + 1)

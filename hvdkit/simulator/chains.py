@@ -1,0 +1,131 @@
+"""A model's table as the chain of blocks that `simulator/meshes.py` takes: what each computes, moves and sends.
+
+A GPT's values are those of Korthikanti et al. 2022, section 4, each written and read once or twice; a convolution's are
+its outputs. They are estimates for what is not matrix products, which is the smaller part of a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from hvdkit import tasks
+from hvdkit.core.precision import PRECISIONS
+from hvdkit.core.update_rules import rule_of
+from hvdkit.recipe.schema import Recipe
+from hvdkit.results.profile import ITEM_BYTES
+from hvdkit.simulator.meshes import Block, Chain
+from hvdkit.tasks.gpt import GPT
+from hvdkit.tasks.parts import block_of
+from hvdkit.tasks.resnet import ResNet
+from hvdkit.tasks.task import Architecture
+
+# Of each token in a GPT's block, in widths: layer norms (2 × read and written) and sums of the residual stream (2 × two
+# read and one written, with dropout); and, divided over a tensor group, the activation (4 widths, twice read and
+# written with its bias), q, k and v put in order, and the context of the heads.
+_WHOLE, _PARTS = 10, 24
+_OF_SCORES = 6  # times a weight of attention is read or written: scale and mask, softmax, dropout, product
+_OF_CLASSES = 6  # a logit: written, and read by the loss in full precision
+_OF_MAPS = 4  # an output of a convolution: written, normalized, activated, read
+_LAUNCHES = {"gpt": 25, "resnet": 10}  # kernels of a block's forward pass, as PyTorch runs it without a compiler
+
+
+def of_recipe(recipe: Recipe, shape: tuple[int, ...] | None, keeps_scores: bool = True) -> Chain | None:
+    """The chain of a recipe's model for samples of `shape`; None where that is unknown."""
+    table, precision = tasks.choose(recipe).architecture(shape), PRECISIONS[recipe.precision]
+    full = ITEM_BYTES[precision.parameters]
+    slots = len(rule_of(recipe.optimizer).slots)
+    if shape is None or not isinstance(table, GPT | ResNet):
+        return None
+    # The update reads parameters, gradients and slots, and writes all but gradients.
+    return of_table(table, shape, ITEM_BYTES[precision.compute], full, full * (3 + 2 * slots), keeps_scores)
+
+
+def of_table(
+    table: GPT | ResNet,
+    shape: tuple[int, ...],
+    value_bytes: float,
+    gradient_bytes: float,
+    update_bytes: float,
+    keeps_scores: bool = True,
+) -> Chain:
+    """The chain of a model for samples of `shape`: (tokens,), or (height, width, channels)."""
+    if isinstance(table, GPT):
+        blocks, shared = _gpt(table, shape[0], keeps_scores), float(table.vocabulary * table.width)
+    else:
+        blocks, shared = _resnet(table, shape[0], shape[1]), 0.0
+    return Chain(tuple(blocks), shared, value_bytes, gradient_bytes, update_bytes)
+
+
+def _gpt(table: GPT, tokens: int, keeps_scores: bool) -> list[Block]:
+    width, blocks = table.width, list[Block]()
+    work, held = table.work_by_block(), _parameters(table)
+    for index, name in enumerate(table.blocks):
+        whole, parts = held(name)
+        moved = _PARTS * width + (_OF_SCORES * table.heads * tokens if keeps_scores else 0)
+        sums = [float(tokens * width)] * 2
+        if index == 0:  # the table of tokens
+            parts, whole = parts + table.vocabulary * width, whole + table.context * width
+            sums.insert(0, float(tokens * width))
+        if index == len(table.blocks) - 1:
+            whole += 2 * width
+            parts += table.vocabulary * width if index else 0
+            moved += _OF_CLASSES * table.vocabulary
+        # The table counts attention over all of its context.
+        attention = 2 * width * (tokens - table.context)
+        blocks.append(
+            Block(
+                multiply_adds=tokens * (work[name] + attention),
+                moved=float(tokens * moved),
+                whole_moved=float(tokens * _WHOLE * width),
+                parameters=parts,
+                whole_parameters=whole,
+                launches=_LAUNCHES["gpt"],
+                sums=tuple(sums),
+                sends=float(tokens * width),
+            )
+        )
+    return blocks
+
+
+def _resnet(table: ResNet, height: int, width: int) -> list[Block]:
+    maps = {name: (conv, rows * columns) for name, conv, rows, columns in table.maps(height, width)}
+    held, blocks = _parameters(table), list[Block]()
+    for index, block in enumerate(table.blocks):
+        own = {name: of for name, of in maps.items() if name.startswith(f"{block.name}.")}
+        if index == 0:
+            own = {table.stem.name: maps[table.stem.name]} | own
+        whole, parts = held(block.name)
+        ends = [table.stem.name, table.stem.norm] * (index == 0) + ["fc"] * (index == len(table.blocks) - 1)
+        for name in ends:
+            more = held(name)
+            whole, parts = whole + more[0], parts + more[1]
+        linear = table.features * table.classes if "fc" in ends else 0
+        last, area = own[f"{block.name}.{block.convs[-1].name}"]
+        moved = sum(conv.outputs * size for conv, size in own.values())
+        blocks.append(
+            Block(
+                multiply_adds=linear
+                + sum(conv.inputs * conv.outputs * conv.kernel**2 * size for conv, size in own.values()),
+                moved=float(_OF_MAPS * moved),
+                parameters=parts,
+                whole_parameters=whole,
+                launches=_LAUNCHES["resnet"],
+                sums=(float(last.outputs * area),),
+                sends=float(last.outputs * area),
+            )
+        )
+    return blocks
+
+
+def _parameters(table: Architecture) -> Callable[[str], tuple[float, float]]:
+    """Of a block, by name: the parameters that each rank of a tensor group has whole, and those that are divided."""
+    cuts, held = table.cuts(), dict[str, list[float]]()
+    for name, shape in table.parameter_shapes().items():
+        held.setdefault(block_of(name), [0.0, 0.0])[name in cuts] += math.prod(shape)
+
+    def of_block(name: str) -> tuple[float, float]:
+        whole, parts = held.get(name, [0.0, 0.0])
+        return whole, parts
+
+    return of_block

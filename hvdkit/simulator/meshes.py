@@ -1,0 +1,397 @@
+"""The step of a model that ranks divide: data × pipeline × tensor, from its blocks and one figure of a device.
+
+A stage's passes follow each other as in training (`core/schedules.py`). A pass takes the longer of its launches and
+of its work, which is arithmetic at the device's rate and values that are moved at its memory's; then the sums of its
+tensor group, which hide after nothing (Shoeybi et al. 2019, section 3). A message between stages begins when it is
+computed, after those before it on the same link. At the end gradients are averaged over the data axis, and weights
+updated. Neighbors are neighbors on the tensor axis, then on the data axis, as in `core/group.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+from hvdkit.core.schedules import actions
+from hvdkit.recipe.communication import Parallel
+from hvdkit.results.bench import Collective
+from hvdkit.simulator.cluster import Cluster
+from hvdkit.simulator.costs import Network
+from hvdkit.tasks.parts import balanced
+
+_STEADY = 4  # times as many microbatches as stages, after which each takes as long as the one before
+_MOST_SAMPLES = 64  # of a microbatch that is searched
+_BACKWARD = 2  # times a forward pass: gradients of inputs, and of weights
+
+
+class Block(NamedTuple):
+    """What a block of the chain does in a forward pass: of a sample, but for `launches` and `parameters`.
+
+    `multiply_adds`, `moved` and `parameters` are divided over a tensor group; `whole_moved` and `whole_parameters` are
+    not. `sums` are the values of each sum of the group, `sends` what the block gives the next. `moved` are values that
+    are read or written outside of matrix products.
+    """
+
+    multiply_adds: float
+    moved: float = 0.0
+    whole_moved: float = 0.0
+    parameters: float = 0.0
+    whole_parameters: float = 0.0
+    launches: float = 0.0
+    sums: tuple[float, ...] = ()
+    sends: float = 0.0
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A model's blocks in forward order. `shared` parameters are both of the first and the last (a table of tokens).
+
+    `value_bytes` are those of an activation, `gradient_bytes` of a gradient as it is sent, and `update_bytes` what the
+    update of a parameter reads and writes.
+    """
+
+    blocks: tuple[Block, ...]
+    shared: float = 0.0
+    value_bytes: float = 4.0
+    gradient_bytes: float = 4.0
+    update_bytes: float = 28.0
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A device: floating-point operations per second in matrix products, the one figure that is calibrated; its
+    memory's rate; and the time of a launch."""
+
+    flop_per_s: float
+    memory_bytes_per_s: float
+    launch_s: float
+
+
+class MeshStep(NamedTuple):
+    """A step, in seconds, and what it consists of. `bubble` is the part of `passes_s` in which a stage waits, the mean
+    over the stages; `tensor_s` is what the busiest stage's passes take for sums."""
+
+    seconds: float
+    passes_s: float
+    bubble: float
+    tensor_s: float
+    data_s: float
+    update_s: float
+    split: tuple[int, ...]
+
+
+class Links:
+    """What groups of a mesh take for their collectives and messages, over the levels of links that they cross."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._networks: dict[tuple[int, int], Network] = {}
+        self._seconds: dict[tuple[object, ...], float] = {}
+
+    def seconds(self, operation: Collective, size: int, stride: int, sent: float) -> float:
+        """A collective of `size` ranks, of which every `stride`-th is one, of so many bytes of a rank."""
+        if size == 1 or sent <= 0:
+            return 0.0
+        key = operation, size, stride, sent
+        if key not in self._seconds:
+            self._seconds[key] = float(self._network(size, stride).cost(operation).line(sent))
+        return self._seconds[key]
+
+    def message(self, stride: int, sent: float) -> float:
+        """A message from each rank to the one `stride` after it."""
+        return self.seconds("broadcast", 2, stride, sent)
+
+    def _network(self, size: int, stride: int) -> Network:
+        if (size, stride) not in self._networks:
+            self._networks[size, stride] = Network(_strided(self.cluster, stride), size)
+        return self._networks[size, stride]
+
+
+def _strided(cluster: Cluster, stride: int) -> Cluster:
+    """The cluster as a group of every `stride`-th rank sees it, while all such groups communicate at once.
+
+    Links that leave a host are shared by those of its ranks that are in different groups.
+    """
+    if stride == 1:
+        return cluster
+    levels, local = [], cluster.ranks_per_host
+    for level in cluster.levels:
+        ranks = None if level.ranks is None else level.ranks // stride
+        is_last = level is cluster.levels[-1]
+        if ranks is None or ranks >= 2 or is_last:
+            leaves = is_last if level.ranks is None else level.ranks > local
+            shared = level.oversubscription * (min(stride, local) if leaves else 1)
+            levels.append(level.model_copy(update={"ranks": ranks, "oversubscription": shared}))
+    changes = {"levels": levels, "ranks_per_host": max(1, local // stride), "measured": []}
+    return cluster.model_copy(update=changes)
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A model on a mesh of `axes`, whose `data` is a number, with `samples` of each microbatch."""
+
+    chain: Chain
+    axes: Parallel
+    microbatches: int
+    samples: int
+    processor: Processor
+    links: Links
+    recompute: bool = False
+    sharded: bool = False  # the optimizer's state, over the data axis
+
+    @cached_property
+    def split(self) -> list[int]:
+        """How many blocks each run has."""
+        axes = self.axes
+        if axes.split != "auto":
+            return axes.split
+        return list(_balanced(tuple(int(block.multiply_adds) for block in self.chain.blocks), axes.runs))
+
+    @cached_property
+    def runs(self) -> list[Sequence[Block]]:
+        """The blocks of each run of the chain."""
+        ends = [sum(self.split[:index]) for index in range(len(self.split) + 1)]
+        return [self.chain.blocks[start:stop] for start, stop in pairwise(ends)]
+
+    def passes(self, blocks: Sequence[Block]) -> tuple[float, float, float]:
+        """The seconds of a run's forward and backward pass, and what of both are sums of the tensor group."""
+        work, again = (
+            sum(self._work(block, 1) for block in blocks),
+            sum(self._work(block, _BACKWARD) for block in blocks),
+        )
+        values = [value for block in blocks for value in block.sums]
+        sums = sum(self._sum(value) for value in values)
+        forward, backward = work + sums, again + sums
+        more = forward if self.recompute else 0.0
+        return forward, backward + more, sums * (3 if self.recompute else 2)
+
+    def _work(self, block: Block, times: int) -> float:
+        """A pass that has so many times the work of a forward pass."""
+        processor, parts = self.processor, self.axes.tensor
+        flop = 2 * self.samples * block.multiply_adds / parts
+        moved = self.samples * (block.moved / parts + block.whole_moved) * self.chain.value_bytes
+        work = flop / processor.flop_per_s + moved / processor.memory_bytes_per_s
+        return times * max(work, block.launches * processor.launch_s)
+
+    def _sum(self, values: float) -> float:
+        return self.links.seconds("allreduce", self.axes.tensor, 1, values * self.samples * self.chain.value_bytes)
+
+    @cached_property
+    def hop_s(self) -> float:
+        """A message of a microbatch between stages: the largest of the chain."""
+        ends = [run[-1].sends for run in self.runs[:-1]]
+        stride = int(self.axes.data) * self.axes.tensor
+        return self.links.message(stride, max(ends, default=0.0) * self.samples * self.chain.value_bytes)
+
+    def parameters(self, stage: int) -> float:
+        """The parameters of a rank of a stage."""
+        blocks = [block for run in self.runs[stage :: self.axes.pipeline] for block in run]
+        return sum(block.parameters / self.axes.tensor + block.whole_parameters for block in blocks)
+
+    def estimate(self) -> float:
+        """About the seconds of a step, without its schedule: all passes of a microbatch, and the busiest stage's of
+        the others."""
+        axes = self.axes
+        times = [sum(self.passes(run)[:2]) for run in self.runs]
+        busiest = max(sum(times[stage :: axes.pipeline]) for stage in range(axes.pipeline))
+        through = sum(times) / axes.chunks + 2 * (axes.pipeline - 1) * self.hop_s
+        return through + (self.microbatches - 1) * busiest + max(map(self._after, {0, axes.pipeline - 1}))
+
+    def step(self) -> MeshStep:
+        """A step, by its schedule."""
+        stages, axes = range(self.axes.pipeline), self.axes
+        times = [self.passes(run) for run in self.runs]
+        of_stages = [times[stage :: axes.pipeline] for stage in stages]
+        forward, backward = ([[run[kind] for run in of] for of in of_stages] for kind in (0, 1))
+        ends = finished(axes.schedule, self.microbatches, forward, backward, self.hop_s)
+        busy = [self.microbatches * sum(run[0] + run[1] for run in of) for of in of_stages]
+        after = [self._after(stage) for stage in stages]
+        last = max(stages, key=lambda stage: ends[stage] + after[stage])
+        passes = max(ends)
+        return MeshStep(
+            seconds=ends[last] + after[last] + self._shared(),
+            passes_s=passes,
+            bubble=1 - sum(busy) / len(busy) / passes if passes else 0.0,
+            tensor_s=self.microbatches * max(sum(run[2] for run in of) for of in of_stages),
+            data_s=self._average(last) + self._shared(),
+            update_s=self._update(last),
+            split=tuple(self.split),
+        )
+
+    def _after(self, stage: int) -> float:
+        return self._average(stage) + self._update(stage)
+
+    def _average(self, stage: int) -> float:
+        """The mean of gradients over the data axis; sharded, each gets its share, and all get the new weights."""
+        copies, size = int(self.axes.data), self.parameters(stage) * self.chain.gradient_bytes
+        group = copies, self.axes.tensor
+        if not self.sharded:
+            return self.links.seconds("allreduce", *group, size)
+        return self.links.seconds("reducescatter", *group, size) + self.links.seconds(
+            "allgather", *group, size / copies
+        )
+
+    def _update(self, stage: int) -> float:
+        values = self.parameters(stage) / (int(self.axes.data) if self.sharded else 1)
+        return values * self.chain.update_bytes / self.processor.memory_bytes_per_s
+
+    def _shared(self) -> float:
+        """The first and the last stage add up their gradients of what both have."""
+        axes = self.axes
+        if axes.pipeline == 1:
+            return 0.0
+        stride = (axes.pipeline - 1) * int(axes.data) * axes.tensor
+        return self.links.seconds("allreduce", 2, stride, self.chain.shared / axes.tensor * self.chain.gradient_bytes)
+
+
+def finished(
+    schedule: str,
+    microbatches: int,
+    forward: Sequence[Sequence[float]],
+    backward: Sequence[Sequence[float]],
+    hop_s: float = 0.0,
+) -> list[float]:
+    """When each stage has finished its passes, whose seconds are given by stage and chunk.
+
+    Of many microbatches only the first are simulated, as then each takes as long as the one before it.
+    """
+    stages = len(forward)
+    few = _STEADY * stages + microbatches % stages
+    if microbatches <= few + stages:
+        return _simulated(schedule, microbatches, forward, backward, hop_s)
+    ends, later = (_simulated(schedule, count, forward, backward, hop_s) for count in (few, few + stages))
+    rounds = (microbatches - few) / stages
+    return [end + rounds * (after - end) for end, after in zip(ends, later, strict=True)]
+
+
+def _simulated(
+    schedule: str,
+    microbatches: int,
+    forward: Sequence[Sequence[float]],
+    backward: Sequence[Sequence[float]],
+    hop_s: float,
+) -> list[float]:
+    stages, chunks = len(forward), len(forward[0])
+    listed = [actions(schedule, stage, stages, microbatches, chunks) for stage in range(stages)]
+    clocks, at = [0.0] * stages, [0] * stages
+    arrived: dict[tuple[int, str, int, int], float] = {}  # by receiver, what, microbatch, chunk
+    links: dict[tuple[int, int], float] = {}  # from a stage to another: when the link is free
+    waits: dict[int, tuple[int, str, int, int]] = {}
+    ready = [*range(stages)]
+    while ready:
+        stage = ready.pop()
+        of_stage, clock, index = listed[stage], clocks[stage], at[stage]
+        while index < len(of_stage):
+            kind, number, chunk = of_stage[index]
+            if kind == "forward":
+                clock += forward[stage][chunk]
+            elif kind == "backward":
+                clock += backward[stage][chunk]
+            else:
+                way, _, what = kind.partition(" ")
+                if way == "receive":
+                    message = (stage, what, number, chunk)
+                    if message not in arrived:
+                        waits[stage] = message
+                        break
+                    clock = max(clock, arrived.pop(message))
+                else:
+                    run = chunk * stages + stage + (1 if what == "activation" else -1)
+                    target = run % stages
+                    message = (target, what, number, run // stages)
+                    free = max(clock, links.get((stage, target), 0.0)) + hop_s
+                    arrived[message] = links[stage, target] = free
+                    if waits.get(target) == message:
+                        del waits[target]
+                        ready.append(target)
+            index += 1
+        clocks[stage], at[stage] = clock, index
+    return clocks
+
+
+@lru_cache(maxsize=256)
+def _balanced(work: tuple[int, ...], runs: int) -> tuple[int, ...]:
+    return tuple(balanced(work, runs))
+
+
+def calibrated(chain: Chain, samples: int, seconds: float, memory_bytes_per_s: float, launch_s: float) -> Processor:
+    """The device whose forward and backward of so many samples through the whole chain take `seconds`.
+
+    Raises ValueError where memory and launches alone take longer.
+    """
+    return fitted(lambda processor: _alone(chain, samples, processor), seconds, memory_bytes_per_s, launch_s)
+
+
+def fitted(
+    predicted: Callable[[Processor], float], seconds: float, memory_bytes_per_s: float, launch_s: float
+) -> Processor:
+    """The device with which `predicted` gives so many seconds. Raises ValueError where no rate does."""
+
+    def device(exponent: float) -> Processor:
+        return Processor(math.exp(exponent), memory_bytes_per_s, launch_s)
+
+    low, high = math.log(1e3), math.log(1e21)
+    if predicted(device(high)) > seconds:
+        raise ValueError(f"{seconds:g} s are less than memory, launches and links take")
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if predicted(device(middle)) > seconds else (low, middle)
+    return device(high)
+
+
+def _alone(chain: Chain, samples: int, processor: Processor) -> float:
+    no_links: Links = None  # type: ignore[assignment]
+    way = Divided(chain, Parallel.model_construct(data=1, tensor=1, pipeline=1), 1, samples, processor, no_links)
+    return sum(way._work(block, 1 + _BACKWARD) for block in chain.blocks)
+
+
+def candidates(devices: int, blocks: int, most_tensor: int, heads: int | None = None) -> Iterator[Parallel]:
+    """All data × pipeline × tensor meshes of so many devices that a chain of `blocks` takes, without microbatches.
+
+    A tensor group has at most `most_tensor` ranks, and divides the `heads` evenly, if there are any.
+    """
+    divisors = [size for size in range(1, math.isqrt(devices) + 1) if devices % size == 0]
+    divisors = sorted({*divisors, *(devices // size for size in divisors)})
+    for tensor in divisors:
+        if tensor > most_tensor or (heads and heads % tensor):
+            continue
+        for pipeline in divisors:
+            if devices % (tensor * pipeline) == 0 and pipeline <= blocks:
+                yield Parallel(data=devices // tensor // pipeline, pipeline=pipeline, tensor=tensor)
+
+
+def search(
+    chain: Chain,
+    devices: int,
+    batch: int,
+    processor: Processor,
+    cluster: Cluster,
+    heads: int | None = None,
+    fits: Callable[[Divided], bool] = lambda way: True,
+    recompute: bool = False,
+    count: int = 5,
+) -> list[tuple[Divided, MeshStep]]:
+    """The fastest `count` ways that fit to train `batch` samples a step, all together, on so many devices.
+
+    All meshes and sizes of microbatches are estimated; the best of those that fit are then simulated.
+    """
+    links, ways = Links(cluster), list[tuple[float, Divided]]()
+    for axes in candidates(devices, len(chain.blocks), cluster.ranks_per_host, heads):
+        share, rest = divmod(batch, int(axes.data))
+        if rest or not share:
+            continue
+        for samples in (size for size in range(1, min(share, _MOST_SAMPLES) + 1) if share % size == 0):
+            if share // samples >= axes.pipeline:
+                way = Divided(chain, axes, share // samples, samples, processor, links, recompute)
+                ways.append((way.estimate(), way))
+    best = list[tuple[Divided, MeshStep]]()
+    for _, way in sorted(ways, key=lambda pair: pair[0]):
+        if fits(way):
+            best.append((way, way.step()))
+            if len(best) == 2 * count:
+                break
+    return sorted(best, key=lambda pair: pair[1].seconds)[:count]

@@ -1,0 +1,150 @@
+"""Steps of models that ranks divide, without ranks: closed forms, the schedules of training, the search."""
+
+from __future__ import annotations
+
+import time
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdkit.core.schedules import bubble
+from hvdkit.recipe.communication import Parallel
+from hvdkit.simulator import chains, meshes
+from hvdkit.simulator import cluster as clusters
+from hvdkit.simulator.costs import Network
+from hvdkit.simulator.meshes import Block, Chain, Divided, Links, Processor
+from hvdkit.tasks.gpt import GPT, published
+from hvdkit.tasks.parts import balanced
+from hvdkit.tasks.resnet import architecture
+from hvdkit.tasks.task import parameter_count
+
+pytestmark = pytest.mark.check
+
+A100 = clusters.load(Path("a100-nvlink-ib"))
+IDEAL = Processor(1e12, 1e30, 0.0)
+
+
+def even(blocks: int, sums: tuple[float, ...] = (), sends: float = 0.0, parameters: float = 0.0) -> Chain:
+    """Blocks of a microsecond of forward for each sample on IDEAL, which neither update nor move anything."""
+    block = Block(multiply_adds=5e5, parameters=parameters, sums=sums, sends=sends)
+    return Chain((block,) * blocks, update_bytes=0.0)
+
+
+def on(chain: Chain, microbatches: int, samples: int = 1, recompute: bool = False, **axes: object) -> Divided:
+    keys: dict[str, Any] = {"data": 1, "pipeline": 1, "tensor": 1} | axes
+    return Divided(chain, Parallel.model_construct(None, **keys), microbatches, samples, IDEAL, Links(A100), recompute)
+
+
+@pytest.mark.parametrize("schedule, chunks", [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4)])
+@pytest.mark.parametrize("stages", [1, 2, 4, 8])
+@pytest.mark.parametrize("rounds", [1, 2, 9, 40])
+def test_the_bubble_is_that_of_the_closed_form(schedule: str, chunks: int, stages: int, rounds: int) -> None:
+    many = stages * rounds
+    step = on(even(32), many, pipeline=stages, schedule=schedule, chunks=chunks).step()
+    assert step.bubble == pytest.approx(bubble(stages, many, chunks), abs=1e-12)
+    ideal = 3e-6 * 32 / stages * many
+    assert step.seconds == pytest.approx(ideal * (1 + (stages - 1) / (chunks * many)), rel=1e-12)
+
+
+def test_many_microbatches_take_as_long_as_all_of_them_simulated() -> None:
+    for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2)):
+        forward = [[1.0 + 0.3 * (stage % 3) + 0.1 * chunk for chunk in range(chunks)] for stage in range(4)]
+        backward = [[2.1 * seconds for seconds in of] for of in forward]
+        ends = meshes.finished(schedule, 64, forward, backward, 0.05)
+        assert ends == pytest.approx(meshes._simulated(schedule, 64, forward, backward, 0.05), rel=1e-3)
+
+
+def test_a_message_takes_the_links_that_stages_are_apart() -> None:
+    chain = even(4, sends=1e6)
+    near, far = (on(chain, 4, pipeline=4, data=data) for data in (1, 8))
+    assert near.hop_s == pytest.approx(float(Network(A100, 2).cost("broadcast").line(4e6)))
+    assert far.hop_s > 5 * near.hop_s  # 8 ranks of a host send at once
+    # The first microbatch waits for all boundaries forward and backward, at least.
+    alone = on(even(4), 4, pipeline=4).step().seconds
+    assert near.step().seconds >= alone + 6 * near.hop_s * (1 - 1e-9)
+
+
+def test_sums_of_a_tensor_group_are_in_forward_and_backward_and_in_what_is_computed_again() -> None:
+    chain = even(6, sums=(1e5, 1e5))
+    of_sum = float(Network(A100, 4).cost("allreduce").line(4e5 * 2))
+    for recompute, passes in ((False, 2), (True, 3)):
+        step = on(chain, 3, 2, recompute, tensor=4).step()
+        assert step.tensor_s == pytest.approx(3 * 6 * 2 * passes * of_sum)
+        work = 3 * 6 * 2 * (4 if recompute else 3) * 1e-6 / 4
+        assert step.seconds == pytest.approx(work + step.tensor_s)
+
+
+def test_groups_that_average_at_once_share_the_links_of_a_host() -> None:
+    alone = Links(A100).seconds("allreduce", 2, 8, 1e9)
+    # 8 groups of two, one of each host's ranks, each through its own of 8 ports
+    assert alone == pytest.approx(8e9 / 184e9, rel=0.05)
+    assert Links(A100).seconds("allreduce", 16, 1, 1e9) < 2 * alone
+    inside = Links(A100).seconds("allreduce", 2, 4, 1e9)
+    assert inside == pytest.approx(Links(A100).seconds("allreduce", 2, 1, 1e9))
+
+
+def test_sharded_state_updates_a_share_and_sends_as_much() -> None:
+    chain = Chain(even(4, parameters=1e8).blocks, update_bytes=28.0)
+    axes = Parallel.model_construct(data=8, pipeline=1, tensor=1)
+    processor = Processor(1e12, 1e12, 0.0)
+    whole, shares = (Divided(chain, axes, 1, 1, processor, Links(A100), False, way).step() for way in (False, True))
+    assert shares.update_s == pytest.approx(whole.update_s / 8) == pytest.approx(4e8 * 28 / 8 / 1e12)
+    assert shares.data_s == pytest.approx(whole.data_s, rel=0.02)
+
+
+def test_one_figure_of_a_device_gives_back_the_time_that_it_was_taken_from() -> None:
+    chain = chains.of_table(published("gpt2"), (1024,), 2, 2, 28)
+    device = meshes.calibrated(chain, 8, 0.4, 1.4e12, 5e-6)
+    again = Divided(chain, Parallel.model_construct(data=1, pipeline=1, tensor=1), 1, 8, device, Links(A100))
+    assert sum(again.passes(chain.blocks)[:2]) == pytest.approx(0.4)
+    with pytest.raises(ValueError, match="than memory, launches"):
+        meshes.calibrated(chain, 8, 1e-4, 1.4e12, 5e-6)
+
+
+def test_chains_have_the_parameters_and_the_work_of_their_tables() -> None:
+    for table, shape in ((published("gpt2"), (1024,)), (architecture("resnet50", 1000), (224, 224, 3))):
+        chain = chains.of_table(table, shape, 4, 4, 28)
+        held = sum(block.parameters + block.whole_parameters for block in chain.blocks) - chain.shared
+        assert held == parameter_count(table)
+        work = sum(block.multiply_adds for block in chain.blocks)
+        expected = 1024 * sum(table.work_by_block().values()) if isinstance(table, GPT) else table.multiply_adds(224)
+        assert work == expected
+
+
+def test_all_meshes_of_ten_thousand_devices_are_searched_in_two_seconds() -> None:
+    found = {(way.data, way.pipeline, way.tensor) for way in meshes.candidates(24, 100, 24)}
+    assert len(found) == 30 and all(data * stages * parts == 24 for data, stages, parts in found)
+    chain = chains.of_table(GPT("gpt", 96, 96, 12288, 2048, 51200), (2048,), 2, 2, 32)
+    begin = time.process_time()
+    ways = meshes.search(chain, 10_000, 10_000, Processor(2e14, 1.4e12, 5e-6), A100, heads=96, recompute=True)
+    assert time.process_time() - begin < 2
+    assert len(ways) == 5 and [step.seconds for _, step in ways] == sorted(step.seconds for _, step in ways)
+
+
+def test_the_search_finds_what_simulating_every_way_finds() -> None:
+    chain = chains.of_table(GPT("gpt", 12, 16, 1024, 1024, 50257), (1024,), 2, 2, 32)
+    device = Processor(2e14, 1.4e12, 5e-6)
+    (_, step), *_ = meshes.search(chain, 16, 64, device, A100, heads=16)
+    every = [
+        Divided(chain, axes, share // samples, samples, device, Links(A100)).step().seconds
+        for axes, share in ((axes, 64 // int(axes.data)) for axes in meshes.candidates(16, 12, 8, 16))
+        for samples in (1, 2, 4, 8, 16, 32, 64)
+        if share % samples == 0 and share // samples >= axes.pipeline
+    ]
+    assert step.seconds <= min(every) * 1.01
+
+
+def test_the_automatic_split_is_the_best_of_all_cuts() -> None:
+    work = [
+        block.multiply_adds for block in chains.of_table(architecture("resnet50", 1000), (224, 224, 3), 4, 4, 28).blocks
+    ]
+    for runs in (2, 3, 4, 5):
+        cuts = combinations(range(1, len(work)), runs - 1)
+        least = min(
+            max(sum(work[start:stop]) for start, stop in zip((0, *cut), (*cut, len(work)), strict=True)) for cut in cuts
+        )
+        split = balanced([int(one) for one in work], runs)
+        ends = [sum(split[:index]) for index in range(runs + 1)]
+        assert max(sum(work[start:stop]) for start, stop in pairwise(ends)) == least
