@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe import registry, schema
 from hvdkit.recipe.communication import Parallel
 from hvdkit.recipe.schema import Recipe
-from hvdkit.results.memory import MemoryNeed, Parts
+from hvdkit.results.memory import MemoryNeed, MemoryRow, Parts
 from hvdkit.runtimes.store import find
 from hvdkit.simulator import memory, sharding
 from hvdkit.simulator.sharding import STAGES, States
@@ -266,6 +267,24 @@ def test_what_does_not_fit_gets_advice() -> None:
         notes(ranks=1, device="2GiB")
         == "1 rank: does not fit at any stage that pytorch has; give recompute=true, or more ranks, or a smaller model"
     )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_tenth_of_a_gpu_stays_free_and_the_largest_batch_fits(seed: int) -> None:
+    """gpt2-xl filled 95 % of a device and was said to fit."""
+    drawn = random.Random(seed)
+    asked = [f"model.name={drawn.choice(['gpt2', 'gpt2-medium', 'gpt2-xl'])}", f"recompute={drawn.random() < 0.5}"]
+    ranks, device = drawn.choice([1, 8, 64]), f"{drawn.uniform(4, 100):.3f}GiB"
+
+    def row(batch: int) -> MemoryRow:
+        need = command.need(recipe("gpt2", *asked, f"batch_size={batch}"), [ranks], device, "pytorch")
+        assert need.device_bytes and need.room_bytes == round(0.9 * need.device_bytes)
+        assert all(row.fits == (row.total_bytes <= 0.9 * need.device_bytes) for row in need.rows)
+        return need.rows[0]
+
+    largest = row(1).largest_batch
+    assert largest is not None
+    assert not row(largest + 1).fits and (largest == 0 or row(largest).fits)
 
 
 def test_devices_are_those_of_the_cluster_files() -> None:

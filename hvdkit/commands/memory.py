@@ -89,9 +89,9 @@ def devices() -> dict[str, int]:
 
 def need(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: str) -> MemoryNeed:
     """What the recipe needs at each number of ranks and stage. Raises RequestError with all faults of the request."""
-    faults, room = Faults(), None
+    faults, device_bytes = Faults(), None
     with faults.collected():
-        room = bytes_of(device)
+        device_bytes = bytes_of(device)
     faults += [
         f"-n {number}: expected at least 1 and at most {_MOST_RANKS} ranks"
         for number in ranks
@@ -111,6 +111,7 @@ def need(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: st
         faults.append(f"{recipe.name}: only its script knows the model; expected a recipe of a ResNet or a GPT")
     faults.report()
     gpu = recipe.device != "cpu" and (device is not None or recipe.device == "gpu")
+    room = None if device_bytes is None else memory.usable(device_bytes, gpu)
     value, once = ITEM_BYTES[PRECISIONS[recipe.precision].parameters], memory.gathered_once(architecture)
     divides = set(dividing(recipe).values())
     rows = []
@@ -149,7 +150,8 @@ def need(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: st
         framework=framework,
         framework_source=RESIDENT_SOURCE["gpu" if gpu else "cpu"],
         device=device,
-        device_bytes=room,
+        device_bytes=device_bytes,
+        room_bytes=room,
         rows=rows,
         notes=notes,
     )

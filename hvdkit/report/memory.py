@@ -12,6 +12,8 @@ def title(need: MemoryNeed) -> str:
     """What the tables are of."""
     how = f"{need.precision}{', recompute' if need.recompute else ''}, batch {need.batch_size}"
     room = "" if need.device_bytes is None else f"; {need.device} has {need.device_bytes / 2**20:,.0f} MiB"
+    if need.device_bytes and need.room_bytes and need.room_bytes < need.device_bytes:
+        room += f", {need.room_bytes / 2**20:,.0f} to fill"
     return f"{need.recipe}: {need.model}, {need.parameters:,} parameters, {how}; MiB of a rank{room}"
 
 

@@ -49,12 +49,15 @@ class MemoryRow(Figures):
     total_bytes: Count
     sent_bytes_per_step: Count | None = Field(description="bytes that a rank sends in a step without compression")
     supported: bool = Field(description="whether hvdkit trains so under the framework")
-    fits: bool | None = Field(description="whether the device has as much memory")
+    fits: bool | None = Field(description="whether the device has as much memory to fill")
     largest_batch: Count | None = Field(description="the largest batch_size that fits; 0: none does")
 
 
 class MemoryNeed(Figures, Result, file="memory.json"):
-    """`memory.json`. `framework_source` says where the framework's own bytes come from."""
+    """`memory.json`. `framework_source` says where the framework's own bytes come from.
+
+    `room_bytes` is what of the device's memory, `device_bytes`, a rank may fill: nine tenths of a GPU's.
+    """
 
     schema_version: Literal[1] = 1
     recipe: str
@@ -67,6 +70,7 @@ class MemoryNeed(Figures, Result, file="memory.json"):
     framework_source: str
     device: str | None
     device_bytes: Count | None
+    room_bytes: Count | None = None
     rows: list[MemoryRow]
     notes: list[str] = Field(default_factory=list)
 

@@ -135,6 +135,16 @@ class Case:
     def traffic(self) -> Traffic:
         """What is sent for the gradients."""
         traffic = compression_costs.traffic(self.compression, self.workload, self.data_ranks)
+        if self.compression.method == "topk" and not traffic.warning and self.data_ranks > 1:
+            dense = compression_costs.traffic(_DENSE, self.workload, self.data_ranks)
+            chosen = self.algorithm or self.rules.algorithm
+            gathered, summed = (
+                float(self.network.cost(phase.operation, chosen if phase.operation == "allreduce" else None).line(sent))
+                for phase, sent in ((way.phases[0], float(way.phases[0].sizes.sum())) for way in (traffic, dense))
+            )
+            if gathered > summed:
+                told = f"top-k of {self.compression.ratio:g} takes longer to send than uncompressed gradients"
+                traffic = replace(dense, warning=f"{told} at {self.data_ranks} ranks, so these are predicted")
         if self.stage == "none":
             return traffic
         return replace(traffic, phases=tuple(SentBytes("reducescatter", phase.sizes) for phase in traffic.phases))

@@ -23,16 +23,17 @@ On a path over several levels of links, latencies add up and the lowest rate cou
 same links share them.
 
 A measurement of the same operation over the same ranks takes precedence over all formulas. For other numbers of ranks,
-the time of one hop is interpolated between the measured numbers (linearly over their logarithms); where a measurement
-cannot be resolved into hops, the formula is scaled so that it agrees with the measured latency and asymptotic rate. All
-costs rise with the bytes, and have jumps only where a measured protocol has them.
+latencies and rates of a measured ring change as the formula's do, and between two measured numbers lie between them;
+sizes at which a protocol switches stay. Where a measurement cannot be resolved into hops, the formula is scaled so that
+it agrees with the measured latency and asymptotic rate. All costs rise with the bytes, and have jumps only where a
+measured protocol has them. Over more ranks none takes less, but halving-doubling over a power of two.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
@@ -320,23 +321,46 @@ class Network:
         ranks = self.local if level_index == 0 and len(self.cluster.levels) > 1 else self.ranks
         if index > 0 and self.in_memory:
             ranks //= self._size(0)
-        below = next((m for m in reversed(known) if m.ranks <= ranks), known[0])
-        above = next((m for m in known if m.ranks >= ranks), known[-1])
-        if below.ranks == above.ranks:
-            level = self.levels[index][0]
-            return _hop_of(below).slowed(level.crowded(ranks) / level.crowded(below.ranks))
-        share = math.log(ranks / below.ranks) / math.log(above.ranks / below.ranks)
-        return _hop_of(below).times(1 - share) + _hop_of(above).times(share)
+        between = self.levels[index][0]
+        lines = [_over(m, ranks).slowed(between.crowded(ranks) / between.crowded(m.ranks)) for m in known]
+        times, share = _steps("allreduce", ranks, known[0].algorithm)
+        return _combined(known, lines, ranks).repeated(1 / times, 1 / share)
 
     def _agreeing(self, line: PiecewiseLinear, operation: Operation, algorithm: Way | None) -> PiecewiseLinear:
-        """A formula's `line`, scaled to the nearest measurement that does not say what a hop takes."""
+        """A formula's `line`, made to agree with measurements that do not say what a hop takes.
+
+        Between two numbers of ranks the measured times are interpolated as the formula's latencies grow.
+        """
         hops = [m for index in range(len(self.cluster.levels)) for m in self._in_hops(index)]
         nearest = self._nearest([m for m in self._measurements(operation, algorithm) if m not in hops])
         if nearest is None:
             return line
-        bare = self.cluster.model_copy(update={"measured": hops, "ranks_per_host": nearest[1].ranks_per_host})
-        formula, _ = Network(bare, nearest[1].ranks)._formula(operation, nearest[1].algorithm, 1)
-        known, small = _measured_line(nearest[1]), max(1.0, float(nearest[1].smallest_bytes))
+        alike = [
+            m
+            for m in self._measurements(operation, nearest[1].algorithm)
+            if m not in hops and (m.ranks_per_host == nearest[1].ranks_per_host)
+        ]
+        below = max((m for m in alike if m.ranks < self.ranks), key=lambda m: m.ranks, default=None)
+        above = min((m for m in alike if m.ranks > self.ranks), key=lambda m: m.ranks, default=None)
+        if below is None or above is None:
+            scaled, known = self._scaled(line, below or above or nearest[1], hops), below or above
+            bound = piecewise_linear.greatest if below else piecewise_linear.least
+            return bound([scaled, _measured_line(known)]) if known else scaled
+        small = float(max(below.smallest_bytes, above.smallest_bytes, 1))
+        ends = [float(self._formula_of(m, hops)(small)) for m in (below, above)]
+        grown = (float(line(small)) - ends[0]) / (ends[1] - ends[0]) if ends[1] > ends[0] else 0.0
+        weight = min(1.0, max(0.0, grown))
+        return _measured_line(below).times(1 - weight) + _measured_line(above).times(weight)
+
+    def _formula_of(self, measured: Measured, hops: list[Measured]) -> PiecewiseLinear:
+        """What the formula has for what was measured."""
+        bare = self.cluster.model_copy(update={"measured": hops, "ranks_per_host": measured.ranks_per_host})
+        return Network(bare, measured.ranks)._formula(measured.operation, measured.algorithm, 1)[0]
+
+    def _scaled(self, line: PiecewiseLinear, measured: Measured, hops: list[Measured]) -> PiecewiseLinear:
+        """A formula's `line`, by the measured latency and asymptotic rate over the formula's own there."""
+        formula = self._formula_of(measured, hops)
+        known, small = _measured_line(measured), max(1.0, float(measured.smallest_bytes))
         latency = float(known(small)) / max(float(formula(small)), 1e-15)
         rate = known.slope[-1] / max(formula.slope[-1], 1e-24)
         return line.slowed(rate / latency).times(latency) if rate > 0 < latency else line
@@ -355,10 +379,51 @@ def _measured_line(measured: Measured) -> PiecewiseLinear:
     return piecewise_linear.of_measured(measured.pieces, measured.largest_bytes)
 
 
-def _hop_of(measured: Measured) -> PiecewiseLinear:
-    """One hop of a measured ring: as `hop_pieces`, also beyond the largest size."""
-    times, share = _steps(measured.operation, measured.ranks, measured.algorithm)
-    return _measured_line(measured).repeated(1 / times, 1 / share)
+def _over(measured: Measured, ranks: int) -> PiecewiseLinear:
+    """A measured allreduce over another number of ranks, by its formula.
+
+    Latencies grow with the messages, rates change with what a rank sends. Where the library switches its protocol is a
+    size of the whole tensor, so it stays: carried over by the size of a message, more ranks took less time.
+    """
+    line = _measured_line(measured)
+    (times, share), (known, known_share) = (
+        _steps("allreduce", count, measured.algorithm) for count in (ranks, measured.ranks)
+    )
+    slower = times * share / (known * known_share)
+    return PiecewiseLinear(line.starts, line.latency * (times / known), line.slope * slower)
+
+
+def _combined(known: Sequence[Measured], lines: Sequence[PiecewiseLinear], ranks: int) -> PiecewiseLinear:
+    """The allreduce over so many ranks, from what each of the `known`, by rising ranks, comes to there (`lines`).
+
+    Beyond the measured numbers it is the nearest's. Between two of them, times a (n - 1) + b (n - 1) / n through both,
+    where neither part is negative: so times never fall with the ranks where what was measured does not.
+    """
+    counts = [m.ranks for m in known]
+    if ranks <= counts[0] or ranks >= counts[-1]:
+        return lines[0 if ranks <= counts[0] else -1]
+    after = next(i for i, count in enumerate(counts) if count >= ranks)
+    if counts[after] == ranks:
+        return lines[after]
+    below, above = known[after - 1], known[after]
+    first, last = _measured_line(below), _measured_line(above)
+
+    def weight(grown: Callable[[int], float]) -> PiecewiseLinear:
+        """Interpolated as `grown` grows with the ranks."""
+        here, start, end = grown(ranks), grown(below.ranks), grown(above.ranks)
+        part = (here - start) / (end - start)
+        return first.times(1 - part) + last.times(part)
+
+    by_bytes = weight(lambda count: (count - 1) / count)
+    if below.algorithm == "memory":  # whose latency does not grow
+        return by_bytes
+    by_latency = weight(lambda count: count - 1)
+    # a (n - 1) + b (n - 1) / n = (n - 1) (a + b / n): linear in 1 / n but for the first factor
+    part = (1 / ranks - 1 / below.ranks) / (1 / above.ranks - 1 / below.ranks)
+    both = first.times((1 - part) * (ranks - 1) / (below.ranks - 1))
+    both += last.times(part * (ranks - 1) / (above.ranks - 1))
+    low, high = piecewise_linear.least([by_bytes, by_latency]), piecewise_linear.greatest([by_bytes, by_latency])
+    return piecewise_linear.greatest([low, piecewise_linear.least([high, both])])
 
 
 def _steps(operation: Operation, ranks: int, way: str) -> tuple[float, float]:

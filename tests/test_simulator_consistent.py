@@ -1,0 +1,90 @@
+"""No two answers contradict each other: properties over random cases, each of which was once broken.
+
+Every case is drawn from its seed, so each run tries the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvdkit.simulator.cluster import Cluster
+from hvdkit.simulator.compression_costs import CompressionSetting
+from hvdkit.simulator.costs import Network
+from hvdkit.simulator.piecewise_linear import of_measured
+from hvdkit.simulator.step import Case, period
+from tests import simulating
+
+pytestmark = pytest.mark.check
+
+OPERATIONS = ("allreduce", "allgather", "alltoall", "reducescatter")  # of steps
+SIZES = [4.0 * 1.7**i for i in range(36)]
+
+
+def curve(drawn: random.Random, ranks: int, slower: float = 1.0, **more: Any) -> dict[str, Any]:
+    """A measured allreduce whose protocol switches to more latency and a higher rate, with a jump up or down."""
+    latency, rate = slower * drawn.uniform(10, 500), drawn.uniform(500, 5000) / slower
+    pieces = [{"from_bytes": 0, "latency_us": latency, "mbit_per_s": rate}]
+    for start in sorted(drawn.sample(range(500, 200_000), drawn.randint(0, 2))):
+        faster = rate * drawn.uniform(1.1, 4)
+        ends = latency + 8 * start / rate
+        latency = max(0.0, ends * drawn.uniform(0.5, 3) - 8 * start / faster)
+        rate = faster
+        if latency + 8 * start / rate > 0.3 * ends:  # a cluster file takes no greater fall
+            pieces.append({"from_bytes": start, "latency_us": latency, "mbit_per_s": rate})
+    known = {"residual_percent": 3.0, "smallest_bytes": 4, "largest_bytes": 10**6}
+    return {"operation": "allreduce", "ranks": ranks, "pieces": pieces} | known | more
+
+
+def measured(seed: int) -> Cluster:
+    """One to three numbers of hosts were measured; more took no less."""
+    drawn = random.Random(seed)
+    counts = sorted(drawn.sample([2, 3, 4, 6, 8, 16, 24], drawn.randint(1, 3)))
+    algorithm = drawn.choice(["ring", "ring", "tree"])
+    while True:
+        rows = [curve(drawn, count, 1.5**place, algorithm=algorithm) for place, count in enumerate(counts)]
+        made = simulating.cluster(measured=rows, software={"algorithms": [algorithm]})
+        lines = [of_measured(row.pieces, row.largest_bytes)(np.array(SIZES)) for row in made.measured]
+        if all((more >= fewer).all() for fewer, more in itertools.pairwise(lines)):
+            return made
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_more_hosts_never_take_less_time(seed: int) -> None:
+    """A protocol switch was carried over by the size of a message: 0.81 ms on 12 hosts, 0.40 on 16."""
+    made = measured(seed)
+    for operation in OPERATIONS:
+        before = np.zeros(len(SIZES))
+        for hosts in (2, 3, 4, 5, 6, 7, 8, 12, 16, 20, 24, 32, 100, 1000):
+            seconds = Network(made, hosts).cost(operation).line(np.array(SIZES))  # type: ignore[arg-type]
+            assert (seconds >= before * (1 - 1e-9)).all(), (operation, hosts)
+            before = seconds
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_between_two_measured_numbers_of_hosts_times_lie_between(seed: int) -> None:
+    made = measured(seed)
+    ends = [row.ranks for row in made.measured]
+    lines = {count: Network(made, count).cost("allreduce").line(np.array(SIZES)) for count in range(2, 25)}
+    for low, high in itertools.pairwise(ends):
+        for count in range(low, high + 1):
+            assert (lines[low] <= lines[count] * (1 + 1e-9)).all() and (lines[count] <= lines[high] * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_top_k_is_never_predicted_slower_to_send_than_all(seed: int) -> None:
+    """It fell back by bytes, where latencies decide; and more hosts take no less time."""
+    drawn = random.Random(seed)
+    made = simulating.cluster(latency_us=10 ** drawn.uniform(0, 3), mbit_per_s=10 ** drawn.uniform(1, 5))
+    compression = CompressionSetting(method="topk", ratio=10 ** drawn.uniform(-3, -0.5))
+    work, before = simulating.workload("resnet20", 0.05, 10), 0.0
+    for ranks in (2, 3, 4, 8, 16, 32, 64, 128, 512):
+        dense = Case(work, Network(made, ranks), "grouped", threshold_bytes=1e12)
+        sparse = Case(work, dense.network, "grouped", compression, compression_s=0.0, threshold_bytes=1e12)
+        seconds = period(sparse)
+        assert before * (1 - 1e-9) <= seconds <= period(dense) * (1 + 1e-9), ranks
+        before = seconds
