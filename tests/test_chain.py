@@ -58,37 +58,6 @@ def test_a_recipe_is_profiled_advised_on_and_trained_as_advised(hvdkit: Hvdkit, 
 
 
 @pytest.mark.check
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ([RECIPE, "-np", 1], "--cluster: expected a cluster file"),
-        ([RECIPE, "--resume"], "--resume: expected --out"),
-        ([RECIPE, "--steps", 2], "--steps 2: expected 8 to 100000"),
-        ([RECIPE, "--framework", "torch"], "torch"),
-        ([RECIPE, "--price", -1], "--price -1"),
-        ([RECIPE, "-n", 0], "-n 0: expected at least 1"),
-        ([RECIPE, "--apply", "profile.json"], "is there already"),
-        ([RECIPE, "batch_size=0"], "batch_size"),
-        (["resnet21"], "resnet21"),
-        (["none.yaml"], "none.yaml: no such file"),
-        (["profile.json", "batch_size=4", "-np", 2], "-np, key=value: expected a recipe"),
-        (["alone.json"], "--cluster: expected a cluster file"),
-        (["profile.json", "--cluster", "dgx1-p100", "-n", 9], "-n 9: expected at least 1 and at most 8 ranks"),
-    ],
-)
-def test_bad_requests_are_one_line_and_status_2(
-    inside: Hvdkit, tmp_path: Path, arguments: list[object], expected: str
-) -> None:
-    profiles.save(simulating.profile(), tmp_path / "profile.json")
-    profiles.save(simulating.profile(np=1), tmp_path / "alone.json")
-    done = inside("advise", *arguments)
-    assert done.returncode == 2
-    assert expected in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert not (tmp_path / "runs").exists(), "nothing was started"
-
-
-@pytest.mark.check
 def test_no_sure_gain_leaves_the_advice_and_no_recipe(hvdkit: Hvdkit, tmp_path: Path) -> None:
     profiles.save(simulating.profile(), tmp_path / "profile.json")
     clusters.save(simulating.cluster(mbit_per_s=1e6), tmp_path / "fast.yaml")

@@ -232,25 +232,6 @@ def test_sigterm_ends_behind_a_checkpoint_with_status_0(hvdkit: Hvdkit, recipe: 
     assert (result.first_step, result.steps) == (step, step + 2)
 
 
-def test_wrong_folders_and_options_are_one_line(
-    checkpoint_40: Path, inside: Hvdkit, recipe: Path, tmp_path: Path
-) -> None:
-    broken = tmp_path / "broken"
-    shutil.copytree(checkpoint_40, broken)
-    save_file({"fc.weight": np.zeros(1)}, broken / "model.safetensors")
-    for arguments, part in (
-        (("evaluate", "nowhere"), "nowhere: no such folder"),
-        (("evaluate", broken), "model.safetensors: damaged"),
-        (("evaluate", checkpoint_40, "epochs=x"), "epochs: expected"),
-        (("train", recipe, "--resume", "--out", "r", "checkpoint=null"), "a recipe without `checkpoint: null`"),
-        (("train", recipe, "--resume", "--overwrite", "--out", "r"), "expected one of them, got both"),
-        (("train", recipe, "--out", "r", "checkpoint={every_epochs: 0}"), "expected every_epochs or every_steps"),
-    ):
-        done = inside(*arguments)
-        assert done.returncode == 2 and part in done.stderr and "Traceback" not in done.stderr, done.stderr
-    assert not (tmp_path / "r").exists()
-
-
 @pytest.mark.parametrize("asked", [[], ["checkpoint={every_steps: 1}"]], ids=["by default", "asked"])
 def test_runs_that_only_measure_keep_nothing(
     asked: list[str], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

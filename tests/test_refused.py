@@ -61,6 +61,8 @@ REQUESTS: list[tuple[str, Words, Words, str, Words]] = [
      ("model.weights=w.safetensors", "model.classes=11", "model.new_head=true")),
     ("train", DIGITS, ("model.weights=w.safetensors", "model.name=resnet32"), "recipe's model, got a resnet20",
      ("model.weights=w.safetensors",)),
+    ("train", ("resnet20-digits",), ("--out", "w.safetensors"), "is a file", OUT),
+    ("train", ("resnet20-digits",), ("--out", "mine", "--overwrite"), "holds 'thesis.tex', which hvdkit has not", OUT),
     ("train", DIGITS, ("--framework", "jax"), "unknown framework 'jax'", ("--framework", "mxnet")),
     ("train", DIGITS, ("--framework", "mxnet", "precision=bf16"), "precision: mxnet", ("--framework", "mxnet")),
     ("train", DIGITS, ("--rival", "ddp", "-np", 2, "sync.every=2"), "--rival ddp: does not support Local SGD",
@@ -106,6 +108,13 @@ REQUESTS: list[tuple[str, Words, Words, str, Words]] = [
     ("predict", PREDICT, ("-n", 0), "-n 0: expected at least 1", ("-n", 4)),
     ("advise", ADVISE, ("--cluster", "v100"), "did you mean 'v100-nvlink-ib'", ("--cluster", "v100-nvlink-ib")),
     ("advise", ("resnet20-digits", *OUT), ("batch_size=1000",), "over 2 ranks, got 1000", ()),
+    ("advise", DIGITS, ("-np", 1), "--cluster: expected a cluster file", ()),
+    ("advise", ("resnet20-digits",), ("--resume",), "--resume: expected --out", OUT),
+    ("advise", DIGITS, ("--steps", 2), "--steps 2: expected 8 to 100000", ()),
+    ("advise", DIGITS, ("--price", -1), "--price -1", ()),
+    ("advise", ADVISE, ("batch_size=4", "-np", 2), "-np, key=value: expected a recipe",
+     ("--cluster", "v100-nvlink-ib")),
+    ("advise", ("alone.json", *OUT), (), "--cluster: expected a cluster file", ("--cluster", "v100-nvlink-ib")),
     ("advise", ADVISE, ("--apply", "profile.json"), "is there already", ("--cluster", "v100-nvlink-ib")),
     ("report", (), ("kept", "--out", "page"), "neither compare.json nor result.json", (REAL, "--out", "page")),
     ("report", (), (REAL, "--out", "profile.json"), "--out profile.json: cannot be made", (REAL, "--out", "page")),
@@ -129,6 +138,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Any processor may be the one that runs this test, also the one of the recorded comparison.
     (place / "compare.json").write_text(re.sub(r'("processor": ")[^"]*', r"\1another machine", comparison))
     profiles.save(simulating.profile(), place / "profile.json")
+    profiles.save(simulating.profile(np=1), place / "alone.json")
+    (place / "mine").mkdir()
+    (place / "mine" / "thesis.tex").touch()
     state = resnet.architecture("resnet20", 10).initial_state(1)
     save_file(state, place / "w.safetensors")
     zeros = {f"optimizer.momentum.{name}": np.zeros_like(value) for name, value in state.items()}
@@ -161,7 +173,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() if path.is_file() else b"" for path in sorted(folder.rglob("*"))}
 
 
-@pytest.mark.parametrize("request_", REQUESTS, ids=lambda each: f"{each[0]} {each[2][0]}")
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda each: " ".join(map(str, (each[0], *each[2][:1]))))
 def test_a_refused_request_leaves_nothing_and_runs_when_corrected(
     request_: tuple[str, Words, Words, str, Words], inside: Hvdkit, made: Path, tmp_path: Path, starts: None
 ) -> None:

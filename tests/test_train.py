@@ -196,31 +196,6 @@ def test_low_precision_with_accumulation(framework: str, hvdkit: Hvdkit, recipe:
     assert result.steps == 4 and 1 < result.train_loss < 5  # ten classes, drawn by lot: about 2.3
 
 
-REFUSED = [
-    (["--framework", "pytroch"], "did you mean"),
-    (["-H", "a b:2"], "-H: 'a b:2'"),
-    (["-H", "localhost:2;id"], "-H:"),
-    (["--out", "file"], "is a file"),
-    (["--out", "taken"], "the folder is not empty"),
-    (["--out", "foreign", "--overwrite"], "holds 'thesis.tex', which hvdkit has not written"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "part"), REFUSED)
-def test_wrong_requests_end_in_one_clear_line(
-    arguments: list[str], part: str, inside: Hvdkit, recipe: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    for name, content in (("taken", "result.json"), ("foreign", "thesis.tex")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / content).touch()
-    before = sorted(tmp_path.rglob("*"))
-    done = inside("train", recipe, *arguments)
-    assert done.returncode == 2
-    assert part in done.stderr and "Traceback" not in done.stderr
-    assert sorted(tmp_path.rglob("*")) == before, "nothing may be written"
-
-
 def test_a_missing_runtime_is_named_with_its_remedy(inside: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     done = inside("train", recipe, "--framework", "keras", HVDKIT_RUNTIMES=str(tmp_path / "none"))
     assert done.returncode == 2
