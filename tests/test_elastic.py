@@ -289,18 +289,6 @@ def test_sigterm_ends_it_behind_a_checkpoint(start: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--host-discovery-script", "/bin/true"], "expected an `elastic` section in the recipe"),
-        (["elastic={max_np: 2}", "--host-discovery-script", "/nowhere"], "expected a program that prints host:slots"),
-    ],
-)
-def test_wrong_requests_are_told_in_one_line(inside: Hvdkit, arguments: list[str], told: str) -> None:
-    done = inside("train", RECIPE, "--framework", "mxnet", "--out", "out", *arguments)
-    assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
-
-
-@pytest.mark.parametrize(
     ("text", "told"),
     [
         ("#!/bin/sh\necho no cloud today >&2; exit 3", "failed with status 3: no cloud today"),

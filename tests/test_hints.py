@@ -66,9 +66,8 @@ DRY = ("--dry-run", "--json")
         (["resnet50-imagenet.yaml"], "the recipe is the first word, and there is one only"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("command", ["train", "compare"])
-def test_what_may_have_been_meant(command: str, words: list[Any], told: str, inside: Hvdkit) -> None:
-    done = inside(command, DIGITS, *words)
+def test_what_may_have_been_meant(words: list[Any], told: str, inside: Hvdkit) -> None:
+    done = inside("train", DIGITS, *words)
     assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 

@@ -25,7 +25,7 @@ from hvdkit.results import pipeline as pipelines
 from hvdkit.results import profile
 from hvdkit.results.profile import Profile
 from tests import profiled
-from tests.conftest import ROOT, Hvdkit
+from tests.conftest import ROOT
 from tests.profiled import AHEAD, BACKWARD, FORWARD, MS, NEGOTIATION, SLOWER, STEP, TRANSFER, UPDATE
 
 pytestmark = pytest.mark.check
@@ -346,21 +346,6 @@ def test_what_is_not_profiled_is_told(checked: Recipe) -> None:
     assert not profile_.plan(checked, "pytorch", Placement(2)).left_out
     with pytest.raises(RequestError, match=r"sync\.every: expected at most 1000"):
         profile_.plan(schema.load(DIGITS, ["sync={every: 1001}"]), "pytorch", Placement(2))
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--steps", "1"], "--steps 1: expected 8 to 100000"),
-        (["--framework", "mxnet", "--torch-profiler"], "--torch-profiler: mxnet has none"),
-    ],
-)
-def test_a_wrong_request_is_told_before_anything_starts(
-    hvdkit: Hvdkit, tmp_path: Path, options: list[str], told: str
-) -> None:
-    done = hvdkit("profile", DIGITS, *options, "--out", "new")
-    assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
-    assert not (tmp_path / "new").exists()
 
 
 def test_the_plan_lets_horovod_begin_its_timeline_late(checked: Recipe) -> None:
