@@ -7,7 +7,6 @@ import contextlib
 import os
 import pickle
 import re
-import resource
 import socket
 import subprocess
 import threading
@@ -19,25 +18,16 @@ import pytest
 from hvdkit.runtimes import store
 from tests import hygiene
 from tests.launching import wait_until
+from tests.strangers import MANY, command_lines, heard, listening, many_files, silent  # noqa: F401 - a fixture for all
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 SERVICES = Path(__file__).with_name("horovod_services.py")
 HTTP = ("store", "rendezvous", "elastic")
 KINDS = (*HTTP, "notification", "driver", "task")
-MANY = 2000
 
 
 def python() -> str:
     return str(store.find("pytorch").python)
-
-
-@pytest.fixture(autouse=True)
-def many_files() -> Iterator[None]:
-    """More open files for this process than those that it attacks have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4 * MANY, hard), hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class Server:
@@ -116,15 +106,11 @@ SAYINGS = {
 
 def answer(port: int, what: bytes) -> bytes:
     """All that is answered to this until the port closes the connection."""
-    said = b""
     with socket.create_connection(("127.0.0.1", port), hygiene.patience(30)) as stranger:
         with contextlib.suppress(OSError):
             stranger.sendall(what)
             stranger.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(ConnectionError):
-            while part := stranger.recv(4096):
-                said += part
-    return said
+        return heard(stranger)
 
 
 def test_a_server_reads_no_more_than_a_header_of_strangers(kind: str, server: Server, tmp_path: Path) -> None:
@@ -146,14 +132,14 @@ def test_what_was_recorded_is_refused(kind: str, server: Server) -> None:
 
     def pass_on(client: socket.socket) -> None:
         with client, socket.create_connection(("127.0.0.1", server.port)) as there:
-            heard = b""
+            said = b""
             back = threading.Thread(target=copy, args=(there, client), daemon=True)
             back.start()
             with contextlib.suppress(OSError):
                 while part := client.recv(65536):
-                    heard += part
+                    said += part
                     there.sendall(part)
-            recorded.append(heard)
+            recorded.append(said)
 
     def copy(there: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -178,10 +164,7 @@ def test_what_was_recorded_is_refused(kind: str, server: Server) -> None:
 
 @pytest.mark.parametrize("kind", ["elastic", "notification"], indirect=True)
 def test_silent_strangers_keep_nobody_out(server: Server) -> None:
-    strangers = []
-    for _ in range(MANY):
-        with contextlib.suppress(OSError):
-            strangers.append(socket.create_connection(("127.0.0.1", server.port), 5))
+    strangers = silent(server.port)
     assert len(strangers) > MANY / 2
     assert server.honest() == "ok"
     assert server.fact("Threads") < 300
@@ -260,21 +243,13 @@ def test_nobody_takes_the_place_of_a_rank(tmp_path: Path) -> None:
     """In Gloo, while a rank waits for another one to connect."""
     (tmp_path / "rank.py").write_text(RANK)
 
-    def ports(pid: int) -> set[int]:
-        inodes = set()
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                inodes.add(str(descriptor.readlink()))
-        rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
-        return {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
-
     command = [python(), "-c", OWN, str(tmp_path / "rank.py"), "late"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             pid = int(process.stdout.readline())
             found: set[int] = set()
-            assert wait_until(lambda: bool(found.update(ports(pid)) or found), 60)
+            assert wait_until(lambda: bool(found.update(listening(pid)) or found), 60)
             strangers = []
             for port in found:
                 assert answer(port, bytes(8) + os.urandom(2**12)) == b""
@@ -286,15 +261,6 @@ def test_nobody_takes_the_place_of_a_rank(tmp_path: Path) -> None:
     assert strangers
 
 
-READER = """
-import os
-while True:
-    for name in os.listdir("/proc"):
-        try:
-            print(repr(open("/proc/%s/cmdline" % name, "rb").read()) if name.isdigit() else "", flush=True)
-        except OSError:
-            continue
-"""
 LISTENING = """
 import os, psutil, horovod.torch as hvd
 hvd.init()
@@ -318,21 +284,12 @@ def test_horovodrun_shows_no_value_of_the_environment(elastic: bool, tmp_path: P
     if elastic:
         places = ["--host-discovery-script", str(tmp_path / "hosts"), "--network-interfaces", "lo"]
     command = [python(), "-m", "horovod.runner.launch", "-np", "2", *places, "--gloo", "--verbose"]
-    other = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
-    lines = tmp_path / "lines"
-    with (
-        lines.open("w") as output,
-        subprocess.Popen([*other, "/usr/bin/env", "python3", "-c", READER], stdout=output) as reader,
-    ):
-        try:
-            done = subprocess.run(
-                [*command, python(), str(tmp_path / "rank.py")],
-                capture_output=True, text=True, timeout=hygiene.patience(180), cwd=tmp_path,
-                env={**os.environ, "MY_TOKEN": "planted 'value'"},
-            )  # fmt: skip
-            assert reader.poll() is None
-        finally:
-            reader.kill()
+    with command_lines(tmp_path) as lines:
+        done = subprocess.run(
+            [*command, python(), str(tmp_path / "rank.py")],
+            capture_output=True, text=True, timeout=hygiene.patience(180), cwd=tmp_path,
+            env={**os.environ, "MY_TOKEN": "planted 'value'"},
+        )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("ran on 2") == 2, done.stdout
     assert set(re.findall(r"listens at (\S+)", done.stdout)) == {"127.0.0.1"}

@@ -25,9 +25,9 @@ from hvdkit.results.train import read_result
 from tests import hygiene, paced
 from tests.conftest import ROOT
 from tests.launching import wait_until
+from tests.strangers import command_lines, heard, listening, many_files, silent  # noqa: F401 - a fixture for all
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
-MANY = 2000
 # A program that lets in who knows its secret, with few open files of its own left.
 SERVER = """
 import os, resource, sys
@@ -52,17 +52,6 @@ with Listener("127.0.0.1") as listener:
 """
 
 
-@pytest.fixture(autouse=True)
-def many_files() -> Iterator[None]:
-    """More open files for this process than those that it attacks have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < 4 * MANY:
-        pytest.skip(f"needs {4 * MANY} open files: ulimit -Hn")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (4 * MANY, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 @contextlib.contextmanager
 def served(files: int = 1024, left: int = 0) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
     command, path = [sys.executable, "-c", SERVER, str(files), str(left)], {"PYTHONPATH": str(ROOT)}
@@ -83,20 +72,9 @@ def honest(port: int, secret: str) -> bool:
 
 def refused(connection: socket.socket) -> bool:
     """Whether the port closes the connection, and has sent nothing but its challenge, or that it refuses."""
-    said = b""
     connection.settimeout(hygiene.patience(ANSWER_S + 5))
-    with contextlib.suppress(ConnectionError):
-        while part := connection.recv(4096):
-            said += part
+    said = heard(connection)
     return len(said) <= 33 or (said.startswith(b"HTTP/1.") and b" 200 " not in said[:16])
-
-
-def silent(port: int, count: int = MANY) -> list[socket.socket]:
-    found = []
-    for _ in range(count):
-        with contextlib.suppress(OSError):
-            found.append(socket.create_connection(("127.0.0.1", port), 5))
-    return found
 
 
 def memory_mib(pid: int) -> float:
@@ -144,7 +122,7 @@ def test_what_was_recorded_opens_no_port() -> None:
 def test_a_port_that_knows_no_secret_learns_none() -> None:
     """As where a launcher has died, and another program has got its port."""
     with socket.create_server(("127.0.0.1", 0)) as port:
-        heard: list[bytes] = []
+        answers: list[bytes] = []
 
         def answer() -> None:
             with contextlib.suppress(OSError):
@@ -152,13 +130,13 @@ def test_a_port_that_knows_no_secret_learns_none() -> None:
                     connection, _ = port.accept()
                     with connection:
                         connection.sendall(b"0" * 32 + b"\n")
-                        heard.append(connection.recv(98, socket.MSG_WAITALL))
+                        answers.append(connection.recv(98, socket.MSG_WAITALL))
                         connection.sendall(b"1" * 64 + b"\n")
 
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(PermissionError):
             connect("127.0.0.1", port.getsockname()[1], "a secret of the run", 0.5)
-        assert heard and b"a secret of the run" not in b"".join(heard)
+        assert answers and b"a secret of the run" not in b"".join(answers)
 
 
 # What strangers say to a port: nothing is read of it but a header.
@@ -218,20 +196,6 @@ status=0
 for task in $tasks; do wait $task || status=$?; done
 exit $status
 """
-# Another user reads all command lines, again and again.
-READER = """
-import os, sys
-seen = set()
-while True:
-    for name in os.listdir("/proc"):
-        try:
-            line = open("/proc/%s/cmdline" % name, "rb").read() if name.isdigit() else b""
-        except OSError:
-            continue
-        if line not in seen:
-            seen.add(line)
-            print(repr(line), flush=True)
-"""
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -252,23 +216,7 @@ def train(folder: Path, *words: str, **options: Any) -> subprocess.Popen[str]:
     )
 
 
-@contextlib.contextmanager
-def command_lines(folder: Path) -> Iterator[Path]:
-    """A file of all command lines that another user sees meanwhile."""
-    file = folder / "command_lines"
-    other = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
-    with (
-        file.open("wb") as output,
-        subprocess.Popen([*other, "/usr/bin/env", "python3", "-c", READER], stdout=output) as reader,
-    ):
-        try:
-            yield file
-            assert reader.poll() is None
-        finally:
-            reader.kill()
-
-
-def listening(mark: str) -> dict[int, tuple[int, str]]:
+def ports_of(mark: str) -> dict[int, tuple[int, str]]:
     """The ports on which processes with this mark listen: the process's number, and the address in hexadecimal.
 
     Those of Open MPI's own program are left out.
@@ -276,18 +224,8 @@ def listening(mark: str) -> dict[int, tuple[int, str]]:
     found = {}
     for pid in hygiene.started_by(mark):
         with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text().strip() in ("mpirun", "orterun"):
-                continue
-            inodes = {}
-            for table in ("tcp", "tcp6"):
-                for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-                    fields = line.split()
-                    if fields[3] == "0A":
-                        inodes[f"socket:[{fields[9]}]"] = fields[1].split(":")
-            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    if (address := inodes.get(str(descriptor.readlink()))) is not None:
-                        found[int(address[1], 16)] = (pid, address[0])
+            if Path(f"/proc/{pid}/comm").read_text().strip() not in ("mpirun", "orterun"):
+                found |= {port: (pid, address) for port, address in listening(pid).items()}
     return found
 
 
@@ -325,7 +263,7 @@ def losses(folder: Path) -> list[Any]:
         pytest.param("mpirun", [], id="mpirun", marks=pytest.mark.thorough),
         pytest.param("horovodrun", [], id="horovodrun", marks=pytest.mark.thorough),
         pytest.param("direct", [ELASTIC], id="elastic", marks=pytest.mark.thorough),
-        pytest.param("horovodrun", [ELASTIC], id="elastic-horovodrun"),
+        pytest.param("horovodrun", [ELASTIC], id="elastic-horovodrun", marks=pytest.mark.thorough),
     ],
 )
 def test_a_run_trains_on_among_strangers_and_shows_no_secret(
@@ -344,7 +282,7 @@ def test_a_run_trains_on_among_strangers_and_shows_no_secret(
         try:
             metrics = tmp_path / "out" / "metrics.jsonl"
             assert wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, 60)
-            ports = listening(mark)
+            ports = ports_of(mark)
             assert ports and all(address.endswith("7F") for _, address in ports.values()), "127.… alone"
             secrets = secrets_of(mark)
             assert secrets
