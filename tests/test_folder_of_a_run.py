@@ -125,7 +125,8 @@ def test_another_host_holds_the_folder_while_it_gives_signs_of_life(
 @pytest.mark.parametrize("text", ["", "{", "[]", owner(host="\x1b]0;x\x07"), owner(pid="7 8"), "\0" * 9999])
 def test_a_lock_that_names_nobody_is_of_a_dead_run(text: str, tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text(text)
-    FolderLock(tmp_path).release()
+    with FolderLock(tmp_path):
+        assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
 
 
 def test_a_writer_whose_lock_was_deleted_makes_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

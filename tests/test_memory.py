@@ -310,6 +310,7 @@ def test_from_python(tmp_path: Path) -> None:
         ({"device": "h10"}, "--device 'h10': expected one of a100"),
         ({"device": "0GiB"}, "--device '0GiB': expected one of"),
         ({"ranks": [0]}, "-n 0: expected at least 1"),
+        ({"framework": "jax"}, "unknown framework 'jax'"),
     ],
 )
 def test_wrong_requests(options: dict[str, Any], said: str) -> None:

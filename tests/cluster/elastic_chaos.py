@@ -1,6 +1,6 @@
 """Elastic runs under random schedules: ranks are killed, slots come and go, and training has to continue.
 
-    .venv/bin/python -m benchmarks.elastic_chaos [--framework pytorch] [--runs 10] [--events 12]
+    .venv/bin/python -m tests.cluster.elastic_chaos [--framework pytorch] [--runs 10] [--events 12]
 
 Each run trains ResNet-8 on the digits with three ranks on this machine, two at least and four at most, on slots that a
 discovery script prints. A schedule, drawn from the run's number, kills a rank, the oldest, one that joins, two within a
