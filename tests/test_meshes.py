@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from itertools import combinations, pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
+from benchmarks import mesh_rows
 from hvdkit.core.schedules import bubble
 from hvdkit.recipe.communication import Parallel
 from hvdkit.simulator import chains, meshes
@@ -148,3 +150,14 @@ def test_the_automatic_split_is_the_best_of_all_cuts() -> None:
         split = balanced([int(one) for one in work], runs)
         ends = [sum(split[:index]) for index in range(runs + 1)]
         assert max(sum(work[start:stop]) for start, stop in pairwise(ends)) == least
+
+
+def test_published_steps_are_predicted_from_one_row_of_each_model() -> None:
+    sets: dict[str, list[float]] = {}
+    for row in mesh_rows.rows():
+        if row.used_for == "validation":
+            sets.setdefault(row.set, []).append(row.error_percent)
+    assert {name: len(errors) for name, errors in sets.items()} == {mesh_rows.VTRAIN: 403, mesh_rows.MEGATRON: 3}
+    for errors in sets.values():
+        assert fmean(map(abs, errors)) < 12
+        assert abs(fmean(errors)) < 5

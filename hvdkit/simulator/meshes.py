@@ -1,8 +1,8 @@
 """The step of a model that ranks divide: data × pipeline × tensor, from its blocks and one figure of a device.
 
-A stage's passes follow each other as in training (`core/schedules.py`). A pass takes the longer of its launches and
-of its work, which is arithmetic at the device's rate and values that are moved at its memory's; then the sums of its
-tensor group, which hide after nothing (Shoeybi et al. 2019, section 3). A message between stages begins when it is
+A stage's passes follow each other as in training (`core/schedules.py`). A pass takes its work, which is arithmetic at
+the device's rate and values that are moved at its memory's, and the sums of its tensor group, which nothing hides
+(Shoeybi et al. 2019, section 3), or its launches if they take longer. A message between stages begins when it is
 computed, after those before it on the same link. At the end gradients are averaged over the data axis, and weights
 updated. Neighbors are neighbors on the tensor axis, then on the data axis, as in `core/group.py`.
 """
@@ -24,6 +24,8 @@ from hvdkit.simulator.costs import Network
 from hvdkit.tasks.parts import balanced
 
 _STEADY = 4  # times as many microbatches as stages, after which each takes as long as the one before
+_SERIAL = 0.4  # of launches, for which the device waits, as when it computes again with the same random numbers
+_OF_SUM = 2  # launches
 _MOST_SAMPLES = 64  # of a microbatch that is searched
 _BACKWARD = 2  # times a forward pass: gradients of inputs, and of weights
 
@@ -159,23 +161,23 @@ class Divided:
 
     def passes(self, blocks: Sequence[Block]) -> tuple[float, float, float]:
         """The seconds of a run's forward and backward pass, and what of both are sums of the tensor group."""
-        work, again = (
-            sum(self._work(block, 1) for block in blocks),
-            sum(self._work(block, _BACKWARD) for block in blocks),
-        )
-        values = [value for block in blocks for value in block.sums]
-        sums = sum(self._sum(value) for value in values)
-        forward, backward = work + sums, again + sums
-        more = forward if self.recompute else 0.0
-        return forward, backward + more, sums * (3 if self.recompute else 2)
+        sums = {block: sum(map(self._sum, block.sums)) for block in set(blocks)}
+        forward = sum(self._work(block, 1, sums[block]) for block in blocks)
+        backward = sum(self._work(block, _BACKWARD, sums[block]) for block in blocks)
+        again = forward if self.recompute else 0.0
+        return forward, backward + again, (3 if self.recompute else 2) * sum(sums[block] for block in blocks)
 
-    def _work(self, block: Block, times: int) -> float:
-        """A pass that has so many times the work of a forward pass."""
+    def _work(self, block: Block, times: int, sums_s: float) -> float:
+        """A pass that has so many times the work of a forward pass, with its sums, or its launches if they take longer.
+
+        `_SERIAL` was chosen on two of vTrain's models, of 1,024 and 2,048 (docs/simulator.md).
+        """
         processor, parts = self.processor, self.axes.tensor
         flop = 2 * self.samples * block.multiply_adds / parts
         moved = self.samples * (block.moved / parts + block.whole_moved) * self.chain.value_bytes
         work = flop / processor.flop_per_s + moved / processor.memory_bytes_per_s
-        return times * max(work, block.launches * processor.launch_s)
+        launches_s = times * (block.launches + _OF_SUM * len(block.sums) * (parts > 1)) * processor.launch_s
+        return max(launches_s, times * work + sums_s + _SERIAL * launches_s)
 
     def _sum(self, values: float) -> float:
         return self.links.seconds("allreduce", self.axes.tensor, 1, values * self.samples * self.chain.value_bytes)
@@ -346,7 +348,7 @@ def fitted(
 def _alone(chain: Chain, samples: int, processor: Processor) -> float:
     no_links: Links = None  # type: ignore[assignment]
     way = Divided(chain, Parallel.model_construct(data=1, tensor=1, pipeline=1), 1, samples, processor, no_links)
-    return sum(way._work(block, 1 + _BACKWARD) for block in chain.blocks)
+    return sum(way._work(block, 1 + _BACKWARD, 0.0) for block in chain.blocks)
 
 
 def candidates(devices: int, blocks: int, most_tensor: int, heads: int | None = None) -> Iterator[Parallel]:
