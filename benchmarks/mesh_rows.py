@@ -19,9 +19,9 @@ VOCABULARY = 51_200
 # bf16 values and gradients; Adam reads or writes a parameter, its gradient, fp32 master and two slots.
 VALUE_BYTES, UPDATE_BYTES = 2, 32
 # What launching a kernel takes Megatron-DeepSpeed, which computes again in backward: chosen, like what chains.py says
-# of moved values, on vTrain's two models CHOSEN. Rows of the other small models were read while the formula's form was
-# sought, but no number was chosen on them. The first predictions, with 5 us a launch and nothing chosen, were 32 to 50 %
-# too fast for the four small models, 14 % wrong for 3.6 billion parameters, and 2 % for 175 billion.
+# of moved values, on vTrain's two models CHOSEN. Rows of the other small models were read while the form of the formula
+# was sought, but no number was chosen on them. The first predictions, with 5 us a launch and nothing chosen, were 32 to
+# 50 % too fast for the four small models, 14 % wrong for 3.6 billion parameters, and 2 % for 175 billion.
 LAUNCH_S = 29e-6
 CHOSEN = {("1024", "24"), ("2048", "20")}
 
