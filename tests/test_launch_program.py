@@ -105,6 +105,16 @@ def test_an_elastic_program_survives_the_loss_of_a_rank(hvdkit: Hvdkit, tmp_path
     assert "1 rank ended well" in done.stdout
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("script", ["cifar_resnet18", "gradient_tape"])
+def test_a_script_of_2023_runs_unchanged(script: str, hvdkit: Hvdkit) -> None:
+    settings = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    done = hvdkit("launch", "-np", 2, "--out", "run", PROGRAM.with_name(f"{script}.py"), **settings)
+    assert done.returncode == 0, done.stderr
+    weights = dict(re.findall(r"^\[(\d)\] weights (\S+)$", done.stdout, re.MULTILINE))
+    assert set(weights) == {"0", "1"} and weights["0"] == weights["1"], done.stdout
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_launch_that_is_ended_leaves_no_orphan(number: signal.Signals, tmp_path: Path, mark: str) -> None:
     command = [sys.executable, "-m", "hvdkit", "launch", "-np", "2", "--out", "run", str(PROGRAM), "waits"]

@@ -25,6 +25,7 @@ from hvdkit.commands.request import Argument, Form, Option, Request, say
 from hvdkit.core.group import threads_per_rank
 from hvdkit.defaults import LAUNCHER, STALL_TIMEOUT_S
 from hvdkit.errors import Faults, RequestError
+from hvdkit.launch.diagnosis.blame import LESS_MEMORY
 from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.follow import followed
 from hvdkit.launch.job import ElasticBounds, Job
@@ -140,12 +141,15 @@ def run(request: LaunchRequest) -> Launched:
             grace_s=_GRACE_S,
             elastic=checked.elastic,
         )
+        if request.network_interface and placement.launcher == "direct":
+            say([f"--network-interface {request.network_interface}: all ranks are here, and use lo"])
         say([*placement.crowding, f"{shlex.join(checked.command)}: {_ranks(request.np)}, logs in {job.log_dir}"])
         began = time.monotonic()
         try:
             with followed(job.log_dir, quiet=job.stall_timeout_s > 0):
                 LAUNCHERS[placement.launcher].run(job)
         except RankFailure as failure:
+            failure.args = (str(failure).replace(LESS_MEMORY, "use a smaller batch"),)  # it has no recipe
             failure.exit_status = _status(failure)
             raise
         finally:
