@@ -72,8 +72,6 @@ class Dense(Strategy):
         """The means over the group by name; waits for gradients that `begin` has sent."""
         if self.trainable.overlaps:
             return self._awaited(gradients)
-        if self.group.is_alone:
-            return gradients
         if self._joined is not None and self._joined.holds(gradients):
             self.trainable.stamp((trace_events.SENT,), [])
             for vector in self._joined.vectors:
@@ -82,7 +80,8 @@ class Dense(Strategy):
             return gradients
         sent = {name: on_wire(self._adapter, gradient, self._half) for name, gradient in gradients.items()}
         packed = self.trainable.stamp((trace_events.SENT,), [tensor for tensor, _ in sent.values()])
-        means = self._adapter.allreduce(packed, self.group, "average", self.name, overwrite=True)
+        several = self.group.size > 1
+        means = self._adapter.allreduce(packed, self.group, name=self.name, overwrite=True) if several else packed
         means = self.trainable.stamp((trace_events.RECEIVED,), means)
         return {name: from_wire(self._adapter, mean, sent[name][1]) for name, mean in zip(sent, means, strict=True)}
 
