@@ -60,6 +60,11 @@ def test_it_is_found_by_words_and_loads_nothing_from_elsewhere(made: Path, brows
     assert [request for request in page.requests() if not request.startswith(("file:", "blob:"))] == []
 
 
+def test_each_page_is_in_the_menu() -> None:
+    menu = (ROOT / "docs" / "site.yml").read_text()
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f": docs/{page.name}\n" not in menu] == []
+
+
 def test_a_link_to_a_folder_becomes_text(tmp_path: Path) -> None:
     files = site.staged(tmp_path)
     assert ROOT / "docs" / "images" / "report.png" in files
