@@ -8,18 +8,19 @@ from typing import Annotated
 import typer
 
 from hvdkit.cli import terminal
-from hvdkit.cli.generated import lazy
+from hvdkit.cli.generated import HELP, lazy
 from hvdkit.commands import COMMANDS, GROUPS
 from hvdkit.errors import RequestError
 
 app = typer.Typer(
     no_args_is_help=True,
+    context_settings=HELP,
     pretty_exceptions_enable=False,
     help="One recipe, for a ResNet or a GPT, under PyTorch, TensorFlow, Keras and MXNet over real Horovod.",
 )
 _groups = {"": app}
 for _group, _meaning in GROUPS.items():
-    _groups[_group] = typer.Typer(no_args_is_help=True)
+    _groups[_group] = typer.Typer(no_args_is_help=True, context_settings=HELP)
     app.add_typer(_groups[_group], name=_group, help=_meaning)
 for _command, _meaning in COMMANDS.items():
     _group, _, _name = _command.rpartition(" ")

@@ -25,6 +25,7 @@ _DRY_RUN = typer.Option("--dry-run", help="show what would be started, and start
 _JSON = typer.Option("--json", help="with --dry-run: as JSON")
 
 
+HELP = {"help_option_names": ["-h", "--help"]}
 _WIDTH = 160  # characters of a table where there is no terminal
 
 
