@@ -9,7 +9,7 @@ import typer
 
 from hvdkit.cli import terminal
 from hvdkit.cli.generated import HELP, lazy
-from hvdkit.commands import COMMANDS, GROUPS
+from hvdkit.commands import COMMANDS, GROUPS, PANELS
 from hvdkit.errors import RequestError
 
 app = typer.Typer(
@@ -18,15 +18,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="One recipe, for a ResNet or a GPT, under PyTorch, TensorFlow, Keras and MXNet over real Horovod.",
 )
+_panels = {word: panel for panel, words in PANELS.items() for word in words.split()}
 _groups = {"": app}
 for _group, _meaning in GROUPS.items():
     _groups[_group] = typer.Typer(no_args_is_help=True, context_settings=HELP)
-    app.add_typer(_groups[_group], name=_group, help=_meaning)
+    app.add_typer(_groups[_group], name=_group, help=_meaning, rich_help_panel=_panels[_group])
 for _command, _meaning in COMMANDS.items():
     _group, _, _name = _command.rpartition(" ")
     if _group in COMMANDS:  # `bench links` beside `bench`, which hands it on
         _group, _name = "", _command
-    _groups[_group].command(_name, help=_meaning, cls=lazy(_command))(lambda: None)
+    _panel = None if _group else _panels[_name.split()[0]]
+    _groups[_group].command(_name, help=_meaning, cls=lazy(_command), rich_help_panel=_panel)(lambda: None)
 
 
 def _version(wanted: bool) -> None:

@@ -39,3 +39,10 @@ GROUPS = {
     "recipes": "The recipes that come with hvdkit.",
     "tokenizer": "Tokenizers for text: which pieces of it a language model sees.",
 }
+# Where `hvdkit --help` shows them, by their first words.
+PANELS = {
+    "Train": "train launch submit evaluate export generate predict-images tokenizer recipes",
+    "Compare": "compare parity diff report",
+    "Measure and predict": "profile bench predict plan advise memory",
+    "Environment": "doctor hosts runtime horovod",
+}
