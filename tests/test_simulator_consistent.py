@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hvdkit.errors import RequestError
+from hvdkit.profiling import published
+from hvdkit.simulator import cluster as clusters
+from hvdkit.simulator.advise import advise
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.compression_costs import CompressionSetting
 from hvdkit.simulator.costs import Network
+from hvdkit.simulator.money import Money
 from hvdkit.simulator.piecewise_linear import of_measured
+from hvdkit.simulator.predict import predict
+from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.step import Case, period
 from tests import simulating
 
@@ -88,3 +96,28 @@ def test_top_k_is_never_predicted_slower_to_send_than_all(seed: int) -> None:
         seconds = period(sparse)
         assert before * (1 - 1e-9) <= seconds <= period(dense) * (1 + 1e-9), ranks
         before = seconds
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_does_not_fit_is_refused_with_the_largest_batch_that_does(seed: int) -> None:
+    """GPT-2 at batch 32 on a V100 was 2.03 × as fast, sure; batch 100,000 had a step time."""
+    drawn = random.Random(seed)
+    model, batch, speed = drawn.choice([("resnet50", 256, 1200.0), ("resnet18", 128, 2000.0), ("gpt2", 8, 20_000.0)])
+    figure = {"tokens_per_second": speed} if model == "gpt2" else {}
+    profile = published.profile(model, None if figure else speed, batch, "V100", **figure)
+    place = clusters.load(Path(drawn.choice(["aws-p3-16xlarge", "v100-nvlink-ib"])))
+    ranks = drawn.choice([1, 8, 64])
+    with pytest.raises(
+        RequestError, match=r"needs about .* of which a tenth stays free; give --set batch_size="
+    ) as said:
+        predict(profile, place, [ranks], Settings(batch_size=100_000))
+    most = int(str(said.value).partition("give --set batch_size=")[2].split()[0])
+    (fits,) = predict(profile, place, [ranks], Settings(batch_size=most)).points
+    assert place.device.memory_mib and fits.memory_mib and fits.memory_mib <= 0.9 * place.device.memory_mib
+    with pytest.raises(RequestError, match=r"needs about"):
+        predict(profile, place, [ranks], Settings(batch_size=most + 1))
+    if seed < 3:
+        made = advise(profile, place, ranks, Settings(), Money())
+        sizes = [change.settings["batch_size"] for change in made.suggestions if set(change.settings) == {"batch_size"}]
+        assert all(size <= most for size in sizes)
+        assert not made.left_out or all("batch_size=" in why for why in made.left_out.values())

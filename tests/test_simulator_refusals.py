@@ -99,7 +99,7 @@ def test_the_remedies_are_accepted() -> None:
         predicting.predict(found, machines(), [8], read(["batch_size=256"]))
     most = int(str(fault.value).rpartition("batch_size=")[2].split()[0])
     (point,) = predicting.predict(found, machines(), [8], read([f"batch_size={most}"])).points
-    assert point.memory_mib is not None and 3900 < point.memory_mib <= 4000
+    assert point.memory_mib is not None and 3500 < point.memory_mib <= 3600, "a tenth stays free"
     with pytest.raises(RequestError):
         predicting.predict(found, machines(), [8], read([f"batch_size={most + 1}"]))
     predicting.predict(found, machines(), [8], read(["servers=4", "allreduce=central"]))
@@ -137,7 +137,7 @@ def test_advice_leaves_out_a_batch_that_does_not_fit_and_shows_the_best() -> Non
     found = on_a_device(2000.0)
     money = Money(price=1.0)
     far = TWO_LEVELS[1] | {"pieces": [{"from_bytes": 0, "latency_us": 50, "mbit_per_s": 100}]}
-    slow = machines(4500.0, levels=[TWO_LEVELS[0], far], ranks_per_host=4)
+    slow = machines(5000.0, levels=[TWO_LEVELS[0], far], ranks_per_host=4)
     advice = advising.advise(found, slow, 64, Settings(), money)
     assert [what for what in advice.left_out if what.startswith("128 images")]
     tried = [each.what for each in advice.suggestions]

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from hvdkit.errors import RequestError
 from hvdkit.recipe.faults import explain
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import piecewise_linear, step
+from hvdkit.simulator import case_memory, piecewise_linear, step
 from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level, Measured, Software
 from hvdkit.simulator.compression_costs import METHODS, CompressionSetting
 from hvdkit.simulator.costs import Network, level
@@ -94,7 +94,9 @@ def calibrate(profile: Profile) -> Calibration:
     )
     overlapped = profile.step.overlapped_communication_ms.mean > profile.step.exposed_communication_ms.mean > 0
     on_cpu = profile.device == "cpu"
-    fitted = Calibration(of_profile(profile), known, None, overlapped, profile.np, on_cpu, profile.processor)
+    recipe = case_memory.recipe_of(profile)
+    work = replace(of_profile(profile), recipe=recipe, framework=profile.framework, published=bool(profile.published))
+    fitted = Calibration(work, known, None, overlapped, profile.np, on_cpu, profile.processor)
     return replace(fitted, check_percent=_check(profile, fitted))
 
 

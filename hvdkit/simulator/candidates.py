@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from hvdkit.simulator import case_memory, refusals, step
 from hvdkit.simulator import cluster as clusters
-from hvdkit.simulator import refusals, step
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.settings import LinkSetting, Settings, applied
@@ -70,14 +70,24 @@ def software(fitted: Calibration, now: Candidate) -> Iterator[Candidate]:
         what = f"Local SGD, ranks average every {every} steps"
         yield with_keys(what, {"sync": {"every": every}}, f"local-sgd-{every}")
     work = fitted.workload
-    for times in (2, 4):
-        keys: dict[str, Any] = {"batch_size": times * (now.settings.batch_size or work.batch_size)}
-        units = keys["batch_size"] * work.units_per_sample
+    own = now.settings.batch_size or work.batch_size
+    today = fitted.case(now.cluster, now.ranks, now.settings)
+    room = case_memory.largest_batch(today)
+    for size in dict.fromkeys(_larger(own, room)):
+        keys: dict[str, Any] = {"batch_size": size}
+        units = size * work.units_per_sample
         what = f"{f'{units:,}' if work.units_per_sample > 1 else units} {work.unit} per rank and step"
+        what += ", the most that fit" if size == room else ""
         stage = refusals.cheapest(fitted.case(now.cluster, now.ranks, now.settings.model_copy(update=keys)))
         if stage not in (None, "none", now.settings.sharding):
             what, keys = f"{what}, which fit with sharding: {stage}", keys | {"sharding": stage}
         yield with_keys(what, keys, "batch")
+
+
+def _larger(own: int, room: int | None) -> list[int]:
+    """Twice and four times the batch, and the largest that fits if that is less."""
+    largest = [room] if room and own < room < 4 * own else []
+    return sorted({2 * own, 4 * own, *largest})
 
 
 def _tuned(fitted: Calibration, now: Candidate) -> Candidate | None:

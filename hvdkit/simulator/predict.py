@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from hvdkit.errors import RequestError
 from hvdkit.results.json_files import Result
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import doubt, engine, refusals, step
+from hvdkit.simulator import case_memory, doubt, engine, refusals, step
 from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.doubt import Doubt
@@ -178,6 +178,7 @@ def point(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings)
             "or try --set jitter=0.02"
         )
     sent = sum(float(phase.sizes.sum()) for phase in base.traffic.phases) + base.gathered_bytes
+    needed = case_memory.need(base)
     return Point(
         **expected.figures(),
         policy=base.policy if base.every == 1 else "local-sgd",
@@ -188,8 +189,8 @@ def point(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings)
         bytes_per_step=round(sent / base.every) * (ranks > 1),
         utilisation={name: float(busy) / float(steady.period) for name, busy in steady.busy().items()},
         bound=bound(steady, waiting, _LONG_WAIT * seconds),
-        memory_mib=refusals.memory_mib(base),
-        memory_parts_mib=refusals.memory_parts_mib(base),
+        memory_mib=needed and needed.total / 2**20,
+        memory_parts_mib=needed and needed.parts and {name: size / 2**20 for name, size in needed.parts.items()},
         critical_path=[
             Critical(
                 task=span.task.name,

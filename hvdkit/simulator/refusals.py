@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from hvdkit.errors import RequestError
 from hvdkit.results.memory import Stage
-from hvdkit.simulator import sharding
+from hvdkit.simulator import case_memory
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.settings import Settings
-from hvdkit.simulator.sharding import States
 from hvdkit.simulator.step import Case
 
 
@@ -51,28 +50,12 @@ def refusal(case: Case, settings: Settings) -> str | None:
     return _sharding(case) or _hosts(case, settings.hosts) or _memory(case)
 
 
-def memory_mib(case: Case) -> float | None:
-    """A rank's memory in MiB; None if the profile does not have it."""
-    if not case.workload.fixed_memory_bytes:
-        return None
-    return (_fixed(case) + case.workload.activation_bytes * case.batch) / 2**20
-
-
-def memory_parts_mib(case: Case) -> dict[str, float] | None:
-    """The same by part, where the profile has a device's memory; None elsewhere."""
-    if not case.workload.state_bytes.total:
-        return None
-    kept = {name: getattr(_states(case), name) for name in ("parameters", "gradients", "optimizer")}
-    kept |= {"communication": _buffers(case), "activations": case.workload.activation_bytes * case.batch}
-    return {name: value / 2**20 for name, value in kept.items()}
-
-
 def cheapest(case: Case) -> Stage | None:
     """The stage of sharding that fits and sends the least; None if none fits, or that is unknown."""
     if case.compression.method not in ("none", "fp16") or case.every > 1 or case.data_ranks == 1:
         return None
     cases = (replace(case, sharding=stage) for stage in case.workload.stages)
-    return next((case.sharding for case in cases if _sharding(case) is None and _fits(case)), None)
+    return next((case.sharding for case in cases if _sharding(case) is None and case_memory.fits(case)), None)
 
 
 def _sharding(case: Case) -> str | None:
@@ -108,39 +91,20 @@ def _hosts(case: Case, hosts: int | None) -> str | None:
 
 
 def _memory(case: Case) -> str | None:
-    """A batch that a device has no room for, where its activations were measured."""
-    needed, device, work = memory_mib(case), case.network.cluster.device, case.workload
-    room = device.memory_mib
-    if needed is None or room is None or _fits(case):
+    """A batch that a device has no room for."""
+    needed, room, work = case_memory.need(case), case_memory.room_bytes(case), case.workload
+    if needed is None or room is None or case_memory.fits(case):
         return None
-    size = round(case.batch * work.batch_size)
-    left = room * 2**20 - _fixed(case)
-    most = int(left / work.activation_bytes * work.batch_size)
+    size, device, most = (
+        round(case.batch * work.batch_size),
+        case.network.cluster.device,
+        case_memory.largest_batch(case),
+    )
     stage = None if case.sharding != "none" else cheapest(case)
-    remedies = [f"--set batch_size={most} or less"] if most > 0 else []
+    remedies = [f"--set batch_size={most} or less"] if most else []
     remedies += [f"--set sharding={stage}"] if stage else []
     remedy = ", or ".join(remedies) or "a device with more memory, or a smaller model"
-    return f"batch_size: {size} needs about {needed:.0f} MiB on a device, {device.name} has {room:.0f}; give {remedy}"
-
-
-def _fits(case: Case) -> bool:
-    """Whether the device has the memory, or that is unknown."""
-    needed, room = memory_mib(case), case.network.cluster.device.memory_mib
-    return needed is None or room is None or not case.workload.activation_bytes or needed <= room
-
-
-def _states(case: Case) -> States:
-    """The model's states on the rank with the most."""
-    work = case.workload
-    return sharding.held_of(work.state_bytes, [tensor.shape for tensor in work.tensors], case.data_ranks, case.stage)
-
-
-def _fixed(case: Case) -> float:
-    """Bytes that do not depend on the batch."""
-    work = case.workload
-    return work.fixed_memory_bytes - work.state_bytes.total + _states(case).total + _buffers(case)
-
-
-def _buffers(case: Case) -> float:
-    """Bytes of the fusion buffer."""
-    return case.threshold_bytes if case.rules.fuses and case.data_ranks > 1 else 0.0
+    return (
+        f"batch_size: {size} needs about {needed.total / 2**20:.0f} MiB on a device, {device.name} has "
+        f"{device.memory_mib:.0f}, of which a tenth stays free; give {remedy}"
+    )

@@ -12,6 +12,7 @@ from statistics import mean
 import numpy as np
 
 from hvdkit.adapters.capabilities import JOINS_GRADIENTS, REDUCES_AS_ONE
+from hvdkit.recipe.schema import Recipe
 from hvdkit.results.memory import Stage
 from hvdkit.results.profile import Profile, Spread
 from hvdkit.simulator import batch_curves
@@ -44,8 +45,10 @@ class Workload:
     accumulate several batches: the last one's backward is in `tensors`, all work of the others in `earlier_s`. `jitter`
     is the coefficient of variation of compute. `compression_s` is the time to turn all gradients into what is sent and
     back, 0 if it was not measured. `state_bytes` are the model's states on a device, without sharding; zeros if only
-    the process's memory is known; `stages` are those of sharding that the framework has. With `joined`, gradients are
-    parts of one vector, which is sent as it is; with `as_one` they are copied into one, and no copy comes back.
+    the process's memory is known. `recipe` and `framework` are those of the profile, where hvdkit knows its table, and
+    `published` that it is of a published figure. `stages` are those of sharding that the framework has. With `joined`,
+    gradients are parts of one vector, which is sent as it is; with `as_one` they are copied into one, and none comes
+    back.
     `curve` has forward and backward at the batch sizes (samples per rank) that were measured, this one's among them;
     None if it is the only one.
     Speeds count the `unit`, such as tokens, of which a sample has `units_per_sample`.
@@ -67,6 +70,9 @@ class Workload:
     fixed_memory_bytes: float = 0.0
     activation_bytes: float = 0.0
     state_bytes: States = NO_STATES
+    recipe: Recipe | None = None
+    framework: str = ""
+    published: bool = False
     stages: tuple[Stage, ...] = STAGES
     joined: bool = False
     as_one: bool = False
