@@ -1,4 +1,5 @@
-"""Horovod's collectives in shared memory, for which Horovod is patched (hvdkit/runtimes/patches)."""
+"""Ranks that end while Horovod's collectives are in shared memory (hvdkit/runtimes/patches); what these give is in
+tests/test_shared_memory_bits.py."""
 
 from __future__ import annotations
 
@@ -13,81 +14,10 @@ from hvdkit.errors import RunError
 from hvdkit.launch.launchers import direct
 from hvdkit.runtimes.store import find
 from tests import hygiene
-from tests.conftest import ROOT, rest_thorough, run
+from tests.conftest import ROOT, run
 from tests.launching import framework_job
 
 pytestmark = pytest.mark.long
-
-# Values are small integers, so that sums are exact in every type, whatever their order.
-RANK = """
-import numpy as np
-import torch
-import horovod.torch as hvd
-
-hvd.init()
-rank, size = hvd.rank(), hvd.size()
-
-def drawn(length, of, kind):
-    return torch.from_numpy(np.random.default_rng([length, of]).integers(-4, 5, length)).to(kind)
-
-done = 0
-# Nothing, what each rank adds up itself, a chunk and one more element, several chunks.
-for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64):
-    for length in (0, 1, 3, 1_000, 4_097, 131_073, 524_293):
-        parts, name = [drawn(length, of, kind) for of in range(size)], f"{kind}.{length}"
-        mine, total = parts[rank], sum(part.to(torch.int64) for part in parts).to(kind)
-        assert torch.equal(hvd.allreduce(mine, op=hvd.Sum, name=name), total), name
-        scaled = hvd.allreduce(mine, op=hvd.Sum, name=f"{name}.scaled", prescale_factor=2.0, postscale_factor=0.5)
-        assert kind in (torch.int32, torch.int64) or torch.equal(scaled, total), name
-        fused = hvd.grouped_allreduce([mine, mine[: length // 2].clone()], op=hvd.Sum, name=f"{name}.fused")
-        assert torch.equal(fused[0], total) and torch.equal(fused[1], total[: length // 2]), name
-        hvd.allreduce_(kept := mine.clone(), op=hvd.Sum, name=f"{name}.in place")
-        assert torch.equal(kept, total), name
-        for root in range(size):
-            assert torch.equal(hvd.broadcast(mine, root, name=f"{name}.{root}"), parts[root]), name
-        shares = [part[: length * (of + 1) // size] for of, part in enumerate(parts)]
-        assert torch.equal(hvd.allgather(shares[rank], name=f"{name}.gathered"), torch.cat(shares)), name
-        if length:
-            share = torch.from_numpy(np.array_split(total.to(torch.int64).numpy(), size)[rank]).to(kind)
-            scattered = hvd.reducescatter(mine.reshape(-1, 1), op=hvd.Sum, name=f"{name}.scattered")
-            assert torch.equal(scattered.flatten(), share), name
-            splits = [[length * (of + 1) * (to + 1) // size**3 for to in range(size)] for of in range(size)]
-            sent = mine[: sum(splits[rank])]
-            come, counts = hvd.alltoall(sent, torch.tensor(splits[rank], dtype=torch.int32), name=f"{name}.all")
-            places = [sum(splits[of][:rank]) for of in range(size)]
-            expected = [parts[of][at : at + splits[of][rank]] for of, at in enumerate(places)]
-            assert torch.equal(come, torch.cat(expected)), name
-            assert counts.tolist() == [splits[of][rank] for of in range(size)], name
-        done += 1
-for turn in range(10):
-    hvd.shutdown()
-    hvd.init()
-    assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="again").item() == size
-print("right", done, hvd.mpi_ops._basics.shared_memory_ranks())
-"""
-
-
-@pytest.mark.usefixtures("warm")
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("np", rest_thorough(3, 2))
-def test_collectives_in_shared_memory(tmp_path: Path, np: int) -> None:
-    (tmp_path / "rank.py").write_text(RANK)
-    job = framework_job("pytorch", tmp_path, tmp_path / "rank.py", np=np)
-    direct.run(job)
-    for rank in range(np):
-        assert job.log(rank).read_text().splitlines()[-1] == f"right 42 {np}"
-
-
-@pytest.mark.usefixtures("warm")
-@pytest.mark.timeout(120)
-def test_sockets_where_one_rank_asks_for_them(tmp_path: Path) -> None:
-    alone = 'import os\nif os.environ["HOROVOD_RANK"] == "1":\n    os.environ["HOROVOD_SHARED_MEMORY"] = "0"\n'
-    (tmp_path / "rank.py").write_text(alone + RANK)
-    job = framework_job("pytorch", tmp_path, tmp_path / "rank.py")
-    direct.run(job)
-    for rank in range(2):
-        assert job.log(rank).read_text().splitlines()[-1] == "right 42 0"
-
 
 # Rank 1 ends, or stops, at some moment of a stream of collectives; rank 0 tells what it hears.
 CUT_OFF = """

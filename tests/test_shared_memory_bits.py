@@ -1,4 +1,5 @@
-"""What Horovod's collectives in shared memory give, bit by bit: types, reductions, process sets, joined ranks."""
+"""What Horovod's collectives give in shared memory and over sockets, bit by bit: types, reductions, process sets,
+joined ranks (hvdkit/runtimes/patches)."""
 
 from __future__ import annotations
 
@@ -54,6 +55,13 @@ for kind in KINDS:
         for op, fold in FOLDS.items():
             expected = fold(parts.double(), 0).to(kind)
             same(hvd.allreduce(parts[rank], op=op, name=f"{name}.{op}"), expected, name)
+        if kind in (torch.int32, torch.float16):
+            both, total = [parts[rank], parts[rank][: length // 2].clone()], parts.double().sum(0).to(kind)
+            fused = hvd.grouped_allreduce(both, op=hvd.Sum, name=f"{name}.fused")
+            same(fused[0], total, name)
+            same(fused[1], total[: length // 2], name)
+            hvd.allreduce_(kept := both[0].clone(), op=hvd.Sum, name=f"{name}.in place")
+            same(kept, total, name)
         if kind.is_floating_point:
             scaled = hvd.allreduce(parts[rank], op=hvd.Average, name=name + ".mean", prescale_factor=2.0 * size)
             same(scaled, 2 * parts.double().sum(0).to(kind), name + ".mean")
@@ -71,11 +79,23 @@ splits[0] = 300_000 * rank
 come, counts = hvd.alltoall(drawn(300_000 * rank, rank, torch.float32), splits, name="to the first")
 sent = torch.cat([drawn(300_000 * of, of, torch.float32) for of in range(size)])
 same(come, sent if rank == 0 else sent[:0], "to the first")
-for count in (1, 2, 5, 400_001):
-    parts = [drawn(2 * count, of, torch.float32).reshape(-1, 2) for of in range(size)]
-    share = np.array_split(sum(parts).numpy(), size)[rank]
-    for each in hvd.grouped_reducescatter([parts[rank]] * 2, op=hvd.Sum, name=f"shares.{count}"):
-        same(each, torch.from_numpy(share), "shares")
+# Fewer rows than ranks, uneven shares, shares of several segments of 1 MiB.
+for kind in (torch.int32, torch.float16, torch.bfloat16, torch.float32, torch.float64):
+    for count in (1, 2, 5, 7, 1_000, *([400_001] if kind == torch.float32 else [])):
+        parts = [drawn(2 * count, of, kind).reshape(-1, 2) for of in range(size)]
+        name, kept = f"shares.{kind}.{count}", parts[rank].clone()
+        share = torch.from_numpy(np.array_split(sum(part.double() for part in parts).numpy(), size)[rank]).to(kind)
+        both = hvd.grouped_reducescatter([parts[rank], parts[rank].flip(1)], op=hvd.Sum, name=name)
+        same(both[0], share, name)
+        same(both[1], share.flip(1), name)
+        if os.environ.get("HOROVOD_FUSION_THRESHOLD") != "0":  # it scales in the buffer for fusion
+            scaled = hvd.reducescatter(parts[rank], op=hvd.Sum, name=f"{name}.scaled", prescale_factor=2.0)
+            assert torch.equal(scaled, 2 * share), name
+        assert torch.equal(parts[rank], kept), f"{name}: the input has changed"
+# Additions are in the order of an allreduce, whose chunks are the same where they divide the tensor.
+mine = torch.from_numpy(np.random.default_rng(rank).standard_normal(size * 2_000)).float()
+total = hvd.allreduce(mine, op=hvd.Sum, name="whole")
+same(hvd.reducescatter(mine, op=hvd.Sum, name="part"), total.chunk(size)[rank], "part")
 # Sums that round: the bits tell the order of additions.
 for kind in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
     value = torch.from_numpy(np.random.default_rng(rank).standard_normal(600_007)).to(kind)
@@ -98,22 +118,27 @@ for turn in range(3 * rank):
     there = sum(3 * of > turn for of in range(size))
     assert (hvd.allreduce(torch.ones(200_000), op=hvd.Sum, name=f"late.{turn}") == there).all(), turn
 assert hvd.join() >= 0
-print("digest", hvd.mpi_ops._basics.shared_memory_ranks(), segments() - before, digest.hexdigest())
+told = hvd.mpi_ops._basics.shared_memory_ranks(), segments() - before, digest.hexdigest()
+for turn in range(10 if size == 3 else 0):
+    hvd.shutdown()
+    hvd.init()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="again").item() == size
+print("digest", *told)
 """
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("warm"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("warm"), pytest.mark.timeout(300)]
 
 
-def digests(folder: Path, np: int, **environment: str) -> list[str]:
-    """What the ranks print of what they got."""
+def digests(folder: Path, np: int, before: str = "", **environment: str) -> list[str]:
+    """What the ranks print of what they got; they do something `before`."""
     folder.mkdir()
-    (folder / "rank.py").write_text(RANK)
+    (folder / "rank.py").write_text(before + RANK)
     job = framework_job("pytorch", folder, folder / "rank.py", np=np, **environment)
     direct.run(job)
     found = []
     for rank in range(np):
         word, sharing, segments, digest = job.log(rank).read_text().splitlines()[-1].split()
-        wanted = environment.get("HOROVOD_SHARED_MEMORY") != "0"
+        wanted = not before and environment.get("HOROVOD_SHARED_MEMORY") != "0"
         assert (word, int(sharing)) == ("digest", np if wanted else 0)
         assert (int(segments) == 0) == wanted, "the count of TCP segments"
         found.append(digest)
@@ -122,6 +147,12 @@ def digests(folder: Path, np: int, **environment: str) -> list[str]:
 
 def test_two_ranks_have_the_bits_that_sockets_give(tmp_path: Path) -> None:
     assert digests(tmp_path / "a", 2) == digests(tmp_path / "b", 2, HOROVOD_SHARED_MEMORY="0")
+
+
+def test_ranks_use_sockets_where_one_asks_for_them(tmp_path: Path) -> None:
+    """Three ranks: the ring of a reduce-scatter, which two do not show."""
+    alone = 'import os\nif os.environ["HOROVOD_RANK"] == "1":\n    os.environ["HOROVOD_SHARED_MEMORY"] = "0"\n'
+    digests(tmp_path / "a", 3, alone)
 
 
 def test_three_ranks_have_the_same_bits_in_each_run(tmp_path: Path) -> None:
