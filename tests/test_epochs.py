@@ -22,7 +22,7 @@ from hvdkit.handlers.stopping import check_early_stopping, note_epoch, stopped_e
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import AverageWeights, EarlyStopping, Loss, Recipe, Sgd
 from hvdkit.worker.unreached import unreached
-from tests.conftest import KERAS_THOROUGH, ROOT, Hvdkit
+from tests.conftest import ROOT, Hvdkit, rest_thorough
 from tests.residents import START
 from tests.resuming import lines, local_recipe, local_run
 
@@ -119,7 +119,7 @@ WAYS = [
     ("pytorch", "sync={every: 3}"),
     ("pytorch", "compression={method: topk, ratio: 0.1}"),
     ("tensorflow", "sharding=optimizer"),
-    ("keras", "compression=fp16"),
+    pytest.param("keras", "compression=fp16", marks=pytest.mark.thorough),
     ("mxnet", "sharding=none"),
     ("mxnet", "sharding=optimizer"),
 ]
@@ -154,7 +154,7 @@ def test_an_exponential_average_is_that_of_each_updates_weights(
     assert all(np.array_equal(kept[name], resumed[name]) for name in kept)
 
 
-@pytest.mark.parametrize("framework", KERAS_THOROUGH)
+@pytest.mark.parametrize("framework", rest_thorough("pytorch", "tensorflow", "keras", "mxnet"))
 def test_ranks_stop_together_with_the_equal_average_of_the_ends_of_epochs_and_statistics_of_its_own(
     framework: str, ranks: START, tmp_path: Path
 ) -> None:

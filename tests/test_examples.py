@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from hvdkit.checkpoint.weights import save_weights
 from hvdkit.errors import RunError
 from hvdkit.launch.launchers import LAUNCHERS
-from tests.conftest import FRAMEWORKS, KERAS_THOROUGH, ROOT
+from tests.conftest import FRAMEWORKS, ROOT, rest_thorough
 from tests.launching import framework_job
 
 pytestmark = pytest.mark.long
@@ -26,7 +26,7 @@ def example(framework: str) -> Path:
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("framework", KERAS_THOROUGH)
+@pytest.mark.parametrize("framework", rest_thorough(*FRAMEWORKS))
 def test_own_network_learns_on_two_ranks(framework: str, tmp_path: Path) -> None:
     job = framework_job(framework, tmp_path, example(framework), tmp_path / "new" / "own.safetensors")
     LAUNCHERS["direct"].run(job)
