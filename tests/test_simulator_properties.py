@@ -24,8 +24,9 @@ from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.compression_costs import CompressionSetting
 from hvdkit.simulator.costs import Network, balanced_servers
+from hvdkit.simulator.jitter import slowest
 from hvdkit.simulator.policies import POLICIES
-from hvdkit.simulator.predict import Point, point, slowest
+from hvdkit.simulator.predict import Point, point
 from hvdkit.simulator.settings import LinkSetting, Settings, applied
 from hvdkit.simulator.workload import Gradient, Workload
 from tests import simulating

@@ -14,11 +14,13 @@ from hvdkit.simulator import case_memory, piecewise_linear, step
 from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level, Measured, Software
 from hvdkit.simulator.compression_costs import METHODS, CompressionSetting
 from hvdkit.simulator.costs import Network, level
+from hvdkit.simulator.jitter import slowest
 from hvdkit.simulator.settings import Settings, SyncSetting
 from hvdkit.simulator.step import Case
 from hvdkit.simulator.workload import Workload, of_profile, sharding_of, sync_of
 
 _LEAST_ERROR = 3.0  # percent; no figure is assumed to be closer
+_MOST_SCALED = 1.5  # compute that is off by more is no detail that the model leaves out
 _UNCHECKED_ERROR = 10.0  # percent, if the profile's own step cannot be predicted
 LONE = Cluster(  # of one rank, which sends nothing
     schema_version=1,
@@ -34,7 +36,7 @@ class Calibration:
 
     `check_percent` is the model's error on the profile's own step, None if it cannot be computed. `overlap_shown` says
     that more of the profile's communication was hidden under compute than exposed. The profile has `ranks` ranks,
-    on devices named `processor`.
+    on devices named `processor`. With `measured_jitter` the workload's is measured, so none is assumed.
     """
 
     workload: Workload
@@ -44,11 +46,16 @@ class Calibration:
     ranks: int = 1
     on_cpu: bool = False
     processor: str = ""
+    measured_jitter: bool = False
 
     @property
     def error_percent(self) -> float:
         """The least expected error of compute."""
         return _UNCHECKED_ERROR if self.check_percent is None else max(_LEAST_ERROR, abs(self.check_percent))
+
+    def jitter(self, cluster: Cluster) -> float:
+        """The coefficient of variation of compute: what was measured, else what is assumed of the cluster."""
+        return self.workload.jitter if self.measured_jitter else max(self.workload.jitter, cluster.jitter)
 
     def case(self, cluster: Cluster, ranks: int, settings: Settings) -> Case:
         """The what-if `settings` of this workload, on so many ranks of a cluster; what is None is as in `known`."""
@@ -75,7 +82,7 @@ class Calibration:
             streams=1 if cluster.software.synchronous else chosen.streams or cluster.software.streams,
             batch=(chosen.batch_size or self.workload.batch_size) / self.workload.batch_size,
             speed=chosen.speed,
-            jitter=max(self.workload.jitter, cluster.jitter) if chosen.jitter is None else chosen.jitter,
+            jitter=self.jitter(cluster) if chosen.jitter is None else chosen.jitter,
             seed=chosen.seed,
         )
 
@@ -97,7 +104,41 @@ def calibrate(profile: Profile) -> Calibration:
     recipe = case_memory.recipe_of(profile)
     work = replace(of_profile(profile), recipe=recipe, framework=profile.framework, published=bool(profile.published))
     fitted = Calibration(work, known, None, overlapped, profile.np, on_cpu, profile.processor)
-    return replace(fitted, check_percent=_check(profile, fitted))
+    fitted = replace(fitted, measured_jitter=not profile.published and profile.measured_steps > 1)
+    return _as_measured(profile, replace(fitted, check_percent=_check(profile, fitted)))
+
+
+def _as_measured(profile: Profile, fitted: Calibration) -> Calibration:
+    """With compute and update scaled so that the profile's own ranks, over its own links, take the step that it has.
+
+    The error of the model remains in `check_percent`. Where the step would need compute that is off by more than
+    _MOST_SCALED, nothing is scaled.
+    """
+    own = own_network(profile)
+    if fitted.check_percent is None:
+        return fitted
+    base, target = fitted.case(own or LONE, profile.np, Settings()), 1e-3 * profile.step.step_ms.mean
+    waits = float(slowest(profile.np, base.every, base.jitter, base.seed).mean())
+    low, high = 1 / _MOST_SCALED, _MOST_SCALED
+    for _ in range(3):
+        factors = np.linspace(low, high, 17)
+        seconds = step.periods([replace(base, slow=waits * float(factor)) for factor in factors])
+        after = int(np.searchsorted(seconds, target))
+        if not 0 < after < len(factors):
+            return fitted
+        low, high = factors[after - 1 : after + 1]
+    factor = float(np.interp(target, seconds[after - 1 : after + 1], (low, high)))
+    work = fitted.workload
+    scaled = replace(
+        work,
+        forward=tuple((name, factor * layer_s) for name, layer_s in work.forward),
+        tensors=tuple(replace(tensor, segment_s=factor * tensor.segment_s) for tensor in work.tensors),
+        tail_s=factor * work.tail_s,
+        earlier_s=factor * work.earlier_s,
+        update_s=factor * work.update_s,
+        compression_s=factor * work.compression_s,
+    )
+    return replace(fitted, workload=scaled)
 
 
 def own_network(profile: Profile) -> Cluster | None:

@@ -6,8 +6,8 @@ Each thing that was not measured adds a prior (the constants below), in proporti
 bytes, batch size or device speed. Errors of different origin are independent, so their squares add up.
 
 Both errors are then put into the simulation, since a step that is bound by compute is not less certain because a link
-is unknown. Beyond what was measured, communication is at least as uncertain as the compute of so many ranks, so that an
-interval does not narrow as the part of communication grows.
+is unknown. Communication is at least as uncertain as compute, so that an interval does not narrow as the part of
+communication grows with the ranks, nor widen as a better link makes it smaller.
 """
 
 from __future__ import annotations
@@ -72,11 +72,12 @@ def expected(fitted: Calibration, base: Case) -> Doubt:
             warnings.append("no overlap of communication was measured; the interval includes a step without any")
         wire, told = _wire(base)
         warnings += told
+    shorter, longer = math.hypot(*both, *less), math.hypot(*both, *more)
     return Doubt(
-        1 + math.hypot(*both, *less) / 100,
-        1 + math.hypot(*both, *more) / 100,
-        1 + max(wire, less[-1]) / 100,
-        1 + max(wire, more[-1]) / 100,
+        1 + shorter / 100,
+        1 + longer / 100,
+        1 + max(wire, shorter) / 100,
+        1 + max(wire, longer) / 100,
         tuple(dict.fromkeys(warnings)),
     )
 

@@ -10,8 +10,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -25,12 +23,12 @@ from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.doubt import Doubt
 from hvdkit.simulator.engine import StepSchedule
+from hvdkit.simulator.jitter import SAMPLES, slowest
 from hvdkit.simulator.piecewise_linear import Floats
 from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.step import Case
 from hvdkit.tasks import few_samples
 
-SAMPLES = 64  # of the slowest rank's compute, one from each of as many equal parts of its distribution
 FEW_SAMPLES = 4  # of many what-ifs at once
 MOST_RANKS = 10**9
 _ITERATIONS = 10  # of the schedule that is drawn
@@ -333,25 +331,6 @@ def schedule(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settin
     base = fitted.case(cluster, ranks, settings)
     factors = slowest(ranks, base.every, base.jitter, base.seed)
     return engine.run(step.detailed(replace(base, slow=float(factors.mean()))), _ITERATIONS)
-
-
-@lru_cache(maxsize=1024)
-def slowest(ranks: int, every: int, jitter: float, seed: int) -> Floats:
-    """Samples of the slowest rank's compute time relative to the mean, shape (SAMPLES,), from the seed.
-
-    Compute is log-normal with the coefficient of variation `jitter`, independent for each rank. The quantile u of the
-    largest of n is the quantile u^(1/n) of one, so a million ranks cost no more than two. With Local SGD ranks wait
-    after the sum of `every` steps.
-    """
-    if jitter == 0 or ranks == 1:
-        return np.ones(1)
-    random = np.random.default_rng(seed)
-    levels = (np.arange(SAMPLES) + random.random(SAMPLES)) / SAMPLES
-    sigma = math.sqrt(math.log1p(jitter**2 / every))
-    normal = NormalDist()
-    # for many ranks u^(1/n) rounds to 1, but 1 - u^(1/n) is exact
-    above = -np.expm1(np.log(levels) / ranks)
-    return np.array([math.exp(-sigma * normal.inv_cdf(value) - sigma**2 / 2) for value in above])
 
 
 def bound(schedule: StepSchedule, waiting: float = 0.0, most: float = math.inf) -> str:

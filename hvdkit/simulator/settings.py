@@ -132,7 +132,7 @@ def _changed(level: Level, link: LinkSetting) -> Level:
 def _over(measured: Measured, old: Cluster, new: Cluster) -> Measured:
     """A measured collective over other links: its latency and rate change as the formulas' do.
 
-    Each doubling of either adds to the expected error.
+    Each doubling of either adds to the expected error, but none that lets a better link's slow end rise.
     """
 
     def line(cluster: Cluster) -> PiecewiseLinear:
@@ -144,5 +144,7 @@ def _over(measured: Measured, old: Cluster, new: Cluster) -> Measured:
     bytes_s = float(after.slope[-1]) / float(before.slope[-1])
     far = max(abs(math.log2(factor)) for factor in (max(latency, 1e-6), bytes_s))
     pieces = [piece.scaled(1.0, latency, 1 / bytes_s) for piece in measured.pieces]
-    error = min(1000.0, measured.residual_percent + PER_DOUBLING * far)
+    # Over a better link no more is in doubt than what it may fail to bring.
+    fails = 100 * (1 / max(latency, bytes_s, 1e-6) - 1) if max(latency, bytes_s) <= 1 else math.inf
+    error = min(1000.0, measured.residual_percent + min(PER_DOUBLING * far, fails))
     return measured.model_copy(update={"pieces": pieces, "residual_percent": error})
