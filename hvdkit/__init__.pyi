@@ -324,7 +324,7 @@ def submit(
     overrides: Settings | None = None,
     *,
     to: str = "slurm",
-    framework: str = "pytorch",
+    framework: str | None = None,
     np: int = 1,
     rival: str | None = None,
     resources: Mapping[str, Any] | None = None,
@@ -336,6 +336,9 @@ def submit(
     array: Settings | None = None,
 ) -> Submitted:
     """Write training as a job for a scheduler, `slurm` or `kubernetes`; with `apply` hand it over.
+
+    In place of the recipe it may be a script of your own, or a command of hvdkit, with the words after it in
+    `overrides`: `-- compare RECIPE --rounds 6`.
 
     `resources` are the scheduler's own options by their names, such as `{"nodes": 2, "time": "1:00:00"}`:
     `hvdkit submit --help` has them all, and of those that may be repeated the name is in the plural.

@@ -46,6 +46,22 @@ def kubernetes(kind: str) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator({**definitions, "$ref": f"#/$defs/io.k8s.api.core.v1.{kind}"})
 
 
+def test_a_command_takes_the_place_of_training(tmp_path: Path) -> None:
+    options = [*ASKED, "-np", "4", "--name", "mine", "--overwrite", "--out", "job.yaml"]
+    for words, run, about in (
+        (["compare", RECIPE, "--rounds", "2"], ["--resume", "/etc/hvdkit/recipe.yaml", "--rounds", "2"], True),
+        (["/app/mine.py", "--lr", "0.1"], ["-np", "4", "--overwrite", "/app/mine.py", "--lr", "0.1"], False),
+    ):
+        framework = [] if about else ["--framework", "pytorch"]
+        done = call(tmp_path, "submit", *options, *framework, "--", *words)
+        assert done.returncode == 0, done.stderr
+        files, job = check((tmp_path / "job.yaml").read_text())
+        command = pods_of(job)["Launcher"]["containers"][0]["command"]
+        kind = words[:1] if about else ["launch", *framework]
+        assert command == ["hvdkit", *kind, "--out", "/home/hvdkit/runs/mine", *run]
+        assert ("recipe.yaml" in files["data"]) == about
+
+
 def pods_of(job: dict[str, Any]) -> dict[str, Any]:
     """The specs of a job's pods, by the name of their replicas."""
     if job["kind"] == "MPIJob":

@@ -49,6 +49,8 @@ def test_the_wheel_holds_the_package_and_its_recipes(packages: tuple[Path, Path]
     with zipfile.ZipFile(packages[1]) as wheel:
         names = set(wheel.namelist())
         folder = next(name.split("/")[0] for name in names if ".dist-info/" in name)
+        programs = {"hvdkit/launch/bin/srun", "hvdkit/launch/bin/scontrol"}  # of `hvdkit hosts`
+        assert all(wheel.getinfo(name).external_attr >> 16 & 0o111 == 0o111 for name in programs), "they can be run"
         metadata = message_from_string(wheel.read(f"{folder}/METADATA").decode())
     code = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit").rglob("*.py")}
     folders = [ROOT / "hvdkit" / room / "templates" for room in ("report", "launch/submission")]
@@ -64,7 +66,7 @@ def test_the_wheel_holds_the_package_and_its_recipes(packages: tuple[Path, Path]
     assert len(templates) == 7 + 4
     others = {"hvdkit/__init__.pyi", "hvdkit/py.typed"}
     assert {name for name in names if ".dist-info/" not in name} == (
-        code | templates | clusters | constraints | patches | recipes | others
+        code | templates | clusters | constraints | patches | recipes | programs | others
     )
     assert any(name.endswith("/LICENSE") for name in names)
     assert metadata["Name"] == "hvdkit"

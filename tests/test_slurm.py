@@ -141,6 +141,18 @@ def test_a_program_runs_on_two_hosts_and_the_rank_that_fails_is_named(slurm: Slu
     assert (done.returncode, "rank 1 on h1 ended with exit code 3" in done.stderr) == (3, True), done.stderr
 
 
+def test_a_comparison_is_submitted(slurm: Slurm, tmp_path: Path) -> None:
+    """By one command: the job compares one host with both, and writes what the job's log says."""
+    compare = ["compare", *RECIPE, "steps=6", "--framework", "mxnet", "--no-parity"]
+    options = ["-np", "4", "--nodes", "2", "--line=--nodelist=h1,h2", "--run", "runs/mine", "--apply"]
+    done = call(slurm, [*HVDKIT, "submit", *options, "--", *compare], tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = tmp_path / "runs" / "mine" / "compare.json"
+    logs = lambda: "".join(log.read_text() for log in (tmp_path / "runs").glob("mine-*.log"))  # noqa: E731
+    wait_for(result.exists, logs)
+    assert [len(set(run["hosts"])) for run in json.loads(result.read_text())["runs"]] == [1, 2], logs()
+
+
 def test_a_host_that_does_not_see_the_folder_is_named(slurm: Slurm, tmp_path: Path) -> None:
     """Before a rank trains: rank 0, which would write the results, is to run there."""
     run = slurm.apart / "run"

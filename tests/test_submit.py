@@ -16,6 +16,7 @@ from hvdkit.commands import submit
 from hvdkit.commands.submit_request import SubmitRequest
 from hvdkit.launch.submission import templating
 from hvdkit.recipe import schema
+from tests.conftest import ROOT
 from tests.inside import call
 
 pytestmark = pytest.mark.check
@@ -100,6 +101,68 @@ def test_the_function_writes_what_the_command_writes(tmp_path: Path, monkeypatch
     pods = {"image": "registry/hvdkit", "results": "claim", "name": "mine"}
     found = hvdkit.submit(RECIPE, to="kubernetes", resources=pods, out="mine.yaml").lines[-1]
     assert found == f"start it with: kubectl create -f {tmp_path / 'mine.yaml'}"
+
+
+def job(folder: Path, *asked: str) -> tuple[list[str], str]:
+    """The words after `hvdkit` of the job that is written, and its script."""
+    done = call(folder, "submit", "--run", "runs/mine", *asked)
+    assert done.returncode == 0, done.stderr
+    text = (folder / "runs" / "mine.sbatch").read_text()
+    [command] = [shlex.split(line)[3:-1] for line in text.splitlines() if line.endswith(" &")]
+    assert subprocess.run(["bash", "-n", folder / "runs" / "mine.sbatch"], check=False).returncode == 0
+    return command, text
+
+
+def test_any_command_is_a_job(tmp_path: Path) -> None:
+    """A comparison chooses its ranks by the hosts, and continues; the other commands get the job's ranks."""
+    recipe = str(ROOT / "recipes" / f"{RECIPE}.yaml")
+    out = ["--out", str(tmp_path / "runs" / "mine")]
+    slots = ["-np", "8", "--nodes", "2"]
+    command, text = job(tmp_path, *slots, "--", "compare", RECIPE, "--rounds", "3", "steps=20")
+    assert command == ["compare", *out, "--resume", recipe, "--rounds", "3", "steps=20"]
+    assert "\n#SBATCH --ntasks=8\n" in text and "scontrol requeue" in text and "mine/compare.json" in text
+    (tmp_path / "runs" / "mine.sbatch").unlink()
+    command, text = job(tmp_path, *slots, "--framework", "keras", "--", "bench", "allreduce", "--seconds", "1")
+    assert command == ["bench", "--framework", "keras", *out, "-np", "8", "--overwrite", "allreduce", "--seconds", "1"]
+    assert "scontrol requeue" not in text, "it cannot continue"
+
+
+@pytest.mark.parametrize("module", ["horovod.torch", "horovod.tensorflow.keras"])
+def test_a_script_is_a_job_of_hvdkit_launch(module: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"import {module} as hvd\n")
+    command, text = job(tmp_path, "-np", "4", "--requeue", "--", "mine.py", "--lr", "0.1")
+    out = str(tmp_path / "runs" / "mine")
+    assert command == ["launch", "--out", out, "-np", "4", "--overwrite", str(tmp_path / "mine.py"), "--lr", "0.1"]
+    assert "scontrol requeue" in text and f"finished={out}/launch.json" in text
+
+
+def test_the_framework_is_that_of_the_recipes_script(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("import hvdkit\nhvdkit.run_task('keras', object)\n")
+    recipe = "name: mine\nmodel: {name: own, script: net.py}\ndata: {name: digits}\n"
+    (tmp_path / "mine.yaml").write_text(f"{recipe}optimizer: {{name: sgd, learning_rate: 0.1}}\n")
+    command, _ = job(tmp_path, "mine.yaml")
+    assert command[command.index("--framework") + 1] == "keras"
+    wrong = call(tmp_path, "submit", "mine.yaml", "--framework", "mxnet", "--run", "other")
+    assert wrong.returncode == 2 and "it trains with keras, got --framework mxnet" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["compare", RECIPE, "--roundz", "3"], "--roundz"),
+        (["compare", "no-such-recipe"], "no-such-recipe"),
+        (["compare", RECIPE, "--out", "x"], "--run names the folder"),
+        (["compare", "--rounds", "3", RECIPE], "expected what it is about first"),
+        (["doctor", "x"], "doctor: expected a command that starts ranks"),
+        (["none.py"], "none.py: no such file"),
+        (["plain.py"], "no import of Horovod is seen in it; give --framework"),
+    ],
+)
+def test_a_command_that_would_fail_once_it_has_queued_is_refused(words: list[str], told: str, tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("import json\n")
+    done = call(tmp_path, "submit", "--", *words)
+    assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["plain.py"]
 
 
 @pytest.mark.parametrize(

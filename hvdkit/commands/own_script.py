@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterable
 from pathlib import Path
 
+from hvdkit.defaults import FRAMEWORK
+from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import OwnModel, Recipe
 from hvdkit.runtimes.pins import FRAMEWORKS
 
@@ -115,6 +117,17 @@ def framework_of(recipe: Recipe) -> str | None:
             names |= {argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)}
     known = [name for name in FRAMEWORKS if name in names]
     return known[0] if len(known) == 1 else None
+
+
+def framework_for(recipe: Recipe, given: str | None) -> str:
+    """The framework that is `given`, or else that of the recipe's script, or the default.
+
+    Raises RequestError where the script is for another one.
+    """
+    theirs = framework_of(recipe)
+    if isinstance(recipe.model, OwnModel) and given and theirs and theirs != given:
+        raise RequestError(wrong_framework(location(recipe.model), theirs, given))
+    return given or theirs or FRAMEWORK
 
 
 def wrong_framework(script: Path | str, theirs: str, given: str) -> str:

@@ -1,4 +1,4 @@
-"""`hvdkit submit`: training as a job for a scheduler, and the command that hands it over."""
+"""`hvdkit submit`: training, or another command, as a job for a scheduler, and the command that hands it over."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ import yaml
 from hvdkit import paths
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.baselines import registry
-from hvdkit.commands import recipe_paths
+from hvdkit.commands import any_command, own_script, recipe_paths
+from hvdkit.commands.any_command import AnyCommand
 from hvdkit.commands.fields import texts
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.submit_request import LABEL, TOLERATION, SubmitRequest
@@ -75,7 +76,10 @@ class Submitted:
 def run(request: SubmitRequest) -> Submitted:
     """Write the job, and hand it over where that is asked for. Raises RequestError with all faults of the request."""
     request = _checked(request)
-    return _write((_for_slurm if request.to == "slurm" else _for_kubernetes)(request), request.apply)
+    command = any_command.asked(request)
+    if request.requeue and (command is None or command.resumes):
+        raise RequestError("--requeue: expected a script of your own; what hvdkit trains is queued again anyway")
+    return _write((_for_slurm if request.to == "slurm" else _for_kubernetes)(request, command), request.apply)
 
 
 def lines(request: SubmitRequest, result: Submitted) -> Iterator[str]:
@@ -127,16 +131,21 @@ def _tasks(request: SubmitRequest) -> dict[str, Recipe]:
     return recipes
 
 
-def _for_slurm(request: SubmitRequest) -> Submission:
+def _for_slurm(request: SubmitRequest, command: AnyCommand | None) -> Submission:
     """A batch script, with the resolved recipe beside it; for an array, whose tasks train into `run`/0, `run`/1 and so
     on, with one for each task."""
-    recipes = _tasks(request)
-    array, name = list(recipes) != [""], next(iter(recipes.values())).name
-    run = (request.run or paths.default_out(name, "train")).absolute()
+    recipes: Mapping[str, Recipe] = {} if command else _tasks(request)
+    array, name = bool(request.array), command.name if command else next(iter(recipes.values())).name
+    if command:
+        run = any_command.folder(request, command)
+    else:
+        run = (request.run or paths.default_out(name, "train")).absolute()
+        request = _under(request, next(iter(recipes.values())))
     out = (request.out or run.with_name(f"{run.name}.sbatch")).absolute()
     base, number = out.with_suffix(""), f"-{TASK}" if array else ""
     files = {Path(f"{base}{number.replace(TASK, str(task))}.yaml"): recipe
              for task, recipe in enumerate(recipes.values())}  # fmt: skip
+    about = [command.recipe] if command and command.recipe else list(recipes.values())
     faults = _faults(request, recipes.values(), [out, *files])
     if any(recipe.elastic for recipe in recipes.values()):
         faults.append("elastic: expected a recipe without it; the number of a Slurm job's tasks does not change")
@@ -151,12 +160,11 @@ def _for_slurm(request: SubmitRequest) -> Submission:
     faults += _unprintable("--run", run)
     faults.report()
     folder = run / TASK if array else run
-    command = [
-        sys.executable, "-m", "hvdkit", "train", f"{base}{number}.yaml", *_common(request),
-        "--launcher", "slurm", "--out", str(folder), "--resume",
-    ]  # fmt: skip
+    trains = ["train", f"{base}{number}.yaml", *_common(request),
+              "--launcher", "slurm", "--out", str(folder), "--resume"]  # fmt: skip
+    words = [sys.executable, "-m", "hvdkit", *(command.line(request, str(run)) if command else trains)]
     log = out.with_name(f"{base.name}-{NUMBERS}.log")
-    text = script(request, name, command, folder, log, list(recipes) if array else ())
+    text = script(request, name, words, folder, log, list(recipes) if array else (), command)
 
     described = f"job {NUMBERS}: its output goes to {log}, its results to {run}"
     if array:
@@ -169,14 +177,21 @@ def _for_slurm(request: SubmitRequest) -> Submission:
         partial(programs.sbatch, out),
         ["sbatch", str(out)],
         [described],
-        [f"all nodes must see: {needed}"] if (needed := recipe_paths.needed(recipes.values())) else [],
+        [f"all nodes must see: {needed}"] if (needed := recipe_paths.needed(about)) else [],
     )
 
 
 def script(
-    request: SubmitRequest, name: str, command: list[str], run: Path, log: Path, tasks: Sequence[str] = ()
+    request: SubmitRequest,
+    name: str,
+    command: list[str],
+    run: Path,
+    log: Path,
+    tasks: Sequence[str] = (),
+    other: AnyCommand | None = None,
 ) -> str:
-    """The batch script of a job that runs `command`, which continues from checkpoints in the folder `run`.
+    """The batch script of a job that runs `command`: training, which continues from checkpoints in the folder `run`, or
+    what `other` says.
 
     With `tasks` it is an array of them, each described by a text; `TASK` in a word or a path stands for its number.
     """
@@ -191,29 +206,37 @@ def script(
         array=[" ".join(text.split()) for text in tasks],
         log=path if _PLAIN.fullmatch(path) else '"' + path.replace('"', '\\"') + '"',
         command=command,
-        finished=str(run / "result.json"),
+        finished=str(run / (other.file if other else "result.json")),
+        continues=request.requeue or other is None or other.resumes,
     )
     return render("slurm.sbatch.j2", request.template, values)
 
 
-def _for_kubernetes(request: SubmitRequest) -> Submission:
+def _for_kubernetes(request: SubmitRequest, command: AnyCommand | None) -> Submission:
     """A manifest, with the resolved recipe in it."""
     if missing := [f"--{name}" for name in ("image", "results") if getattr(request, name) is None]:
         raise RequestError(f"{', '.join(missing)}: expected with --to kubernetes (docs/kubernetes.md)")
-    recipe = loaded(request)
-    name = request.name or default_name(recipe.name, time.strftime("%m%d-%H%M%S"))
-    request, bounds = request.model_copy(update={"name": name}), recipe.elastic
+    recipe = command.recipe if command else loaded(request)
+    called = command.name if command else recipe.name if recipe else ""
+    name = request.name or default_name(called, time.strftime("%m%d-%H%M%S"))
+    request, bounds = request.model_copy(update={"name": name}), recipe.elastic if recipe and not command else None
+    if recipe and not command:
+        request = _under(request, recipe)
     # A faulty name is refused by its own line, and is no file's name before.
     out = (request.out or Path("runs") / f"{Path(name).name}.yaml").absolute()
-    faults = _faults(request, [recipe], [out])
+    recipes = [recipe] if recipe else []
+    faults = _faults(request, [] if command else recipes, [out])
     if bounds and not bounds.min_np <= request.np <= bounds.max_np:
         faults.append(f"-np {request.np}: expected {bounds.min_np} to {bounds.max_np}, as elastic says")
-    if isinstance(recipe.model, OwnModel) and not Path(recipe.model.script).is_absolute():
+    if recipe and isinstance(recipe.model, OwnModel) and not Path(recipe.model.script).is_absolute():
         faults.append(f"model.script: {recipe.model.script}: expected the whole path that it has in the image")
     faults += pod_faults(request, elastic=bounds is not None)
     faults.report()
-    needed = recipe_paths.needed([recipe], [volume.partition(":")[2] for volume in request.volumes or []])
-    text = manifest(request, schema.dump(recipe), _common(request), elastic=bounds is not None)
+    needed = recipe_paths.needed(recipes, [volume.partition(":")[2] for volume in request.volumes or []])
+    file, out_there = f"{JOB_FILES}/recipe.yaml", f"{RUNS}/{name}"
+    words = command.line(request, out_there, file if recipe else None) if command else None
+    about = schema.dump(recipe) if recipe else ""
+    text = manifest(request, about, _common(request) if command is None else [], bounds is not None, words)
 
     where = ["-n", request.namespace] if request.namespace else []
     launcher = f"job/{name}-launcher{'' if request.kind == 'mpijob' else '-0'}"
@@ -266,13 +289,16 @@ def pod_faults(request: SubmitRequest, elastic: bool) -> Faults:
     return faults
 
 
-def manifest(request: SubmitRequest, recipe: str, command: list[str], elastic: bool) -> str:
+def manifest(
+    request: SubmitRequest, recipe: str, command: list[str], elastic: bool, other: list[str] | None = None
+) -> str:
     """The job `name` as YAML: Kubeflow's MPIJob (v2beta1) or TrainJob (Trainer v2), with the recipe, a YAML.
 
-    It runs `command` with the recipe's file and the run's folder added. Raises RequestError where the user's own
-    template has a fault, or what it writes is no manifest.
+    It runs `command`, training, with the recipe's file and the run's folder added, or the words of an `other` command.
+    Raises RequestError where the user's own template has a fault, or what it writes is no manifest.
     """
-    words = ["hvdkit", "train", f"{JOB_FILES}/recipe.yaml", *command, "--out", f"{RUNS}/{request.name}", "--resume"]
+    trains = ["train", f"{JOB_FILES}/recipe.yaml", *command, "--out", f"{RUNS}/{request.name}", "--resume"]
+    words = ["hvdkit", *(other or trains)]
     if elastic:
         words += ["--launcher", "horovodrun", "--host-discovery-script", f"{JOB_FILES}/discover-hosts.sh"]
     tolerations = [match for text in request.tolerations or [] if (match := re.fullmatch(TOLERATION, text, re.ASCII))]
@@ -341,9 +367,9 @@ def _write(submission: Submission, apply: bool) -> Submitted:
 def _faults(request: SubmitRequest, recipes: Iterable[Recipe], files: Sequence[Path]) -> Faults:
     """What is wrong with a request, whatever the scheduler; the first of the `files` is the scheduler's."""
     faults = Faults()
-    if request.framework not in CAPABILITIES:
+    if request.framework not in (None, *CAPABILITIES):
         faults.append(f"unknown framework {request.framework!r}; expected one of {', '.join(CAPABILITIES)}")
-    elif request.rival is not None:
+    elif request.rival is not None and request.framework is not None:
         faults += registry.check([request.rival], [request.framework], [request.np])
     if request.np % request.nodes:
         faults.append(f"-np {request.np}: expected a multiple of --nodes {request.nodes}, with as many ranks on each")
@@ -361,10 +387,14 @@ def _unprintable(option: str, path: Path) -> list[str]:
     return [f"{option} {text!r}: expected no control characters, and UTF-8"] if wrong else []
 
 
+def _under(request: SubmitRequest, recipe: Recipe) -> SubmitRequest:
+    return request.model_copy(update={"framework": own_script.framework_for(recipe, request.framework)})
+
+
 def _common(request: SubmitRequest) -> list[str]:
     """Options of `hvdkit train`, whatever the scheduler."""
     rival = ["--rival", request.rival] if request.rival else []
-    return ["--framework", request.framework, "-np", str(request.np), *rival]
+    return ["--framework", str(request.framework), "-np", str(request.np), *rival]
 
 
 def _write_file(path: Path, text: str) -> None:

@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hvdkit.commands.fields import Framework, Overrides, Ranks, RecipeFile, texts
+from hvdkit.commands.fields import FRAMEWORKS_HELP, Overrides, Ranks, RecipeFile, texts
 from hvdkit.commands.request import Accepts, Form, Option, Request
-from hvdkit.defaults import FRAMEWORK
 from hvdkit.recipe import grid as grids
 from hvdkit.recipe.schema import Recipe
 
@@ -44,6 +43,9 @@ _Kubernetes = partial(Option, panel="Kubernetes", in_python=False)
 class SubmitRequest(Request):
     """Write training as a job for a scheduler, `slurm` or `kubernetes`; with `apply` hand it over.
 
+    In place of the recipe it may be a script of your own, or a command of hvdkit, with the words after it in
+    `overrides`: `-- compare RECIPE --rounds 6`.
+
     `resources` are the scheduler's own options by their names, such as `{"nodes": 2, "time": "1:00:00"}`:
     `hvdkit submit --help` has them all, and of those that may be repeated the name is in the plural.
     `template` is a Jinja template in place of hvdkit's own (docs/slurm.md#a-template-of-your-own).
@@ -53,7 +55,7 @@ class SubmitRequest(Request):
     recipe: RecipeFile
     overrides: Overrides = None
     to: Annotated[Literal["slurm", "kubernetes"], Option("the scheduler: slurm or kubernetes")] = "slurm"
-    framework: Framework = FRAMEWORK
+    framework: Annotated[str | None, Option(FRAMEWORKS_HELP, shown="pytorch, or that of the script")] = None
     np: Annotated[Ranks, Field(ge=1)] = 1
     rival: Annotated[str | None, Option("train with another method, as `hvdkit train` does")] = None
     resources: Annotated[dict[str, Any] | None, Option("", typed=False)] = None
@@ -87,6 +89,9 @@ class SubmitRequest(Request):
         _Slurm("another option of sbatch, such as --line=--mail-type=END; may be repeated", ("--line",)),
         _LINE,
     ] = None
+    requeue: Annotated[
+        bool, _Slurm("queue a script again when its time ends: it continues from a checkpoint of its own")
+    ] = False
     run: Annotated[Path | None, Option("the run's folder", shown="runs/<recipe>-train-<time>", panel="Slurm")] = None
     array: Annotated[
         dict[str, Any] | None,
