@@ -17,6 +17,7 @@ import pytest
 
 from hvdkit.commands import own_script
 from hvdkit.launch.agent.output import OutputReader
+from hvdkit.launch.agent.watchdog import ProgramWatch
 from hvdkit.launch.diagnosis.quiet import Quiet
 from hvdkit.launch.diagnosis.stalls import Hang, Stall
 from tests import hygiene
@@ -193,8 +194,8 @@ def test_the_framework_of_a_program_is_that_of_its_imports(text: str, frameworks
     assert own_script.frameworks_of(tmp_path / "train.py") == frameworks
 
 
-def hang(rank: int, seconds: float, busy: bool = False, frozen: bool = False) -> Hang:
-    return Hang(rank, "h", None, "program", seconds, frozen, [], 100.0, busy)
+def hang(rank: int, seconds: float, busy: bool = False, frozen: bool = False, blocked: bool = True) -> Hang:
+    return Hang(rank, "h", None, "program", seconds, frozen, [], 100.0, busy, blocked and not busy)
 
 
 @pytest.mark.check
@@ -204,6 +205,7 @@ def hang(rank: int, seconds: float, busy: bool = False, frozen: bool = False) ->
         ([hang(0, 10), hang(1, 10)], True, 101, True),  # nobody works, and a collective waits
         ([hang(0, 10), hang(1, 10)], False, 101, False),  # without evidence, ten times as long
         ([hang(0, 10), hang(1, 10)], False, 200, True),
+        ([hang(0, 10), hang(1, 10, blocked=False)], False, 1e6, False),  # it wakes up, as one does that uses a GPU
         ([hang(0, 10), hang(1, 10, frozen=True)], False, 101, True),
         ([hang(0, 10), hang(1, 10, busy=True)], True, 101, False),  # it computes: long work, at first
         ([hang(0, 10), hang(1, 10, busy=True)], True, 200, True),
@@ -213,10 +215,38 @@ def hang(rank: int, seconds: float, busy: bool = False, frozen: bool = False) ->
 )
 def test_a_hang_is_told_from_long_work(hangs: list[Hang], stalled: bool, now: float, hung: bool) -> None:
     quiet = Quiet(10.0)
-    stalls = [Stall({1: ["allreduce.gradients"]}, 99.0)] if stalled else []
+    stalls = [Stall({1: ["allreduce.gradients"]}, now - 1)] if stalled else []
     line = quiet.look({f"rank-{hang.rank}": hang for hang in hangs}, {"rank-0", "rank-1"}, stalls, now)
     assert quiet.hang == hung
     assert (line is None) == (hung or not (stalled or (len(hangs) == 2 and not hangs[1].busy))), line
+
+
+@pytest.mark.check
+def test_a_collective_that_waited_long_ago_is_no_evidence() -> None:
+    quiet, hangs = Quiet(10.0), {"rank-0": hang(0, 10), "rank-1": hang(1, 10)}
+    quiet.look(hangs, hangs, [Stall({1: ["allreduce.gradients"]}, 92.0)], 101.0)
+    assert not quiet.hang
+
+
+@pytest.mark.parametrize(
+    ("code", "busy", "blocked"),
+    [
+        ("time.sleep(60)", False, True),
+        ("while True: time.sleep(0.01)", False, False),
+        ("while True: pass", True, False),
+    ],
+)
+def test_the_agent_sees_whether_a_quiet_program_computes_or_is_blocked(
+    code: str, busy: bool, blocked: bool, tmp_path: Path
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", f"import time\n{code}"]) as process:
+        try:
+            watch = ProgramWatch(tmp_path / "beat", tmp_path / "stack", process.pid, 1.0, OutputReader())
+            told: list[tuple[str, dict[str, object]]] = []
+            assert wait_until(lambda: told.extend(filter(None, [watch.look()])) or bool(told), 20)
+            assert told[0][0] == "hung" and (told[0][1]["busy"], told[0][1]["blocked"]) == (busy, blocked)
+        finally:
+            process.kill()
 
 
 @pytest.mark.check

@@ -80,6 +80,10 @@ class _Ranks(Agents):
                   file=sys.stderr, flush=True)  # fmt: skip
             self._signal_all(signal.SIGTERM)
 
+    def note_end(self, end: exits.RankEnd) -> None:
+        if self._quiet is not None and self._stopped_at is None:
+            self.hangs.pop(end.name, None)
+
     def note_link_down(self, report: dict[str, Any]) -> None:
         since = self._clocks.here(report["name"], report["clock"]) - DOWN_S
         state = "has no carrier" if report["up"] else "is down"

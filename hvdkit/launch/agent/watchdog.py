@@ -28,6 +28,8 @@ STACK_WAIT_S, STACK_LOOK_S = 0.3, 0.02
 FRAMES = 12
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)')
 _DISK = re.compile(r"^(?:read|write)_bytes: (\d+)", re.MULTILINE)
+_WAITS = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
+_FEW_WAKES = 3  # such as by a signal
 PROGRAM = "program"  # the phase of one that has no heartbeat
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -147,13 +149,14 @@ class ProgramWatch(Watchdog):
         self._reader = reader
         self._quiet_since = self._idle_since = self._sampled_at = time.monotonic()
         self._seen: tuple[int, ...] = ()
-        self._cpu_s = 0.0
+        self._cpu_s, self._wakes = 0.0, 0
         self._told: bool | None = None  # what was reported last: whether it computes; None for nothing
 
     def look(self) -> tuple[str, dict[str, Any]] | None:
         """As the base: "hung" once it is quiet for `timeout_s`, and again where it begins or ceases to compute.
 
-        The facts have `busy` too: whether its processes compute.
+        The facts have `busy` too, whether its processes compute, and `blocked`, whether its main thread has not woken
+        up since: one that only waits for a GPU does, once for each step.
         """
         now = time.monotonic()
         if now < self._sampled_at + self._timeout_s / 8 and self._reader.printed == (self._seen or (0,))[0]:
@@ -165,8 +168,9 @@ class ProgramWatch(Watchdog):
         self._cpu_s, self._sampled_at = cpu_s, now
         if seen != self._seen:
             self._seen, self._quiet_since = seen, now
+        wakes = _wakes(self._answering)
         if busy or now == self._quiet_since:
-            self._idle_since = now
+            self._idle_since, self._wakes = now, wakes
         idle = now - self._idle_since >= self._timeout_s
         if now - self._quiet_since < self._timeout_s:
             resumed, self._told = self._told is not None, None
@@ -175,9 +179,14 @@ class ProgramWatch(Watchdog):
             return None
         self._told = not idle
         seconds = now - (self._idle_since if idle else self._quiet_since)
+        blocked = idle and wakes - self._wakes <= _FEW_WAKES
         activity = self.activity()
         self._seen = seen[0], sum(map(_disk_bytes, pids))  # it has written its stack
-        return None if activity is None else ("hung", {"seconds": seconds, "busy": not idle, **activity})
+        return (
+            None
+            if activity is None
+            else ("hung", {"seconds": seconds, "busy": not idle, "blocked": blocked, **activity})
+        )
 
     def activity(self) -> dict[str, Any] | None:
         """As the base, in the phase PROGRAM."""
@@ -219,6 +228,13 @@ def _cpu_s(pid: int) -> float:
     with contextlib.suppress(OSError, ValueError, IndexError):
         return sum(map(int, stat(pid)[11:15])) / _TICKS_PER_S
     return 0.0
+
+
+def _wakes(pid: int) -> int:
+    """How often the main thread of a process has waited for something; 0 where it has ended."""
+    with contextlib.suppress(OSError, AttributeError):
+        return int(_WAITS.search(Path(f"/proc/{pid}/status").read_text())[1])  # type: ignore[index]
+    return 0
 
 
 def _disk_bytes(pid: int) -> int:

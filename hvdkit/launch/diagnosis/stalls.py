@@ -37,7 +37,7 @@ class Hang:
     """A rank that has made no progress for `seconds`, and where. `frames` are innermost first (watchdog.py).
 
     `seconds` is None for a rank that others wait for, and that made progress until it was ended. A program without
-    heartbeats may be `busy`: it prints nothing, and computes.
+    heartbeats may be `busy`, it prints nothing and computes, or `blocked`: its main thread has not woken up meanwhile.
     """
 
     rank: int
@@ -49,12 +49,14 @@ class Hang:
     frames: list[str]
     noticed_at: float  # by the launcher's monotonic clock
     busy: bool = False
+    blocked: bool = False
 
     @classmethod
     def read(cls, report: Mapping[str, Any], host: str, received: float) -> Hang:
         """From an agent's report."""
         same = {key: report[key] for key in ("rank", "step", "phase", "seconds", "frozen", "frames")}
-        return cls(host=host, noticed_at=received, busy=report.get("busy", False), **same)
+        program = {key: report.get(key, False) for key in ("busy", "blocked")}
+        return cls(host=host, noticed_at=received, **program, **same)
 
     @classmethod
     def of_end(cls, end: RankEnd) -> Hang | None:
