@@ -20,6 +20,7 @@ from hvdkit.launch.agent.output import OutputReader
 from hvdkit.launch.agent.watchdog import ProgramWatch
 from hvdkit.launch.diagnosis.quiet import Quiet
 from hvdkit.launch.diagnosis.stalls import Hang, Stall
+from hvdkit.results.launch import Launched
 from tests import hygiene
 from tests.conftest import ROOT, Hvdkit, run
 from tests.launching import MARK, gone_within, wait_until
@@ -69,7 +70,8 @@ def test_how_a_program_ends_is_told_with_the_rank(kind: str, ended: Callable[[st
     assert told in done.stderr
     assert "[0] rank 0 of 2 " + kind in done.stdout and "[1] rank 1 of 2 " + kind in done.stdout
     assert [end["rank"] for end in json.loads((folder / "logs" / "exits.json").read_text())] == [0, 1]
-    assert (folder / "launch.json").exists() == (status == 0)
+    failure = Launched.read(folder / "launch.json").failure
+    assert failure is None if status == 0 else failure and told in failure
     assert "step 4" in (folder / "logs" / "rank-1.log").read_text()
     assert not [*folder.rglob("*.beat"), *folder.rglob("*.stack"), *folder.rglob("*.failure.json.*")]
 
@@ -129,6 +131,8 @@ def test_a_launch_that_is_ended_leaves_no_orphan(number: signal.Signals, tmp_pat
     assert gone_within(mark, 30)
     assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
     assert "Traceback" not in told
+    if number == signal.SIGTERM:
+        assert Launched.read(tmp_path / "run" / "launch.json").failure == "ended by SIGTERM, and all ranks with it"
 
 
 def test_a_command_has_the_runtime_and_a_module_and_options_of_horovodrun(hvdkit: Hvdkit, tmp_path: Path) -> None:

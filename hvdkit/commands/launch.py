@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +25,7 @@ from hvdkit.commands.debug_logs import VARIABLES, collected
 from hvdkit.commands.request import Argument, Form, Option, Request, say
 from hvdkit.core.group import threads_per_rank
 from hvdkit.defaults import LAUNCHER, STALL_TIMEOUT_S
-from hvdkit.errors import Faults, RequestError
+from hvdkit.errors import Faults, RequestError, RunError
 from hvdkit.launch.diagnosis.blame import LESS_MEMORY
 from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.follow import followed
@@ -148,23 +149,33 @@ def run(request: LaunchRequest) -> Launched:
         try:
             with followed(job.log_dir, quiet=job.stall_timeout_s > 0):
                 LAUNCHERS[placement.launcher].run(job)
-        except RankFailure as failure:
-            failure.args = (str(failure).replace(LESS_MEMORY, "use a smaller batch"),)  # it has no recipe
-            failure.exit_status = _status(failure)
+        except (RunError, KeyboardInterrupt) as error:
+            if isinstance(error, RankFailure):
+                error.args = (str(error).replace(LESS_MEMORY, "use a smaller batch"),)  # it has no recipe
+                error.exit_status = _status(error)
+            with suppress(RunError, OSError):  # the failure matters more; before a rank has started there is no file
+                _result(checked, job, began, str(error) or "interrupted").written(folder)
             raise
         finally:
             if request.debug:
                 collected(job)
-        ends = json.loads((job.log_dir / "exits.json").read_text())
-        return Launched(
-            command=checked.command,
-            framework=checked.framework,
-            np=placement.np,
-            launcher=placement.launcher,
-            seconds=round(time.monotonic() - began, 3),
-            ranks=[LaunchedRank(**{key: end[key] for key in LaunchedRank.model_fields}) for end in ends],
-            collectives=_collectives(folder / TIMELINE, placement.np) if request.profile else None,
-        ).written(folder)
+        result = _result(checked, job, began)
+        if request.profile:
+            result.collectives = _collectives(folder / TIMELINE, placement.np)
+        return result.written(folder)
+
+
+def _result(checked: _Checked, job: Job, began: float, failure: str | None = None) -> Launched:
+    ends = json.loads((job.log_dir / "exits.json").read_text())
+    return Launched(
+        command=checked.command,
+        framework=checked.framework,
+        np=job.np,
+        launcher=checked.placement.launcher,
+        seconds=round(time.monotonic() - began, 3),
+        ranks=[LaunchedRank(**{key: end[key] for key in LaunchedRank.model_fields}) for end in ends],
+        failure=failure,
+    )
 
 
 def lines(request: LaunchRequest, result: Launched) -> Iterator[str]:

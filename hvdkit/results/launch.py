@@ -13,6 +13,7 @@ class LaunchedRank(Record):
     rank: Count
     host: str
     exit_code: int | None = None
+    signal: str | None = None
     seconds: float | None = None
 
 
@@ -30,7 +31,7 @@ class CollectiveUse(Record):
 
 
 class Launched(Record, Result, file="launch.json", of="what hvdkit launch has written"):
-    """`launch.json`: a program that has ended well on all ranks.
+    """`launch.json`: a program that has run on all ranks. `failure` says why it has not ended well, None where it has.
 
     `command` is a rank's command line, `framework` that of its imports, None where it is not known. `seconds` count
     from the start of the ranks. `collectives` are there with --profile.
@@ -43,6 +44,7 @@ class Launched(Record, Result, file="launch.json", of="what hvdkit launch has wr
     seconds: float
     ranks: list[LaunchedRank]
     collectives: list[CollectiveUse] | None = None
+    failure: str | None = None
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each rank."""
