@@ -66,6 +66,7 @@ class WeightAverage:
         Tensors are exchanged one by one, so that no second copy is in memory.
         """
         ops = self._adapter
+        ops.in_order(self._partition.parameters.values())
 
         def averages() -> Iterator[Tensor]:
             for average, weight in zip(self.weights.values(), self._partition.weights(), strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -122,6 +122,9 @@ class Tensors(ABC):
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         """The same elements in the same order in another shape; one size may be -1 and is then inferred."""
         return tensor.reshape(tuple(shape))
+
+    def in_order(self, tensors: Iterable[Tensor]) -> None:
+        """Have the elements of parameters in order in memory, whatever an evaluation has done, to take parts of them."""
 
     def transpose(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
         """Permute the axes: axis i of the result is axis `axes[i]` of the tensor."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -28,6 +28,11 @@ class MXNetTensors(Tensors):
 
     def assign(self, variable: mx.nd.NDArray, value: mx.nd.NDArray) -> None:
         value.copyto(variable)
+
+    def in_order(self, tensors: Iterable[mx.nd.NDArray]) -> None:
+        for tensor in tensors:
+            # In evaluation oneDNN leaves weights of convolutions in an order of its own, which views cannot read.
+            mx.nd.reshape(tensor, shape=tensor.shape, out=tensor)
 
     def norm(self, tensor: mx.nd.NDArray) -> mx.nd.NDArray:
         # mx.nd.norm is inexact: for a million float32 values its error is 3e-4, and 1e-6 here. A sum is 100 times
