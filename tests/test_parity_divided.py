@@ -19,17 +19,26 @@ from tests.divided import LARGEST_ERROR, SMALL
 from tests.launching import framework_job
 
 RECIPE = ROOT / "recipes" / "gpt-tiny.yaml"
-USUAL = (*SMALL, "optimizer.clip_norm=0.1", "data.validation=0.01", "schedule.warmup_epochs=0", "threads=1")
+ALWAYS = ("optimizer.clip_norm=0.1", "schedule.warmup_epochs=0", "threads=1")
+USUAL = (*SMALL, *ALWAYS, "data.validation=0.01")
+MODELS = {
+    "gpt": (RECIPE, USUAL),
+    "resnet": (ROOT / "recipes" / "resnet20-digits.yaml", (*ALWAYS, "model.name=resnet8", "batch_size=8")),
+}
 STAGES = ("parallel.pipeline=2", "parallel.microbatches=2")
 PARTS = ("parallel.tensor=2",)
-# fault -> (the division, what is missed, what deviates first, a word of the part of the step)
+# model and fault -> (the division, what is missed, what deviates first, a word of the part of the step)
 PLANTED = {
-    "tied_weights_not_summed": (STAGES, "gradients_f64", "gradient of transformer.wte.weight", "backward"),
-    "microbatch_dropped": (STAGES, "gradients_f64", "gradient of transformer.ln_f.bias", "backward"),
-    "activation_scaled": (STAGES, "gradients_f64", "loss", "loss"),
-    "norm_of_a_stage": (STAGES, "weights_f64", "transformer.", "update"),
-    "no_sum_after_rows": (PARTS, "logits_f64", "cross-entropies", "forward"),
-    "norm_of_a_part": (PARTS, "weights_f64", "transformer.", "update"),
+    ("gpt", "tied_weights_not_summed"): (STAGES, "gradients_f64", "gradient of transformer.wte.weight", "backward"),
+    ("gpt", "microbatch_dropped"): (STAGES, "gradients_f64", "gradient of transformer.ln_f.bias", "backward"),
+    ("gpt", "activation_scaled"): (STAGES, "gradients_f64", "loss", "loss"),
+    ("gpt", "norm_of_a_stage"): (STAGES, "weights_f64", "transformer.", "update"),
+    ("gpt", "no_sum_after_rows"): (PARTS, "logits_f64", "cross-entropies", "forward"),
+    ("gpt", "norm_of_a_part"): (PARTS, "weights_f64", "transformer.", "update"),
+    ("resnet", "microbatch_dropped"): (STAGES, "gradients_f64", "gradient of", "backward"),
+    ("resnet", "activation_scaled"): (STAGES, "gradients_f64", "layer2.0.bn1.running_mean", "running statistics"),
+    ("resnet", "no_sum_after_rows"): (PARTS, "logits_f64", "layer2.0.bn2.running_mean", "forward"),
+    ("resnet", "norm_of_a_part"): (PARTS, "weights_f64", "", "update"),
 }
 
 
@@ -76,13 +85,14 @@ def test_four_ranks_compute_what_fewer_do(words: tuple[str, ...], hvdkit: Hvdkit
 
 
 @pytest.fixture(scope="module")
-def planted(warm_runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Parity]:
+def planted(warm_runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Parity]:
     """The verdict on each fault in PyTorch: one rank leaves the trace, two follow with all faults of a division."""
 
     @cache
-    def followed(division: tuple[str, ...]) -> tuple[Path, schema.Recipe]:
+    def followed(model: str, division: tuple[str, ...]) -> tuple[Path, schema.Recipe]:
         folder = tmp_path_factory.mktemp("planted")
-        checked = schema.load(RECIPE, [*USUAL, *division])
+        recipe, usual = MODELS[model]
+        checked = schema.load(recipe, [*usual, *division])
         (folder / "recipe.yaml").write_text(schema.dump(checked))
         (folder / "trace").mkdir()
         asked = (ROOT / "tests" / "parity" / "rank.py", "pytorch", folder / "recipe.yaml", folder / "trace")
@@ -93,8 +103,8 @@ def planted(warm_runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
                 LAUNCHERS["direct"].run(job)
         return folder / "trace", checked
 
-    def verdict(fault: str) -> Parity:
-        trace, checked = followed(PLANTED[fault][0])
+    def verdict(model: str, fault: str) -> Parity:
+        trace, checked = followed(model, PLANTED[model, fault][0])
         findings = json.loads((trace / f"pytorch-{fault}.json").read_text())
         return parity.judge(parity.plan(checked, ["pytorch"], 2, Placement(2)), {"pytorch": findings})
 
@@ -102,10 +112,10 @@ def planted(warm_runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("fault", PLANTED)
-def test_a_planted_fault_is_found_and_named(fault: str, planted: Callable[[str], Parity]) -> None:
-    judged = planted(fault).frameworks["pytorch"]
-    _, missed, first, word = PLANTED[fault]
+@pytest.mark.parametrize(("model", "fault"), PLANTED)
+def test_a_planted_fault_is_found_and_named(model: str, fault: str, planted: Callable[[str, str], Parity]) -> None:
+    judged = planted(model, fault).frameworks["pytorch"]
+    _, missed, first, word = PLANTED[model, fault]
     assert not judged.passed and missed in judged.missed, judged.missed
     assert judged.first_deviation and judged.first_deviation.startswith(first), judged.first_deviation
     assert judged.likely_cause and word in judged.likely_cause

@@ -10,6 +10,7 @@ import pytest
 from hvdkit.adapters.capabilities import CAPABILITIES
 from tests.conftest import Hvdkit
 from tests.divided import SMALL, continues, far, reports
+from tests.pipeline.rank import THREE_AXES
 from tests.resuming import kill_ranks, under_way
 
 FRAMEWORKS = tuple(name for name, own in CAPABILITIES.items() if "pipeline" in own)
@@ -76,7 +77,7 @@ def test_stages_of_two_chunks_compute_what_the_whole_model_computes(case: str, r
     ("framework", "case"),
     [
         ("pytorch", case) if name == "pytorch" else pytest.param(name, case, marks=pytest.mark.thorough)
-        for name in ("pytorch", "mxnet")
+        for name in FRAMEWORKS
         for case in SHARES
     ],
 )
@@ -102,6 +103,17 @@ def test_stages_in_parts_compute_what_the_whole_model_computes(framework: str, c
         assert not far(rank["free"], 1e-9) and rank["evaluation"] < 1e-10
         assert rank["loaded"] and rank["digest"][0] == rank["digest"][1]
         assert rank["bytes"][0]["parameters"] < 0.4 * rank["bytes"][1]["parameters"]
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("warm")
+def test_copies_of_stages_in_parts_compute_what_the_whole_model_computes(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """The weights after 20 steps without a teacher, on two data ranks × two stages × two parts of their layers."""
+    for rank in reports("pipeline", tmp_path_factory)("pytorch", THREE_AXES, np=8):
+        assert not far(rank[THREE_AXES], 1e-9) and len(rank[THREE_AXES]) > 36
 
 
 FAULTS = {

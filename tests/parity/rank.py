@@ -29,7 +29,7 @@ from hvdkit.recipe.schema import Loss
 from hvdkit.tasks import resnet
 from hvdkit.tasks.image_classification import cross_entropy
 from hvdkit.worker import parity, setup
-from tests.parity.divided_faults import OF_PARTS, OF_STAGES
+from tests.parity.divided_faults import OF_IMAGES, OF_PARTS, OF_STAGES
 from tests.parity.gpt_faults import FAULTS as OF_GPT
 from tests.parity.gpt_faults import Fault, built_otherwise
 
@@ -162,6 +162,8 @@ def main(framework: str, recipe_file: Path, trace: Path, leads: bool) -> None:
     faults = FAULTS[framework] if recipe.model.SCRIPT == "resnet" else OF_GPT
     if axes.divides:
         faults = {} if leads else OF_STAGES if axes.pipeline > 1 else OF_PARTS
+        if recipe.model.SCRIPT == "resnet":
+            faults = {name: fault for name, fault in faults.items() if name in OF_IMAGES}
     for name, fault in faults.items():
         with fault(adapter, module):
             take_part(leads=False)

@@ -3,7 +3,7 @@
     python tests/pipeline/rank.py FRAMEWORK REPORT.json CASE…
 
 A case is a schedule with a number of stages or `in parts`, `few` steps of what is compiled soon, shares of the
-optimizer's state, `planted`, `overflow`, or `dropout`.
+optimizer's state, `planted`, `overflow`, or `dropout`; for eight ranks `THREE_AXES`.
 Before each of the `forced` steps both load one state. Each fault that is planted is to be seen in the gradients, or in
 the weights after a step.
 """
@@ -11,6 +11,7 @@ the weights after a step.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -43,6 +44,7 @@ from hvdkit.worker.setup import seed_of
 from tests.tensor.rank import build_of, errors, far, most
 
 STEPS, RANKS, SAMPLES, MICROBATCHES = 20, 4, 8, 4
+THREE_AXES = "two by two by two"  # on eight ranks
 TABLE = GPT("gpt", layers=1, heads=2, width=16, context=8, vocabulary=37)
 ADAMW = AdamW(learning_rate=0.01, weight_decay=0.1, decay="weights", clip_norm=0.5)
 # Rules of core, which one framework is enough for.
@@ -193,6 +195,14 @@ def trained(framework: str, mesh: Mesh, schedule: str, few: bool = False, shards
         "bytes": [session.state_bytes() for session in (pair.stages, pair.whole)],
         "sent": pair.stages.bytes_per_step,
     }
+
+
+def without_a_teacher(framework: str, mesh: Mesh) -> dict[str, float]:
+    """Errors of the weights after all steps."""
+    pair = Pair(framework, mesh, "1f1b")
+    for number in range(STEPS):
+        pair.step(number)
+    return {name: error for name, error in pair.after().items() if name in pair.whole.shapes}
 
 
 def overflowed(framework: str, mesh: Mesh) -> list[str]:
@@ -370,15 +380,19 @@ def dropped_out(mesh: Mesh, in_parts: Mesh) -> dict[str, dict[str, float]]:
 
 def main(framework: str, report: Path, *cases: str) -> None:
     adapter = adapters.load(framework)
-    wanted = [*sets(RANKS, 2), *sets(RANKS, RANKS), *sets(RANKS, 2, 2), *sets(RANKS, 1, 2)]
-    world = adapter.init("cpu", threads=1, sets=list(dict.fromkeys(wanted)))
-    meshes = {f"{size}": Mesh(world, size, process_set=adapter.process_set) for size in (2, RANKS)}
-    meshes["in parts"] = Mesh(world, 2, 2, adapter.process_set)
-    in_data = Mesh(world, 1, 2, adapter.process_set)
+    sizes = {"2": (2, 1), "4": (4, 1), "in parts": (2, 2), "in data": (1, 2)}
+    if cases == (THREE_AXES,):
+        sizes = {THREE_AXES: (2, 2)}
+    ranks = int(os.environ["HOROVOD_SIZE"])
+    wanted = dict.fromkeys(group for axes in sizes.values() for group in sets(ranks, *axes))
+    world = adapter.init("cpu", threads=1, sets=list(wanted))
+    meshes = {name: Mesh(world, *axes, adapter.process_set) for name, axes in sizes.items()}
     found: dict[str, Any] = {}
     for case in cases:
         schedule, _, mesh = case.partition(" ")
-        if case == "planted":
+        if case == THREE_AXES:
+            found[case] = without_a_teacher(framework, meshes[case])
+        elif case == "planted":
             found[case] = planted(framework, meshes["2"])
         elif case == "overflow":
             found[case] = overflowed(framework, meshes["2"]) if "fp16" in adapter.CAPABILITIES else None
@@ -387,14 +401,14 @@ def main(framework: str, report: Path, *cases: str) -> None:
         elif case == "shares of stages":
             found[case] = trained(framework, meshes["2"], "1f1b", shards=True)
         elif case == "shares of parts":
-            found[case] = trained(framework, in_data, "", shards=True)
+            found[case] = trained(framework, meshes["in data"], "", shards=True)
         elif case == "shares with faults":
-            found[case] = shares_with_faults(framework, in_data)
+            found[case] = shares_with_faults(framework, meshes["in data"])
         elif case == "dropout":
             found[case] = dropped_out(meshes["2"], meshes["in parts"])
         else:
             found[case] = trained(framework, meshes[mesh], schedule)
-    everyone = adapter.allgather_object(found, meshes["2"].world, name="report")
+    everyone = adapter.allgather_object(found, next(iter(meshes.values())).world, name="report")
     if world.rank == 0:
         report.write_text(json.dumps(everyone))
     adapter.shutdown()
