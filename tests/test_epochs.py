@@ -157,7 +157,7 @@ def test_an_exponential_average_is_that_of_each_updates_weights(
 def test_an_average_is_evaluated_where_an_evaluation_has_changed_the_order_of_weights(
     ranks: START, tmp_path: Path
 ) -> None:
-    """As MXNet does with those of convolutions in float32: shares of them are views, which must not be taken of that."""
+    """As MXNet changes that of convolutions in float32, of which no views may be taken; shares of them are such."""
     case: dict[str, Any] = {"recipe": RECIPE, "framework": "mxnet", "out": tmp_path / "run"}
     found = ranks("mxnet").do("train", **case, overrides=[*TINY, "epochs=2", EMA, "sharding=optimizer"])
     last = found["steps"]

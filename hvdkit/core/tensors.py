@@ -123,8 +123,8 @@ class Tensors(ABC):
         """The same elements in the same order in another shape; one size may be -1 and is then inferred."""
         return tensor.reshape(tuple(shape))
 
-    def in_order(self, tensors: Iterable[Tensor]) -> None:
-        """Have the elements of parameters in order in memory, whatever an evaluation has done, to take parts of them."""
+    def in_order(self, tensors: Iterable[Tensor]) -> None:  # noqa: B027 - most need nothing
+        """Have the elements of parameters in order in memory after an evaluation, so that parts can be taken."""
 
     def transpose(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
         """Permute the axes: axis i of the result is axis `axes[i]` of the tensor."""
