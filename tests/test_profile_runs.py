@@ -109,10 +109,14 @@ def _in_backwards_order(ready: dict[str, float]) -> float:
 
 
 @pytest.mark.usefixtures("warm")
-def test_two_stages(hvdkit: Hvdkit, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "framework",
+    ["pytorch", "mxnet", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("tensorflow", "keras"))],
+)
+def test_two_stages(framework: str, hvdkit: Hvdkit, tmp_path: Path) -> None:
     """What each rank does in a step follows each other without gaps, and is drawn."""
     divided = "parallel.pipeline=2", "parallel.microbatches=4", "threads=1"
-    done = hvdkit("profile", "gpt-tiny", "--framework", "pytorch", *QUICK, *divided, *SMALL)
+    done = hvdkit("profile", "gpt-tiny", "--framework", framework, *QUICK, *divided, *SMALL)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "run"
     step, made = pipelines.load(folder / pipelines.FILE), load(folder / "profile.json")

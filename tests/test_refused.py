@@ -74,7 +74,6 @@ REQUESTS: list[tuple[str, Words, Words, str, Words]] = [
     ("train", TEXT, ("-np", 2, STAGES, *CHUNKS), "parallel.chunks: expected at most 4 chunks in all stages, as", ()),
     ("train", TEXT, ("-np", 3, "parallel.tensor=3"), "parallel.tensor: expected a divisor of model.heads 4, and", ()),
     ("train", TEXT, ("-np", 2, STAGES, "--rival", "plain"), "--rival plain: does not divide models over ranks", ()),
-    ("profile", TEXT, (STAGES, "--framework", "mxnet"), "pipeline: hvdkit profile does not know stages under", ()),
     ("parity", TEXT, ("-np", 2, STAGES, "--rival", "plain"), "--rival plain: does not divide models over ranks", ()),
     ("train", TEXT, ("-np", 2, "--rival", "pipelining"), "--rival pipelining: needs a model that is divided; ch", ()),
     ("train", TEXT, ("-np", 4, STAGES, "parallel.tensor=2", "--rival", "pipelining"), "choose parallel.tensor=1", ()),

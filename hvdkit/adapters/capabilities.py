@@ -68,9 +68,6 @@ CAPABILITIES: dict[str, frozenset[str]] = {
 # Frameworks that keep the weights of attention until backward; a fused kernel computes them again.
 KEEPS_ATTENTION_WEIGHTS = frozenset({"tensorflow", "keras", "mxnet"})
 
-# Frameworks whose passes of a stage are computed when they return; and those in which `hvdkit profile` knows stages.
-TELLS_PASSES, PROFILES_STAGES = frozenset({"pytorch", "tensorflow", "keras"}), frozenset({"pytorch"})
-
 # Frameworks whose gradients are parts of one vector on a CPU, which is sent as it is.
 JOINS_GRADIENTS = frozenset({"pytorch"})
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from rich.table import Table
 
 from hvdkit import paths
-from hvdkit.adapters.capabilities import CAPABILITIES, PROFILES_STAGES
+from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.commands import dry_run, fields
 from hvdkit.commands.checked_run import Plan, launch, make_plan
 from hvdkit.commands.loading import loaded
@@ -167,8 +167,6 @@ def plan(
         recipe = recipe.model_copy(update={"batch_size": max(batch_sizes)})
     if own_profile and "own-profile" not in CAPABILITIES.get(framework, frozenset()):
         faults.append(f"--torch-profiler: {framework} has none; leave it out or choose --framework pytorch")
-    if recipe.parallel.pipeline > 1 and framework not in PROFILES_STAGES:
-        faults.append(f"parallel.pipeline: hvdkit profile does not know stages under {framework} yet; expected 1")
     sync = recipe.sync
     if sync is not None and sync.every > _LONGEST_ROUND:
         faults.append(f"sync.every: expected at most {_LONGEST_ROUND} to profile whole rounds, got {sync.every}")

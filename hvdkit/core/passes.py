@@ -29,7 +29,10 @@ class Passed(ABC):
 
 
 class Stage(ABC):
-    """The passes of a `Trainable` whose model is a stage of a pipeline. Several microbatches may be on their way."""
+    """The passes of a `Trainable` whose model is a stage of a pipeline. Several microbatches may be on their way.
+
+    What a pass computes is there when it returns, so that passes can be timed.
+    """
 
     @abstractmethod
     def forward(self, inputs: Tensor, targets: Tensor | None, received: bool) -> Passed:

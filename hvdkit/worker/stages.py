@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from hvdkit.adapters.capabilities import TELLS_PASSES
 from hvdkit.results.train import PlannedStage, TrainedStage
 from hvdkit.tasks.parts import block_of
 from hvdkit.tasks.task import Architecture, parameter_count
@@ -43,8 +42,6 @@ def planned(architecture: Architecture, parallel: Parallel, hosts: Sequence[str]
 def figures(setup: Setup, loop: Loop, state_bytes: Sequence[Mapping[str, int]], hosts: Sequence[str]) -> dict[str, Any]:
     """The fields of a TrainResult about stages; collective. `state_bytes` and `hosts` are those of all ranks."""
     pipeline, seconds = loop.session.pipeline, loop.clock.seconds
-    if setup.adapter.NAME not in TELLS_PASSES:
-        pipeline = None
     warmup = max(0, min(setup.recipe.warmup_steps, len(seconds) - 1))  # as in `measurement.gather`
     passes = pipeline.busy if pipeline else []
     busy, took = (fmean(times[warmup:]) if times else 0.0 for times in (passes, seconds))

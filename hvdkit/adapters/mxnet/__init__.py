@@ -23,7 +23,7 @@ from hvdkit.adapters.collectives import HorovodAdapter
 from hvdkit.adapters.mxnet import timing, training
 from hvdkit.adapters.mxnet.tensors import MXNetTensors
 from hvdkit.core.group import Group, Topology, threads_per_rank, wants_gpu
-from hvdkit.core.seam import AnyLoss, Observer
+from hvdkit.core.seam import AnyLoss, Observer, Pending
 from hvdkit.core.tensors import Tensor
 from hvdkit.core.trainable import Trainable
 
@@ -72,6 +72,11 @@ class MXNet(MXNetTensors, HorovodAdapter):
         from hvdkit.adapters.mxnet import parts
 
         return parts.use(tensor, self, group, name, forward=True)
+
+    def start_broadcast(self, tensor: Tensor, group: Group, root_rank: int, name: str) -> Pending:
+        from hvdkit.adapters.mxnet.stages import Message  # only stages need it
+
+        return Message(self.broadcast(tensor, group, root_rank, name))
 
     def stage(self, trainable: Trainable) -> Stage:
         from hvdkit.adapters.mxnet.stages import MXNetStage

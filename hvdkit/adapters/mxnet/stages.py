@@ -1,6 +1,8 @@
 """A stage of a pipeline in MXNet (`core/passes.py`): autograd keeps a graph for each microbatch on its way.
 
-A hybridized block with static memory has memory of its own for each graph that is alive.
+A hybridized block with static memory has memory of its own for each graph that is alive. A pass is computed when it
+returns, so that it can be timed; and the engine cannot start the collectives of two microbatches, which have the same
+names where layers are in parts, in another order than on other ranks.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import mxnet as mx
 
 from hvdkit.adapters.mxnet.training import TrainableModel
 from hvdkit.core.passes import Passed, Stage
+from hvdkit.core.seam import Pending
 from hvdkit.core.tensors import Scalar
 
 
@@ -18,7 +21,7 @@ class MXNetPassed(Passed):
     def __init__(self, trainable: TrainableModel, inputs: mx.nd.NDArray, outputs: mx.nd.NDArray) -> None:
         self._trainable, self._inputs, self._ends = trainable, inputs, outputs
         self.outputs = outputs.detach()
-        trainable.await_parts([outputs])
+        outputs.wait_to_read()
 
     def backward(
         self, gradient: mx.nd.NDArray | Scalar | None
@@ -27,7 +30,8 @@ class MXNetPassed(Passed):
             gradient = mx.nd.full(self._ends.shape, gradient, ctx=self._ends.context, dtype=self._ends.dtype)
         mx.autograd.backward([self._ends], None if gradient is None else [gradient])
         gradients = self._trainable.gradients()
-        self._trainable.await_parts(list(gradients.values()))
+        for tensor in gradients.values():
+            tensor.wait_to_read()
         return self._inputs.grad, gradients
 
 
@@ -49,3 +53,11 @@ class MXNetStage(Stage):
     def evaluate(self, inputs: mx.nd.NDArray, targets: mx.nd.NDArray | None) -> mx.nd.NDArray:
         outputs = self._trainable.outputs_of(inputs)
         return outputs if targets is None else self._trainable.losses_of(outputs, targets)
+
+
+class Message(Pending):
+    """A broadcast by the engine."""
+
+    def __call__(self) -> mx.nd.NDArray:
+        self._tensor.wait_to_read()
+        return self._tensor

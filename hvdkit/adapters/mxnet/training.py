@@ -108,12 +108,6 @@ class TrainableModel(Trainable):
             weight._fresh_grad = False
         return {name: _dense(parameter) for name, parameter in self._trained.items()}
 
-    def await_parts(self, tensors: Sequence[mx.nd.NDArray]) -> None:
-        """Wait for what a pass has computed where its layers are in parts: the engine might else start the collectives
-        of two microbatches, which have the same names, in another order than on other ranks."""
-        for tensor in tensors if self._divided else ():
-            tensor.wait_to_read()
-
     def observe(self, inputs: mx.nd.NDArray, targets: mx.nd.NDArray) -> None:
         self.backward(inputs, targets, None)
         mx.nd.waitall()  # backward writes statistics, and the engine lets others read them before (batch_norm.py)
