@@ -84,6 +84,8 @@ def read(record: StepRecord, clock: Callable[[int], int], compresses: bool) -> T
     details = [(name, at) for name, at in events if name.startswith(prefixes)]
     phases: list[Phase] = []
     before = None
+    if any(name.startswith(trace_events.ACTION) for name, _ in events):  # which say when backward has ended
+        events = [event for event in events if event[0] != trace_events.BACKWARD]
     for name, at in events:
         if (kind := _ends(name)) and before is not None:
             kind = GAPS if kind == COMPRESSION and not compresses else kind

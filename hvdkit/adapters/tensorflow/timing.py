@@ -47,13 +47,17 @@ class Observer(seam.Observer):
 
     def _stamp(self, names: tuple[str, ...], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """The tensors, which are available once the trace events are recorded."""
+        ready: tuple[str, ...] = ()
         if trace_events.FORWARD in names:
             self._forward = {operation.name for operation in tensors[0].graph.get_operations()}
         elif trace_events.BACKWARD in names:
             self._ends = _events_by_operation(self._trainable.parameters, tensors, self._forward)
+            # Of a stage, which computes them outside of this function: all are ready now.
+            pairs = zip(self._trainable.parameters, tensors, strict=True)
+            ready = tuple(trace_events.READY + name for name, tensor in pairs if tensor.op.type == "Placeholder")
 
         def now(_: np.ndarray) -> np.int32:
-            for name in names:
+            for name in (*(ready if self._folder is not None else ()), *names):
                 trace_events.mark(name)
             return np.int32(0)
 
