@@ -108,11 +108,12 @@ def test_stages_in_parts_compute_what_the_whole_model_computes(framework: str, c
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("framework", ("pytorch", "mxnet"))
 def test_copies_of_stages_in_parts_compute_what_the_whole_model_computes(
-    tmp_path_factory: pytest.TempPathFactory,
+    framework: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """The weights after 20 steps without a teacher, on two data ranks × two stages × two parts of their layers."""
-    for rank in reports("pipeline", tmp_path_factory)("pytorch", THREE_AXES, np=8):
+    for rank in reports("pipeline", tmp_path_factory)(framework, THREE_AXES, np=8):
         assert not far(rank[THREE_AXES], 1e-9) and len(rank[THREE_AXES]) > 36
 
 
