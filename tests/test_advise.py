@@ -59,7 +59,7 @@ def test_gains_lie_within_their_intervals(spread: float, mbit_per_s: float) -> N
     assert advice.suggestions
     for each in advice.suggestions:
         assert each.gain_low <= each.gain <= each.gain_high, each.what
-        assert each.sure == (each.gain_low > 1)
+        assert not each.sure or each.gain_low > 1
         # what is sent changes, and how long sending takes is uncertain: so is the gain, to both sides
         if each.what.startswith(("compress", "Local SGD")):
             assert each.gain_low < each.gain < each.gain_high, each.what

@@ -151,7 +151,7 @@ def test_advice_is_ranked_priced_and_applied(hvdkit: Hvdkit, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     advice = Advice.model_validate_json((tmp_path / "found" / "advise.json").read_text())
     software = [each for each in advice.suggestions if each.kind == "software"]
-    assert [each.gain for each in software] == sorted((each.gain for each in software), reverse=True)
+    assert [each.sure for each in software] == sorted((each.sure for each in software), reverse=True)
     by_name = {each.what: each for each in advice.suggestions}
     half = by_name["compress gradients: fp16"]
     size = 4 * 272_474

@@ -188,3 +188,23 @@ def test_beyond_the_measured_hosts_the_stated_error_is_what_extrapolation_is_wor
     inside = [max(ratio, 1 / ratio) <= 1 + cost.residual_percent / 100 for ratio in ratios]
     assert len(rows) == 266 and 0.85 <= sum(inside) / len(rows) <= 0.98
     assert Network(whole, 4).cost("allreduce").residual_percent < 10, "what was measured is as it was"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_accumulated_batches_take_no_more_than_as_many_steps_and_no_less_than_their_compute(seed: int) -> None:
+    fitted, made, ranks, what = asked(seed)
+    one, several = (point(fitted, made, ranks, what.model_copy(update={"accumulate": times})) for times in (1, 4))
+    assert several.step_ms <= 4 * one.step_ms * (1 + 1e-9)
+    assert several.images_per_second >= one.images_per_second * (1 - 1e-9) and several.batch_size == 4 * one.batch_size
+    assert several.step_ms >= one.step_ms + 3 * (one.step_ms - one.exposed_communication_ms) * 0.9
+
+
+def test_what_is_sure_comes_first_then_usual_remedies_and_scaled_devices_are_not_sure() -> None:
+    profile = published.profile("gpt2", None, 8, "V100", 20_000.0)
+    made = advise(profile, clusters.load(Path("aws-p3-16xlarge")), 64, Settings(), Money())
+    for kind in ("software", "hardware"):
+        sure = [change.sure for change in made.suggestions if change.kind == kind]
+        assert sure == sorted(sure, reverse=True)
+    assert made.suggestions[0].what.startswith("accumulate")
+    assert not any(change.sure for change in made.suggestions if {"speed", "link"} & change.settings.keys())
+    assert not any(change.points_lost for change in made.suggestions), "a GPT's were never measured"

@@ -26,16 +26,20 @@ from hvdkit.simulator.money import Money
 from hvdkit.simulator.plans import Plans
 from hvdkit.simulator.predict import Point, ResultPart, checked, ensemble, of_batch_norm, point
 from hvdkit.simulator.settings import Settings
+from hvdkit.simulator.step import Case
 
 _LEAST_GAIN = 1.005  # a smaller gain is not reported
 _GROWS = 1.1  # the gain of twice the ranks, below which they are not worth it
+_OF_EVIDENCE = "resnet20"  # the model whose losses of accuracy evidence.yaml has: those of others are not foreseen
 _BOTH = 1.05  # the gain of compression with Local SGD over the better one of them, below which one is enough
 
 
 class Suggestion(ResultPart):
     """One change. `gain` is the speed relative to today's, expected from `gain_low` to `gain_high`.
 
-    `sure` says that `gain_low` is a gain too, and that nothing is a guess. `settings` are for `--set`; `recipe` is what
+    `sure` says that `gain_low` is a gain too, that nothing is a guess, and that device, links, batch size and what the
+    compression computes are not other than those that the profile or the cluster file has.
+    `settings` are for `--set`; `recipe` is what
     `--apply` writes, None if no key of the recipe does it. Costs are of whole hosts, in `currency`, at the price per
     GPU-hour; they and the times of an epoch and of the training are None if samples, epochs or price are unknown.
     `images_per_second` and `cost_per_million_images` count the unit of `Advice.today`. `saved` is the cost of training
@@ -81,7 +85,7 @@ class Adding(ResultPart):
 
 
 class Advice(ResultPart, Result, file="advise.json"):
-    """`advise.json`; `suggestions` are software first, each kind by gain.
+    """`advise.json`; `suggestions` are software first, of each kind what is sure, then usual remedies, then by gain.
 
     `guesses` are what all of it takes for granted; `money` says what a device costs, or why that is unknown. `plans`
     are the ways to train within a budget or until a deadline, if one is given. `left_out` has the changes that no
@@ -128,7 +132,8 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
 
     def suggested(change: Candidate) -> Suggestion | None:
         """The change, if a machine can run it, it brings something, and an epoch has samples enough."""
-        if fault := refusals.refusal(fitted.case(change.cluster, change.ranks, change.settings), change.settings):
+        after_case = fitted.case(change.cluster, change.ranks, change.settings)
+        if fault := refusals.refusal(after_case, change.settings):
             left_out[change.what] = fault
             return None
         after = point(fitted, change.cluster, change.ranks, change.settings)
@@ -151,10 +156,10 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
             gain=gain,
             gain_low=low,
             gain_high=high,
-            sure=not taken and low > 1,
+            sure=not taken and low > 1 and _as_before(fitted.case(cluster, ranks, settings), after_case),
             currency=None if paid.price is None else paid.currency,
             saved=saved,
-            points_lost=points_lost,
+            points_lost=points_lost if profile.model == _OF_EVIDENCE or not points_lost else None,
             effort=change.effort,
             risk=risk,
         )
@@ -162,6 +167,7 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
     pairs = [(one, made) for one in candidates.software(fitted, now) if (made := suggested(one))]
     pairs.sort(key=lambda pair: -pair[1].gain)
     together = _together(fitted, now, [one for one, _ in pairs])
+    usual = {change.what for change, _ in pairs if change.usual}
     software = [change for change in [together and suggested(together), *(change for _, change in pairs)] if change]
     hardware = [made for one in candidates.hardware(now) if (made := suggested(one))]
     return Advice(
@@ -173,10 +179,22 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
         money=money.told,
         today=today,
         plans=plans.search(fitted, now, money) if money.limited else None,
-        suggestions=[*sorted(software, key=lambda e: -e.gain), *sorted(hardware, key=lambda e: -e.gain)],
+        suggestions=[
+            *sorted(software, key=lambda e: (not e.sure, e.what not in usual, -e.gain)),
+            *sorted(hardware, key=lambda e: (not e.sure, -e.gain)),
+        ],
         adding=_adding(fitted, now, today, money),
         left_out=left_out,
     )
+
+
+def _as_before(today: Case, case: Case) -> bool:
+    """Whether a change has today's device and links, a batch size and a compression whose compute are known."""
+    work = case.workload
+    sizes = work.curve.sizes if work.curve else (float(work.batch_size),)
+    known = case.compression.method in ("none", "fp16") or case.compression_s is not None
+    same = case.speed == today.speed and case.network.cluster.levels == today.network.cluster.levels
+    return same and round(case.batch * work.batch_size) in sizes and known
 
 
 @cache
@@ -199,10 +217,10 @@ def _risk(names: tuple[str, ...]) -> tuple[str, float | None]:
 
 
 def _together(fitted: Calibration, now: Candidate, software: list[Candidate]) -> Candidate | None:
-    """The best candidate for each key of the recipe, combined, except batch sizes; None if there is only one."""
+    """The best candidate for each key of the recipe, combined, without larger batches; None if it is one only."""
     best: dict[str, Candidate] = {}
     for candidate in software:
-        if candidate.recipe is not None and "batch_size" not in candidate.recipe:
+        if candidate.recipe is not None and not {"batch_size", "accumulate"} & candidate.recipe.keys():
             best.setdefault(next(iter(candidate.recipe)), candidate)
     if len(best) < 2:
         return None

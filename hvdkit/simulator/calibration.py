@@ -81,6 +81,7 @@ class Calibration:
             sharding=chosen.sharding or "none",
             streams=1 if cluster.software.synchronous else chosen.streams or cluster.software.streams,
             batch=(chosen.batch_size or self.workload.batch_size) / self.workload.batch_size,
+            accumulate=chosen.accumulate,
             speed=chosen.speed,
             jitter=self.jitter(cluster) if chosen.jitter is None else chosen.jitter,
             seed=chosen.seed,

@@ -30,7 +30,8 @@ class Candidate:
     """Other settings, another cluster, or another number of ranks.
 
     `changed` are the keys of `--set`; `recipe` those of the recipe, None if no key of the recipe does it. `evidence`
-    names entries of evidence.yaml. `other_machines` says that the price is that of `cluster`.
+    names entries of evidence.yaml. `other_machines` says that the price is that of `cluster`; `usual`, that it is
+    one of the remedies that come first: tuning, overlap, accumulation, a larger batch, half precision, sharding.
     """
 
     kind: Kind
@@ -43,6 +44,7 @@ class Candidate:
     effort: str = "a key of the recipe"
     evidence: tuple[str, ...] = ()
     other_machines: bool = False
+    usual: bool = False
 
 
 def software(fitted: Calibration, now: Candidate) -> Iterator[Candidate]:
@@ -54,18 +56,24 @@ def software(fitted: Calibration, now: Candidate) -> Iterator[Candidate]:
 
     tuned = _tuned(fitted, now)
     if tuned is not None:
-        yield tuned
+        yield replace(tuned, usual=True)
     # On CPUs communication takes the cores that backward needs, and overlap is slower (docs/compression.md).
     if not fitted.on_cpu or now.cluster.device.relative_speed:
         merged = with_keys("send gradients during backward, merged as it pays (mg-wfbp)", {"policy": "mg-wfbp"})
-        yield replace(merged, recipe=None, effort="no key of the recipe: the framework's hooks")
+        yield replace(merged, usual=True, recipe=None, effort="no key of the recipe: the framework's hooks")
     for algorithm in ("ring", "hierarchical"):
         if len(now.cluster.levels) > 1:
             yield with_keys(f"allreduce: {algorithm}", {"allreduce": algorithm})
+    batches = fitted.workload.recipe.accumulate if fitted.workload.recipe else 1
+    for times in (2, 4, 8):
+        count = times * now.settings.accumulate
+        more = with_keys(f"accumulate {times} times as many batches for an update", {"accumulate": count}, "batch")
+        yield replace(more, recipe={"accumulate": count * batches}, usual=True)
     for compression in _COMPRESSIONS:
         method, *numbers = compression.values()
         name = " ".join([method, *(f"{number:g}" for number in numbers)])
-        yield with_keys(f"compress gradients: {name}", {"compression": compression}, method)
+        compressed = with_keys(f"compress gradients: {name}", {"compression": compression}, method)
+        yield replace(compressed, usual=method in ("fp16", "bf16"))
     for every in (2, 4, 8, 16):
         what = f"Local SGD, ranks average every {every} steps"
         yield with_keys(what, {"sync": {"every": every}}, f"local-sgd-{every}")
@@ -81,7 +89,7 @@ def software(fitted: Calibration, now: Candidate) -> Iterator[Candidate]:
         stage = refusals.cheapest(fitted.case(now.cluster, now.ranks, now.settings.model_copy(update=keys)))
         if stage not in (None, "none", now.settings.sharding):
             what, keys = f"{what}, which fit with sharding: {stage}", keys | {"sharding": stage}
-        yield with_keys(what, keys, "batch")
+        yield replace(with_keys(what, keys, "batch"), usual=True)
 
 
 def _larger(own: int, room: int | None) -> list[int]:

@@ -24,8 +24,9 @@ _DENSE = CompressionSetting()
 class Case:
     """One what-if with all values chosen.
 
-    `batch` is the batch size relative to the workload's, `speed` the device's speed relative to the profile's.
-    `compression_s` is the measured time to turn all gradients into what is sent and back, None if it was not measured.
+    An update takes `accumulate` times as many batches as the workload's. `batch` is the batch size relative
+    to the workload's, `speed` the device's speed relative to the profile's. `compression_s` is the
+    measured time to turn all gradients into what is sent and back, None if it was not measured.
     `slow` multiplies the compute of the slowest rank, `wire` multiplies communication. `jitter` is the coefficient of
     variation of a rank's compute, which `seed` draws. Forward and backward follow the
     workload's times by batch size, but take no less than their kernels' launches; the update does not depend on it.
@@ -58,6 +59,7 @@ class Case:
     sharding: Stage = "none"
     streams: int = 1
     batch: float = 1.0
+    accumulate: int = 1
     speed: float = 1.0
     slow: float = 1.0
     wire: float = 1.0
@@ -72,12 +74,15 @@ class Case:
     @property
     def samples(self) -> float:
         """The samples of a step, of all ranks."""
-        return self.data_ranks * self.batch * self.workload.batch_size
+        return self.data_ranks * self.batch * self.workload.batch_size * self.accumulate
 
     @property
     def parts(self) -> ComputeTimes:
         """Forward and backward at the batch size, on the profile's device."""
-        return self.workload.parts(self.batch)
+        parts = self.workload.parts(self.batch)
+        if self.accumulate == 1:
+            return parts
+        return replace(parts, earlier_s=parts.earlier_s + (self.accumulate - 1) * parts.whole_s)
 
     @cached_property
     def work(self) -> float:
@@ -86,8 +91,8 @@ class Case:
         A batch has a kernel in forward and two in backward for each layer at least, whose launches take their time.
         """
         work_s = self.parts.whole_s
-        launches_s = 1e-6 * self.network.cluster.device.launch_us * 3 * len(self.workload.forward)
-        least = min(self.workload.compute_s, launches_s) / work_s if work_s > 0 else 1.0
+        launches_s = 1e-6 * self.accumulate * self.network.cluster.device.launch_us * 3 * len(self.workload.forward)
+        least = min(self.accumulate * self.workload.compute_s, launches_s) / work_s if work_s > 0 else 1.0
         return self.slow * max(1 / self.speed, least)
 
     def passes_s(self, passes: Floats) -> Floats:

@@ -53,7 +53,7 @@ def need(case: Case) -> Need | None:
             counted = _counted(work, 1, "none", precision)
             if counted.total <= room:
                 break
-        counted = _counted(work, case.data_ranks, case.stage, precision)
+        counted = _counted(work, case.data_ranks, case.stage, precision, case.accumulate)
         of_batch = ((counted.activations or 0) + (counted.batch or 0)) * case.batch
         parts = {name: float(value) for name, value in counted if value}
         parts |= {name: parts[name] * case.batch for name in ("activations", "batch") if name in parts}
@@ -91,10 +91,10 @@ def largest_batch(case: Case) -> int | None:
 
 
 @lru_cache(maxsize=1024)
-def _counted(work: Workload, ranks: int, stage: Stage, precision: str) -> Parts:
+def _counted(work: Workload, ranks: int, stage: Stage, precision: str, accumulate: int = 1) -> Parts:
     """By the model's table, at the profile's own batch size."""
     assert work.recipe is not None
-    recipe = work.recipe.model_copy(update={"precision": precision})
+    recipe = work.recipe.model_copy(update={"precision": precision, "accumulate": work.recipe.accumulate * accumulate})
     framework = work.framework if work.framework in FRAMEWORKS else "pytorch"
     return memory.parts(recipe, memory.sample_shape(recipe), framework, True, ranks, stage)
 

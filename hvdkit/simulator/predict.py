@@ -290,7 +290,7 @@ class Forecast:
         work = self.case.workload
         return {
             "ranks": self.case.network.ranks,
-            "batch_size": round(self.case.batch * work.batch_size),
+            "batch_size": round(self.case.batch * self.case.accumulate * work.batch_size),
             "step_ms": 1e3 * self.seconds,
             "low_ms": 1e3 * self.low,
             "high_ms": 1e3 * self.high,
@@ -323,7 +323,7 @@ def forecasts(wanted: Sequence[Ensemble], samples: int = FEW_SAMPLES) -> list[Fo
 
 def _lone(case: Case) -> tuple[object, ...]:
     """All that the step without communication depends on: it is the same for many."""
-    return case.workload, case.network.cluster.device, case.rules, case.batch, case.speed, case.every
+    return case.workload, case.network.cluster.device, case.rules, case.batch, case.accumulate, case.speed, case.every
 
 
 def schedule(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> StepSchedule:

@@ -70,7 +70,9 @@ def _sharding(case: Case) -> str | None:
         reason = "another policy than priority, whose layers are updated one by one"
     elif case.algorithm not in (None, "ring"):
         reason = f"allreduce ring, got {case.algorithm}"
-    elif case.sharding != "optimizer" and case.workload.earlier_s:  # it would send each batch's gradients
+    elif case.sharding != "optimizer" and (
+        case.workload.earlier_s or case.accumulate > 1
+    ):  # it would send each batch's gradients
         reason = "a profile of one batch per update, got one of several (accumulate)"
     return f"sharding: {case.sharding} needs {reason}; leave out one of the two" if reason else None
 

@@ -47,14 +47,15 @@ class LinkSetting(Strict):
 class Settings(Strict):
     """A what-if. None keeps the value of the profile, the cluster or the policy.
 
-    `streams` is how many collectives may be under way at once (HOROVOD_NUM_NCCL_STREAMS). `speed` is the device's,
-    relative to the profile's. `jitter` is the coefficient of variation of a rank's compute. `hosts` is how many hosts
-    the ranks are spread over, as evenly as possible; None fills each before the next. `link` is by the name of the
-    level.
+    `accumulate` is how many times as many batches an update takes as in the profile. `streams` is how many collectives
+    may be under way at once (HOROVOD_NUM_NCCL_STREAMS). `speed` is the device's, relative to the profile's.
+    `jitter` is the coefficient of variation of a rank's compute. `hosts` is how many hosts the ranks are spread
+    over, as evenly as possible; None fills each before the next. `link` is by the name of the level.
     """
 
     policy: str | None = None
     batch_size: int | None = Field(None, ge=1, le=2**24)
+    accumulate: int = Field(1, ge=1, le=2**20)
     compression: Annotated[
         CompressionSetting | None, BeforeValidator(lambda v: {"method": v} if isinstance(v, str) else v)
     ] = None

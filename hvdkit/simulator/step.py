@@ -84,10 +84,12 @@ class _Builder:
         again = Edge("update", 1)
         read = Edge("forward", _AHEAD) if self.rules.reads_ahead else again
         copy = Edge("backward end", _AHEAD) if self.rules.copies_ahead else again
-        read_s = self.array(lambda case: case.batch * case.workload.read_s)
-        decode_s = self.array(lambda case: case.batch * case.workload.decode_s)
+        read_s = self.array(lambda case: case.accumulate * case.batch * case.workload.read_s)
+        decode_s = self.array(lambda case: case.accumulate * case.batch * case.workload.decode_s)
         copy_s = self.array(
-            lambda case: case.batch * case.workload.copy_bytes / case.network.cluster.device.host_bytes_per_s
+            lambda case: (
+                case.accumulate * case.batch * case.workload.copy_bytes / case.network.cluster.device.host_bytes_per_s
+            )
         )
         tasks: list[TimedTask] = []
         before: tuple[Edge, ...] = ()
