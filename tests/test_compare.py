@@ -12,9 +12,9 @@ import pytest
 
 from hvdkit import usage
 from hvdkit.baselines import registry
-from hvdkit.commands import compare, train
+from hvdkit.commands import compare, run_order, train
 from hvdkit.commands.checked_run import Plan
-from hvdkit.commands.compare import RunOrder
+from hvdkit.commands.run_order import RunOrder
 from hvdkit.core import group
 from hvdkit.errors import RequestError
 from hvdkit.launch.placement import Placement
@@ -156,8 +156,8 @@ def test_rounds_are_interleaved_in_an_order_that_changes_and_can_be_had_again(ch
     assert order == list(RunOrder(plans, 6, 1)) != list(RunOrder(plans, 6, 2))
     by_round = [[plan for number, plan in order if number == wanted] for wanted in range(1, 7)]
     assert [number for number, _ in order] == sorted(number for number, _ in order)
-    assert all(sorted(map(compare.name, each)) == sorted(map(compare.name, plans)) for each in by_round)
-    assert len({tuple(map(compare.name, each)) for each in by_round}) > 2
+    assert all(sorted(map(run_order.name, each)) == sorted(map(run_order.name, plans)) for each in by_round)
+    assert len({tuple(map(run_order.name, each)) for each in by_round}) > 2
     names = [RunOrder(plans, 6, 1).name(number, plan) for number, plan in order]
     assert len(set(names)) == 24 and "pytorch-np2-plain-round6" in names
 

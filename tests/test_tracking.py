@@ -21,7 +21,7 @@ import psutil
 import pytest
 from wandb.proto.wandb_internal_pb2 import Record
 
-from hvdkit.commands import compare
+from hvdkit.commands import run_order
 from hvdkit.commands.checked_run import make_plan
 from hvdkit.errors import RequestError, RunError
 from hvdkit.launch.placement import Placement
@@ -279,7 +279,7 @@ def test_a_missing_library_is_named_with_its_command(
 def test_a_comparison_logs_its_runs_when_all_have_ended(real: Path, tmp_path: Path) -> None:
     plans = [make_plan(schema.load(RUN / "config.yaml"), "pytorch", Placement(np)) for np in (1, 2)]
     said: list[str] = []
-    compare.log(compare.RunOrder(plans, 1, 1), real, ["mlflow"], said.append)
+    run_order.log(run_order.RunOrder(plans, 1, 1), real, ["mlflow"], said.append)
     store = mlflow.MlflowClient()
     found = store.search_runs([store.get_experiment_by_name("hvdkit").experiment_id])
     assert {run.info.run_name for run in found} == {"pytorch-np1", "pytorch-np2"} and len(said) == 2, said
