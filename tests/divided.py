@@ -97,8 +97,9 @@ def check_stages(result: dict[str, Any], framework: str, divided: list[str]) -> 
     assert len(result["stages"]) == recipe.parallel.pipeline
     assert [rank for stage in result["stages"] for rank in stage["ranks"]] == list(range(result["np"]))
     assert [block for stage in result["stages"] for block in stage["blocks"]] == ["transformer.h.0", "transformer.h.1"]
+    ranks = recipe.data_ranks(result["np"])
     for number, stage in enumerate(result["stages"]):
-        counted = memory.parts_of_stage(recipe, shape, framework, False, 1, "none", number).model_dump()
+        counted = memory.parts_of_stage(recipe, shape, framework, False, ranks, recipe.sharding, number).model_dump()
         sizes = stage["state_bytes"]
         assert sizes == pytest.approx({name: counted[name] for name in sizes}, rel=0.05)
         assert timed is bool(stage["busy_ms"])
