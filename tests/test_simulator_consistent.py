@@ -208,3 +208,14 @@ def test_what_is_sure_comes_first_then_usual_remedies_and_scaled_devices_are_not
     assert made.suggestions[0].what.startswith("accumulate")
     assert not any(change.sure for change in made.suggestions if {"speed", "link"} & change.settings.keys())
     assert not any(change.points_lost for change in made.suggestions), "a GPT's were never measured"
+
+
+@pytest.mark.parametrize("name", ["v100-nvlink-ib", "a100-nvlink-ib", "h100-nvlink-ib"])
+def test_top_k_is_a_loss_on_fast_networks(name: str) -> None:
+    """As in published tables (Vogels et al. 2019): choosing the values takes longer than sending all."""
+    profile, place = published.profile("resnet50", 1200, 64, "V100"), clusters.load(Path(name))
+    dense, sparse = (
+        predict(profile, place, [16], Settings(policy="ddp", compression=compression)).points[0].step_ms
+        for compression in (None, CompressionSetting(method="topk", ratio=0.01))
+    )
+    assert sparse > 1.01 * dense

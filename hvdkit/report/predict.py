@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from hvdkit.simulator.money import amount
@@ -56,7 +57,7 @@ def advice_lines(advice: Advice) -> list[str]:
         lines.append(f"{kind}:" if mine else f"{kind}: nothing that was tried brings half a percent")
         lines += [f"  {_suggestion(change, advice.today.unit)}" for change in mine[:_SHOWN]]
         lines += [f"  {len(mine) - _SHOWN} more in advise.md"] if len(mine) > _SHOWN else []
-    return [*lines, f"more ranks: {advice.adding.told}", *(f"note: {note}" for note in _notes(advice, shown))]
+    return [*lines, f"more ranks: {advice.adding.told}", *_once(_notes(advice, shown))]
 
 
 def _suggestion(change: Suggestion, unit: str) -> str:
@@ -103,6 +104,15 @@ def _notes(advice: Advice, suggestions: list[Suggestion]) -> list[str]:
     notes = [*advice.today.warnings, *(note for change in suggestions for note in change.warnings)]
     notes += [f"left out: {what}; {reason}" for what, reason in advice.left_out.items()]
     return [note for note in dict.fromkeys(notes) if note not in advice.guesses]
+
+
+def _once(notes: list[str]) -> list[str]:
+    """A line for each kind of note: those that differ in numbers alone are one, with how many more there are."""
+    alike: dict[str, list[str]] = {}
+    for note in notes:
+        alike.setdefault(re.sub(r"\S*\d\S*", "#", note), []).append(note)
+    rest = {kind: f" ({len(of_kind) - 1} more of this kind in advise.md)" for kind, of_kind in alike.items()}
+    return [f"note: {of_kind[0]}{rest[kind] if len(of_kind) > 1 else ''}" for kind, of_kind in alike.items()]
 
 
 def advice_markdown(advice: Advice) -> str:
