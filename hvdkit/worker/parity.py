@@ -330,6 +330,7 @@ def take_part(adapter: Adapter, script: Script, recipe: Recipe, part: ParityPart
     axes = recipe.parallel
     changes = {"precision": part.precision} | ({"parallel": Parallel()} if part.leads else {})
     setup = start(adapter, script, recipe.model_copy(update=changes))
+    heartbeat.beat("building the model")
     setup.check_trainable()
     Participant(setup, part, heartbeat, axes).take_part()
     heartbeat.beat("leaving Horovod")
