@@ -72,12 +72,12 @@ def test_help_of_a_command_loads_that_command_and_no_plotting_library() -> None:
     assert "hvdkit.commands.compare" in modules and "hvdkit.commands.advise" not in modules
 
 
-def test_a_prediction_is_made_and_drawn_without_templates_and_recipes(tmp_path: Path) -> None:
+def test_a_prediction_is_made_and_drawn_without_templates_and_advice(tmp_path: Path) -> None:
     profiles.save(simulating.profile(), tmp_path / "profile.json")
     status, modules = loaded(
         "predict", tmp_path / "profile.json", "--cluster", "p100-roce25", "-n", 64, "--out", tmp_path / "out"
     )
-    assert status == 0 and {"jinja2", "hvdkit.recipe.schema", "hvdkit.simulator.advise"}.isdisjoint(modules)
+    assert status == 0 and {"jinja2", "hvdkit.simulator.advise"}.isdisjoint(modules)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "predict.json", "predict.csv", "predict.png", "predict-trace.json",
     }  # fmt: skip

@@ -243,8 +243,8 @@ def _placed(failure: RankFailure, plan: Plan) -> RankFailure:
 
 def _fitting(failure: RankFailure, plan: Plan) -> RankFailure:
     """The failure; where memory was what lacked, with what would need less of it, by the count of `hvdkit memory`."""
-    if LESS_MEMORY not in str(failure) or plan.rival is not None:
-        return failure
+    if LESS_MEMORY not in str(failure) or plan.rival is not None or isinstance(plan.recipe.model, OwnModel):
+        return failure  # of a script's own model only the ranks know the size
     from hvdkit.simulator import ladder, memory  # most runs do not fail so
 
     placement, gpu = plan.placement, plan.recipe.device == "gpu" or bool(plan.runtime.gpu and machine.gpus())
