@@ -25,7 +25,7 @@ from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 # The day since which no change moves the speed of training. Whoever makes such a change sets it to the day of the
 # change; then figures that were measured before it are refused.
 SINCE = "28 November 2026"

@@ -1,4 +1,4 @@
-"""Write docs/file-keys.md: every key of a cluster file and of profile.json, with unit, default and an example.
+"""Write docs/reference/file-keys.md: each key of a cluster file and of profile.json, with unit, default and example.
 
 All of it comes from the classes that read these files and from files that they read, so it cannot be out of date:
 tests/test_schemas.py compares. `python -m scripts.schemas` runs this too.
@@ -21,7 +21,7 @@ from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "file-keys.md"
+PAGE = ROOT / "docs" / "reference" / "file-keys.md"
 # Units by the end of a key's name, the longest first, and of the keys whose names have none.
 _ENDS = {
     "mbit_per_s": "Mbit/s", "bytes_per_s": "bytes/s", "us_per_rank": "µs", "us_per_doubling": "µs",
@@ -59,9 +59,9 @@ _MEASURED: dict[str, Any] = {
 HEAD = """# The keys of cluster files and of profile.json
 
 Every key of the two files that `hvdkit predict` and `hvdkit advise` read, with its unit, its default and an example.
-`scripts/schemas.py` writes this page from the classes that read the files. [cluster-files.md](cluster-files.md)
-explains cluster files and how to write one, [profile.md](profile.md) how a profile is measured, and
-[simulator.md](simulator.md#from-a-published-figure) how to make one from a published figure.
+`scripts/schemas.py` writes this page from the classes that read the files. [cluster-files.md](../cluster-files.md)
+explains cluster files and how to write one, [profile.md](../profile.md) how a profile is measured, and
+[simulator.md](../simulator.md#from-a-published-figure) how to make one from a published figure.
 
 An unknown key, a missing one and a value out of range are refused, with a line for each. `null` stands for unknown.
 """

@@ -1,4 +1,4 @@
-"""Write the JSON Schemas by which editors complete and check recipes and cluster files, and docs/file-keys.md.
+"""Write the JSON Schemas by which editors complete and check recipes and cluster files, and docs/reference/.
 
 `python -m scripts.schemas` writes recipes/recipe.schema.json and hvdkit/simulator/clusters/cluster.schema.json from the
 classes that read these files; run it after a change of a key. tests/test_schemas.py compares.
@@ -19,7 +19,7 @@ from hvdkit.recipe.communication import METHODS
 from hvdkit.recipe.schema import Recipe
 from hvdkit.simulator import cluster
 from hvdkit.simulator.cluster import Cluster
-from scripts import keys, stub
+from scripts import keys, reference, stub
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES: dict[Path, tuple[type[BaseModel], str]] = {
@@ -119,6 +119,7 @@ def main() -> None:
         path.write_text(text(model, title), encoding="utf-8")
         print(path.relative_to(ROOT), file=sys.stderr)
     keys.main()
+    reference.main()
     stub.main()
 
 

@@ -26,7 +26,7 @@ def staged(copy: Path) -> list[Path]:
     A link to a folder becomes plain text.
     """
     shutil.rmtree(copy, ignore_errors=True)
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
     files = set(pages)
     for page in pages:
         targets = {(page.parent / target).resolve() for _, target in _LINK.findall(page.read_text())}

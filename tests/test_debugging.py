@@ -1,4 +1,4 @@
-"""docs/debugging.md: what each of its symptoms, made by a script of tests/debugging, is reported as."""
+"""docs/troubleshooting.md: what each of its symptoms, made by a script of tests/debugging, is reported as."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_noise_of_which_nothing_is_recorded(
     done = inside("diff", first, made(tmp_path / "second", log_every=4))
     assert done.returncode == 1
     assert "loss: the same at step 4, loss differs first at step 8: " in done.stdout, done.stdout
-    assert "docs/debugging.md#two-runs-differ" in done.stdout
+    assert "docs/troubleshooting.md#two-runs-differ" in done.stdout
     assert "with log_every=1 both runs show the first of the steps 5 to 8" in done.stdout
 
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.check
 
 LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)")
 BLOCK, CODE = re.compile(r"```.*?```", re.DOTALL), re.compile(r"`[^`\n]*`")
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 
 
 def anchors(page: Path) -> set[str]:

@@ -62,7 +62,15 @@ def test_it_is_found_by_words_and_loads_nothing_from_elsewhere(made: Path, brows
 
 def test_each_page_is_in_the_menu() -> None:
     menu = (ROOT / "docs" / "site.yml").read_text()
-    assert [page.name for page in (ROOT / "docs").glob("*.md") if f": docs/{page.name}\n" not in menu] == []
+    pages = [page.relative_to(ROOT) for page in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if f": {page}\n" not in menu] == []
+
+
+def test_the_index_leads_to_each_page() -> None:
+    """Links of docs/README.md, which readers see first on a host of repositories."""
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if f"]({page})" not in index and page != "README.md"] == []
 
 
 def test_a_link_to_a_folder_becomes_text(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def _advice(diff: Diff) -> list[str]:
         return []
     if diff.settings or diff.circumstances:
         return ["next: make the settings and versions above the same, one by one"]
-    hints = ["next: nothing that was recorded explains it: docs/debugging.md#two-runs-differ"]
+    hints = ["next: nothing that was recorded explains it: docs/troubleshooting.md#two-runs-differ"]
     if diff.loss is not None and diff.loss.step > diff.loss.after + 1:
         hints.append(
             f"with log_every=1 both runs show the first of the steps {diff.loss.after + 1} to {diff.loss.step}"

@@ -68,7 +68,7 @@ class Model(Strict):
 
     name: ModelName = Field(description="CIFAR form: 8 to 56 and 110 layers; ImageNet form (v1.5): the others")
     classes: Classes = Field("auto", description="auto: as many as the folder of images has; 10 for other data")
-    weights: Location | None = Field(None, description="safetensors file or folder to start from (docs/checkpoints.md)")
+    weights: Location | None = Field(None, description="safetensors file or folder to start from (docs/fine-tuning.md)")
     new_head: bool = Field(False, description="draw the last layer anew instead of taking it from `weights`")
     batch_norm: BatchNorm = Field("local", description=_BATCH_NORM)
     zero_init_residual: bool = Field(False, description="start each block's last batch norm with scale 0")
