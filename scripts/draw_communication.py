@@ -1,4 +1,5 @@
-"""Draws docs/images/communication.png: a ring over sockets, the memory of one host, and lanes between hosts.
+"""Draws two pictures of docs/images/: communication.png, a ring over sockets, the memory of one host, and lanes between
+hosts; allreduce.png, what crosses between two hosts with a ring, a hierarchy and a central server.
 
 .venv/bin/python -m scripts.draw_communication
 """
@@ -6,28 +7,49 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
-OUT = Path(__file__).resolve().parent.parent / "docs" / "images" / "communication.png"
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2")
 Point = tuple[float, float]
+PLACES: tuple[Point, ...] = ((-0.9, 0.5), (-0.9, -0.5), (0.9, 0.5), (0.9, -0.5))
+# By the recipe's word: title, what it costs, and arrows from rank to rank, of which some go both ways.
+WAYS: dict[str, tuple[str, str, tuple[tuple[int, int, bool], ...]]] = {
+    "ring": (
+        "ring", "1.5 vectors cross each way",
+        ((1, 0, False), (0, 2, False), (2, 3, False), (3, 1, False)),
+    ),
+    "hierarchical": (
+        "hierarchical", "1 vector crosses each way",
+        ((0, 1, True), (2, 3, True), (0, 2, True)),
+    ),
+    "central": (
+        "central", "2 vectors cross, and all wait for rank 0",
+        ((0, 1, True), (0, 2, True), (0, 3, True)),
+    ),
+}  # fmt: skip
 
 
 def main() -> None:
-    """Draw the three panels."""
+    """Draw both pictures, three panels each."""
+    draw("communication.png", ring, memory, lanes)
+    draw("allreduce.png", *(partial(way, name) for name in WAYS))
+
+
+def draw(name: str, *panels: Callable[[Axes], None]) -> None:
+    """One picture."""
     figure = Figure(figsize=(13, 4.6), layout="constrained")
-    panels = figure.subplots(1, 3)
-    for axes in panels:
+    for axes, panel in zip(figure.subplots(1, len(panels)), panels, strict=True):
         axes.set(xlim=(-1.55, 1.55), ylim=(-1.5, 1.35), aspect="equal")
         axes.axis("off")
-    ring(panels[0])
-    memory(panels[1])
-    lanes(panels[2])
-    figure.savefig(OUT, dpi=110)
+        panel(axes)
+    figure.savefig(IMAGES / name, dpi=110)
 
 
 def ring(axes: Axes) -> None:
@@ -72,6 +94,22 @@ def lanes(axes: Axes) -> None:
         for host, x in enumerate((-0.9, 0.9)):
             rank(axes, (x, y), 2 * host + lane, COLOURS[lane])
     caption(axes, "Several hosts: lanes", "each part is summed in memory, then in a ring over sockets")
+
+
+def way(name: str, axes: Axes) -> None:
+    """Two hosts of two ranks, and who sends to whom."""
+    title, text, arrows = WAYS[name]
+    for host, x in enumerate((-0.9, 0.9)):
+        box = {"boxstyle": "round,pad=0.06", "fc": "#f4f4f4", "ec": "#999999"}
+        axes.add_patch(FancyBboxPatch((x - 0.42, -0.8), 0.84, 1.6, **box))
+        axes.text(x, 1.0, f"host {host}", ha="center", va="center", fontsize=9, color="#555555")
+    for start, end, both in arrows:
+        crosses = start // 2 != end // 2
+        colour = COLOURS[0] if crosses else "#777777"
+        arrow(axes, PLACES[start], PLACES[end], colour, both=both, short=14)
+    for number, place in enumerate(PLACES):
+        rank(axes, place, number, "#444444")
+    caption(axes, title, text)
 
 
 def rank(axes: Axes, place: Point, number: int, colour: str | None = None) -> None:

@@ -56,7 +56,7 @@ def test_it_is_found_by_words_and_loads_nothing_from_elsewhere(made: Path, brows
         page.settle()
         if links := page.run(found):
             break
-    assert any("compression.html" in link for link in links), links
+    assert any("slow-network.html" in link for link in links), links
     assert [request for request in page.requests() if not request.startswith(("file:", "blob:"))] == []
 
 

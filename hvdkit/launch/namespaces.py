@@ -1,6 +1,6 @@
 """Hosts with slow links between them, on one machine: network namespaces, a switch, a rate limit on each link.
 
-`hvdkit hosts` runs a command there (docs/network.md). From Python:
+`hvdkit hosts` runs a command there (docs/slow-network.md). From Python:
 
     with Network(4, 100.0) as network:
         network.run([...])

@@ -1,6 +1,6 @@
 """The recipe's `compression`, `sync` and `parallel` sections; `hvdkit/recipe/schema.py` has the others.
 
-Formulas and their sources: docs/compression.md and `hvdkit/strategies/codecs/`.
+Formulas and their sources: docs/reference/compression.md and `hvdkit/strategies/codecs/`.
 """
 
 from __future__ import annotations

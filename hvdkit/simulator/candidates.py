@@ -57,7 +57,7 @@ def software(fitted: Calibration, now: Candidate) -> Iterator[Candidate]:
     tuned = _tuned(fitted, now)
     if tuned is not None:
         yield replace(tuned, usual=True)
-    # On CPUs communication takes the cores that backward needs, and overlap is slower (docs/compression.md).
+    # On CPUs communication takes the cores that backward needs, and overlap is slower (benchmarks/notes.md).
     if not fitted.on_cpu or now.cluster.device.relative_speed:
         merged = with_keys("send gradients during backward, merged as it pays (mg-wfbp)", {"policy": "mg-wfbp"})
         yield replace(merged, usual=True, recipe=None, effort="no key of the recipe: the framework's hooks")
