@@ -11,7 +11,7 @@ from benchmarks.anchored import Row
 from hvdkit.recipe.communication import Parallel
 from hvdkit.simulator import chains, meshes
 from hvdkit.simulator import cluster as clusters
-from hvdkit.simulator.meshes import Chain, Divided, Links, Processor
+from hvdkit.simulator.meshes import Divided, MeshLinks, ModelWork, Processor
 from hvdkit.tasks.gpt import GPT
 
 VTRAIN, MEGATRON = "vTrain, A100", "Megatron-LM, A100"
@@ -70,12 +70,12 @@ def divided(row: Mapping[str, str], device: Processor) -> Divided:
 
 
 @cache
-def _links() -> Links:
-    return Links(clusters.load(Path("a100-nvlink-ib")))
+def _links() -> MeshLinks:
+    return MeshLinks(clusters.load(Path("a100-nvlink-ib")))
 
 
 @cache
-def _chain(layers: int, heads: int, hidden: int, tokens: int) -> Chain:
+def _chain(layers: int, heads: int, hidden: int, tokens: int) -> ModelWork:
     table = GPT("gpt", layers, heads, hidden, tokens, VOCABULARY)
     return chains.of_table(table, (tokens,), VALUE_BYTES, VALUE_BYTES, UPDATE_BYTES)
 

@@ -11,16 +11,23 @@ from typing import Any
 import pytest
 
 from benchmarks import mesh_rows
+from hvdkit.commands import predict as predict_command
 from hvdkit.core.schedules import bubble
+from hvdkit.errors import RequestError
+from hvdkit.recipe import registry, schema
 from hvdkit.recipe.communication import Parallel
-from hvdkit.simulator import chains, meshes
+from hvdkit.results.profile import Profile
+from hvdkit.simulator import chains, memory, meshes
 from hvdkit.simulator import cluster as clusters
+from hvdkit.simulator import predict as predicting
 from hvdkit.simulator.costs import Network
-from hvdkit.simulator.meshes import Block, Chain, Divided, Links, Processor
+from hvdkit.simulator.meshes import BlockWork, Divided, MeshLinks, ModelWork, Processor
+from hvdkit.simulator.settings import Settings
 from hvdkit.tasks.gpt import GPT, published
 from hvdkit.tasks.parts import balanced
 from hvdkit.tasks.resnet import architecture
 from hvdkit.tasks.task import parameter_count
+from tests import simulating
 
 pytestmark = pytest.mark.check
 
@@ -28,15 +35,17 @@ A100 = clusters.load(Path("a100-nvlink-ib"))
 IDEAL = Processor(1e12, 1e30, 0.0)
 
 
-def even(blocks: int, sums: tuple[float, ...] = (), sends: float = 0.0, parameters: float = 0.0) -> Chain:
+def even(blocks: int, sums: tuple[float, ...] = (), sends: float = 0.0, parameters: float = 0.0) -> ModelWork:
     """Blocks of a microsecond of forward for each sample on IDEAL, which neither update nor move anything."""
-    block = Block(multiply_adds=5e5, parameters=parameters, sums=sums, sends=sends)
-    return Chain((block,) * blocks, update_bytes=0.0)
+    block = BlockWork(multiply_adds=5e5, parameters=parameters, sums=sums, sends=sends)
+    return ModelWork((block,) * blocks, update_bytes=0.0)
 
 
-def on(chain: Chain, microbatches: int, samples: int = 1, recompute: bool = False, **axes: object) -> Divided:
+def on(chain: ModelWork, microbatches: int, samples: int = 1, recompute: bool = False, **axes: object) -> Divided:
     keys: dict[str, Any] = {"data": 1, "pipeline": 1, "tensor": 1} | axes
-    return Divided(chain, Parallel.model_construct(None, **keys), microbatches, samples, IDEAL, Links(A100), recompute)
+    return Divided(
+        chain, Parallel.model_construct(None, **keys), microbatches, samples, IDEAL, MeshLinks(A100), recompute
+    )
 
 
 @pytest.mark.parametrize("schedule, chunks", [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4)])
@@ -79,19 +88,19 @@ def test_sums_of_a_tensor_group_are_in_forward_and_backward_and_in_what_is_compu
 
 
 def test_groups_that_average_at_once_share_the_links_of_a_host() -> None:
-    alone = Links(A100).seconds("allreduce", 2, 8, 1e9)
+    alone = MeshLinks(A100).seconds("allreduce", 2, 8, 1e9)
     # 8 groups of two, one of each host's ranks, each through its own of 8 ports
     assert alone == pytest.approx(8e9 / 184e9, rel=0.05)
-    assert Links(A100).seconds("allreduce", 16, 1, 1e9) < 2 * alone
-    inside = Links(A100).seconds("allreduce", 2, 4, 1e9)
-    assert inside == pytest.approx(Links(A100).seconds("allreduce", 2, 1, 1e9))
+    assert MeshLinks(A100).seconds("allreduce", 16, 1, 1e9) < 2 * alone
+    inside = MeshLinks(A100).seconds("allreduce", 2, 4, 1e9)
+    assert inside == pytest.approx(MeshLinks(A100).seconds("allreduce", 2, 1, 1e9))
 
 
 def test_sharded_state_updates_a_share_and_sends_as_much() -> None:
-    chain = Chain(even(4, parameters=1e8).blocks, update_bytes=28.0)
+    chain = ModelWork(even(4, parameters=1e8).blocks, update_bytes=28.0)
     axes = Parallel.model_construct(data=8, pipeline=1, tensor=1)
     processor = Processor(1e12, 1e12, 0.0)
-    whole, shares = (Divided(chain, axes, 1, 1, processor, Links(A100), False, way).step() for way in (False, True))
+    whole, shares = (Divided(chain, axes, 1, 1, processor, MeshLinks(A100), False, way).step() for way in (False, True))
     assert shares.update_s == pytest.approx(whole.update_s / 8) == pytest.approx(4e8 * 28 / 8 / 1e12)
     assert shares.data_s == pytest.approx(whole.data_s, rel=0.02)
 
@@ -99,7 +108,7 @@ def test_sharded_state_updates_a_share_and_sends_as_much() -> None:
 def test_one_figure_of_a_device_gives_back_the_time_that_it_was_taken_from() -> None:
     chain = chains.of_table(published("gpt2"), (1024,), 2, 2, 28)
     device = meshes.calibrated(chain, 8, 0.4, 1.4e12, 5e-6)
-    again = Divided(chain, Parallel.model_construct(data=1, pipeline=1, tensor=1), 1, 8, device, Links(A100))
+    again = Divided(chain, Parallel.model_construct(data=1, pipeline=1, tensor=1), 1, 8, device, MeshLinks(A100))
     assert sum(again.passes(chain.blocks)[:2]) == pytest.approx(0.4)
     with pytest.raises(ValueError, match="than memory, launches"):
         meshes.calibrated(chain, 8, 1e-4, 1.4e12, 5e-6)
@@ -110,7 +119,7 @@ def test_chains_have_the_parameters_and_the_work_of_their_tables() -> None:
         chain = chains.of_table(table, shape, 4, 4, 28)
         held = sum(block.parameters + block.whole_parameters for block in chain.blocks) - chain.shared
         assert held == parameter_count(table)
-        work = sum(block.multiply_adds for block in chain.blocks)
+        work = sum(block.multiply_adds + block.whole_multiply_adds for block in chain.blocks)
         expected = 1024 * sum(table.work_by_block().values()) if isinstance(table, GPT) else table.multiply_adds(224)
         assert work == expected
 
@@ -130,7 +139,7 @@ def test_the_search_finds_what_simulating_every_way_finds() -> None:
     device = Processor(2e14, 1.4e12, 5e-6)
     (_, step), *_ = meshes.search(chain, 16, 64, device, A100, heads=16)
     every = [
-        Divided(chain, axes, share // samples, samples, device, Links(A100)).step().seconds
+        Divided(chain, axes, share // samples, samples, device, MeshLinks(A100)).step().seconds
         for axes, share in ((axes, 64 // int(axes.data)) for axes in meshes.candidates(16, 12, 8, 16))
         for samples in (1, 2, 4, 8, 16, 32, 64)
         if share % samples == 0 and share // samples >= axes.pipeline
@@ -161,3 +170,54 @@ def test_published_steps_are_predicted_from_one_row_of_each_model() -> None:
     for errors in sets.values():
         assert fmean(map(abs, errors)) < 12
         assert abs(fmean(errors)) < 5
+
+
+RESNET = schema.load(registry.locate(Path("resnet20-digits")), ["batch_size=32"])
+
+
+def whole() -> Profile:
+    """A step of 60 ms forward and backward, 3 ms update and 2 ms between steps."""
+    return simulating.profile().model_copy(update={"settings": RESNET.model_dump(mode="json"), "framework": "pytorch"})
+
+
+@pytest.mark.parametrize("axes, share", [({"pipeline": 2, "microbatches": 8}, 9 / 8), ({"tensor": 2}, 1.0)])
+def test_a_profile_of_whole_models_predicts_a_divided_one(axes: dict[str, int], share: float) -> None:
+    network = simulating.cluster(latency_us=0.0, mbit_per_s=1e12)
+    settings = Settings.model_validate({"parallel": axes})
+    (point,) = predicting.predict(whole(), network, [2], settings).points
+    table = chains.of_recipe(RESNET, memory.sample_shape(RESNET))
+    assert table is not None
+    if "tensor" in axes:  # the rest of a block is whole on each rank
+        parts, rest = (
+            sum(getattr(block, key) for block in table.blocks) for key in ("multiply_adds", "whole_multiply_adds")
+        )
+        expected = 60 * (parts / 2 + rest) / (parts + rest)
+    else:
+        work = [block.multiply_adds + block.whole_multiply_adds for block in table.blocks]
+        first = sum(work[: balanced([int(one) for one in work], 2)[0]]) / sum(work)
+        expected = 60 * (7 / 8 * max(first, 1 - first) + 1 / 8)
+        assert expected == pytest.approx(30 * share, rel=0.1)
+    assert point.step_ms == pytest.approx(expected + 2 + 3 / 2, rel=0.03)
+    assert point.low_ms < point.step_ms < point.high_ms
+    assert point.memory_by_stage_mib and len(point.memory_by_stage_mib) == axes.get("pipeline", 1)
+    assert point.memory_mib == max(point.memory_by_stage_mib)
+
+
+@pytest.mark.parametrize(
+    "settings, ranks, reason",
+    [
+        ({"parallel": {"pipeline": 2}}, 3, "parallel: expected a multiple of 2 ranks"),
+        ({"parallel": {"pipeline": 2}, "compression": "fp16"}, 2, "--set compression: expected none together"),
+        ({"parallel": {"pipeline": 16, "microbatches": 16}}, 16, "parallel.pipeline: expected at most 9 stages"),
+    ],
+)
+def test_meshes_that_cannot_be_are_refused_by_key(settings: dict[str, Any], ranks: int, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        predicting.predict(whole(), simulating.cluster(), [ranks], Settings.model_validate(settings))
+
+
+def test_who_does_not_know_meshes_refuses_them() -> None:
+    asked = predict_command.question(Path("a100-nvlink-ib"), [2], ["parallel.pipeline=2"], None)
+    with pytest.raises(RequestError, match="parallel: only hvdkit predict and hvdkit plan know"):
+        asked.of(whole())
+    assert asked.of(whole(), may_divide=True).settings.parallel

@@ -125,7 +125,9 @@ def test_predicted_updates(tmp_path: Path) -> None:
     assert step.samples_per_second == pytest.approx(predicted.images_per_second, rel=0.01)
     forward = 64 / 390.0 * 1e3 / 3
     assert (rungs["recompute"].step_ms or 0) - (step.step_ms or 0) == pytest.approx(forward, rel=0.1)
-    assert rungs["precision"].step_ms is None and rungs["pipeline"].step_ms is None
+    assert rungs["precision"].step_ms is None
+    stages = rungs["pipeline"]
+    assert stages.low_ms and stages.step_ms and stages.high_ms and stages.low_ms < stages.step_ms < stages.high_ms
     four = plan("resnet50-synthetic", 64, batch | {"accumulate": 4}, profile=file).rungs[0].step_ms or 0
     assert (step.step_ms or 0) + 3 * 64 / 390.0 * 1e3 == pytest.approx(four, rel=0.05)
     faster = plan("resnet50-synthetic", 8, batch, profile=file, speed=2.0)

@@ -392,5 +392,5 @@ def test_a_step_of_a_pipeline_is_told_as_it_was(stages: int, microbatches: int, 
 def test_a_profile_of_stages_is_not_predicted_from(made: Profile, tmp_path: Path) -> None:
     settings = made.settings | {"parallel": made.settings["parallel"] | {"pipeline": 2}}
     profile.save(made.model_copy(update={"settings": settings}), tmp_path / "profile.json")
-    with pytest.raises(RequestError, match=r"settings\.parallel: hvdkit predict and advise do not know"):
+    with pytest.raises(RequestError, match=r"settings\.parallel: expected ranks that have the whole model"):
         predict.read(tmp_path / "profile.json")

@@ -74,12 +74,14 @@ def run(request: PredictRequest) -> Prediction:
     """Predict, and draw the step at the most ranks. Raises RequestError with file, key and what was expected; RunError
     where nothing can be written."""
     asked = question(request.cluster, request.ranks, request.settings or [], request.policy)
-    plan = asked.of(read(request.profile))
+    plan = asked.of(read(request.profile), may_divide=True)
     target = request.out or paths.default_out(plan.profile.recipe, "predict")
     with paths.claimed(target, request.overwrite, inputs=[request.profile, request.cluster]) as folder:
         prediction = predicting.predict(plan.profile, plan.cluster, plan.ranks, plan.settings)
         prediction.written(folder)
         csv_files.save(folder / "predict.csv", prediction.records())
+        if plan.settings.parallel is not None:
+            return prediction
         most = max(plan.ranks)
         schedule = predicting.schedule(calibration.calibrate(plan.profile), plan.cluster, most, plan.settings)
         title = f"{plan.profile.model}, {most} ranks on {plan.cluster.name}: {1e3 * schedule.period:.1f} ms per step"
@@ -91,7 +93,8 @@ def run(request: PredictRequest) -> Prediction:
 def lines(request: PredictRequest, result: Prediction) -> Iterator[str]:
     """What was predicted at each number of ranks."""
     yield from prediction_lines(result)
-    yield f"written to {result.folder / 'predict.json'}, predict.png and predict-trace.json"
+    drawn = "" if any(point.memory_by_stage_mib for point in result.points) else ", predict.png and predict-trace.json"
+    yield f"written to {result.folder / 'predict.json'}{drawn}"
 
 
 @dataclass(frozen=True)
@@ -114,14 +117,18 @@ class Question:
     ranks: list[int]
     settings: Settings
 
-    def of(self, profile: Profile) -> PredictPlan:
-        """The question of a profile. Raises RequestError where that lacks something, or what is asked cannot be."""
+    def of(self, profile: Profile, may_divide: bool = False) -> PredictPlan:
+        """The question of a profile, of ranks that divide the model too if they `may_divide` it.
+
+        Raises RequestError where the profile lacks something, or what is asked cannot be.
+        """
         cluster = self.cluster or calibration.own_network(profile)
         if cluster is None:
             raise RequestError(f"--cluster: {NO_LINKS}, as the profile timed none over {profile.np} rank(s)")
         links = settings_.applied(cluster, self.settings)
         ranks = predicting.checked(self.ranks or [profile.np], links)
-        refusals.check(calibration.calibrate(profile), links, ranks, self.settings)
+        if not (may_divide and self.settings.parallel):
+            refusals.check(calibration.calibrate(profile), links, ranks, self.settings)
         return PredictPlan(profile, links, ranks, self.settings)
 
 
@@ -140,8 +147,9 @@ def read(profile: Path) -> Profile:
     axes = content.settings.get("parallel")
     if isinstance(axes, dict) and any(axes.get(axis, 1) != 1 for axis in ("pipeline", "tensor")):
         raise RequestError(
-            f"{profile}: settings.parallel: hvdkit predict and advise do not know models that are divided over ranks "
-            f"yet; expected pipeline 1 and tensor 1, got {axes.get('pipeline')} and {axes.get('tensor')}"
+            f"{profile}: settings.parallel: expected ranks that have the whole model, from which --set "
+            "parallel.pipeline=2 predicts others: pipeline 1 and tensor 1, got "
+            f"{axes.get('pipeline')} and {axes.get('tensor')}"
         )
     for key, value in _numbers(content.model_dump(exclude={"settings"})):
         # no run has such a value; sums and squares of it would be infinite

@@ -13,7 +13,7 @@ from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.update_rules import rule_of
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.profile import ITEM_BYTES
-from hvdkit.simulator.meshes import Block, Chain
+from hvdkit.simulator.meshes import BlockWork, ModelWork
 from hvdkit.tasks.gpt import GPT
 from hvdkit.tasks.parts import block_of
 from hvdkit.tasks.resnet import ResNet
@@ -29,7 +29,7 @@ _OF_MAPS = 4  # of an output of a convolution: written, normalized, activated, r
 _LAUNCHES = {"gpt": 25, "resnet": 10}  # kernels of a block's forward pass, as PyTorch runs it without a compiler
 
 
-def of_recipe(recipe: Recipe, shape: tuple[int, ...] | None, keeps_scores: bool = True) -> Chain | None:
+def of_recipe(recipe: Recipe, shape: tuple[int, ...] | None, keeps_scores: bool = True) -> ModelWork | None:
     """The chain of a recipe's model for samples of `shape`; None where that is unknown."""
     table, precision = tasks.choose(recipe).architecture(shape), PRECISIONS[recipe.precision]
     full = ITEM_BYTES[precision.parameters]
@@ -47,17 +47,17 @@ def of_table(
     gradient_bytes: float,
     update_bytes: float,
     keeps_scores: bool = True,
-) -> Chain:
+) -> ModelWork:
     """The chain of a model for samples of `shape`: (tokens,), or (height, width, channels)."""
     if isinstance(table, GPT):
         blocks, shared = _gpt(table, shape[0], keeps_scores), float(table.vocabulary * table.width)
     else:
         blocks, shared = _resnet(table, shape[0], shape[1]), 0.0
-    return Chain(tuple(blocks), shared, value_bytes, gradient_bytes, update_bytes)
+    return ModelWork(tuple(blocks), shared, value_bytes, gradient_bytes, update_bytes)
 
 
-def _gpt(table: GPT, tokens: int, keeps_scores: bool) -> list[Block]:
-    width, blocks = table.width, list[Block]()
+def _gpt(table: GPT, tokens: int, keeps_scores: bool) -> list[BlockWork]:
+    width, blocks = table.width, list[BlockWork]()
     work, held = table.work_by_block(), _parameters(table)
     for index, name in enumerate(table.blocks):
         whole, parts = held(name)
@@ -73,7 +73,7 @@ def _gpt(table: GPT, tokens: int, keeps_scores: bool) -> list[Block]:
         # The table counts attention over all of its context.
         attention = 2 * width * (tokens - table.context)
         blocks.append(
-            Block(
+            BlockWork(
                 multiply_adds=tokens * (work[name] + attention),
                 moved=float(tokens * moved),
                 whole_moved=float(tokens * _WHOLE * width),
@@ -87,9 +87,9 @@ def _gpt(table: GPT, tokens: int, keeps_scores: bool) -> list[Block]:
     return blocks
 
 
-def _resnet(table: ResNet, height: int, width: int) -> list[Block]:
+def _resnet(table: ResNet, height: int, width: int) -> list[BlockWork]:
     maps = {name: (conv, rows * columns) for name, conv, rows, columns in table.maps(height, width)}
-    held, blocks = _parameters(table), list[Block]()
+    held, blocks = _parameters(table), list[BlockWork]()
     for index, block in enumerate(table.blocks):
         own = {name: of for name, of in maps.items() if name.startswith(f"{block.name}.")}
         if index == 0:
@@ -101,16 +101,20 @@ def _resnet(table: ResNet, height: int, width: int) -> list[Block]:
             whole, parts = whole + more[0], parts + more[1]
         linear = table.features * table.classes if "fc" in ends else 0
         last, area = own[f"{block.name}.{block.convs[-1].name}"]
-        moved = sum(conv.outputs * size for conv, size in own.values())
+        cut = {f"{block.name}.{conv.name}" for conv in block.convs[:2]}  # those that a tensor group divides
+        work = {name: conv.inputs * conv.outputs * conv.kernel**2 * size for name, (conv, size) in own.items()}
+        moved = {name: _OF_MAPS * conv.outputs * size for name, (conv, size) in own.items()}
+        summed, its_area = own[f"{block.name}.{block.convs[1].name}"]
         blocks.append(
-            Block(
-                multiply_adds=linear
-                + sum(conv.inputs * conv.outputs * conv.kernel**2 * size for conv, size in own.values()),
-                moved=float(_OF_MAPS * moved),
+            BlockWork(
+                multiply_adds=sum(amount for name, amount in work.items() if name in cut),
+                whole_multiply_adds=linear + sum(amount for name, amount in work.items() if name not in cut),
+                moved=float(sum(amount for name, amount in moved.items() if name in cut)),
+                whole_moved=float(sum(amount for name, amount in moved.items() if name not in cut)),
                 parameters=parts,
                 whole_parameters=whole,
                 launches=_LAUNCHES["resnet"],
-                sums=(float(last.outputs * area),),
+                sums=(float(summed.outputs * its_area),),
                 sends=float(last.outputs * area),
             )
         )

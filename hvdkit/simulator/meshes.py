@@ -30,16 +30,17 @@ _MOST_SAMPLES = 64  # of a microbatch that is searched
 _BACKWARD = 2  # times a forward pass: gradients of inputs, and of weights
 
 
-class Block(NamedTuple):
+class BlockWork(NamedTuple):
     """What a block of the chain does in a forward pass: of a sample, but for `launches` and `parameters`.
 
-    `multiply_adds`, `moved` and `parameters` are divided over a tensor group; `whole_moved` and `whole_parameters` are
-    not. `sums` are the values of each sum of the group, `sends` what the block gives the next. `moved` are values that
-    are read or written outside of matrix products.
+    `multiply_adds`, `moved` and `parameters` are divided over a tensor group, `whole` ones are not. `sums` are
+    the values of each sum of the group, `sends` what the block gives the next. `moved` are values that are read or
+    written outside of matrix products.
     """
 
     multiply_adds: float
     moved: float = 0.0
+    whole_multiply_adds: float = 0.0
     whole_moved: float = 0.0
     parameters: float = 0.0
     whole_parameters: float = 0.0
@@ -49,14 +50,14 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chain:
+class ModelWork:
     """A model's blocks in forward order. `shared` parameters are both of the first and the last (a table of tokens).
 
     `value_bytes` are those of an activation, `gradient_bytes` of a gradient as it is sent, and `update_bytes` what the
     update of a parameter reads and writes.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[BlockWork, ...]
     shared: float = 0.0
     value_bytes: float = 4.0
     gradient_bytes: float = 4.0
@@ -86,7 +87,7 @@ class MeshStep(NamedTuple):
     split: tuple[int, ...]
 
 
-class Links:
+class MeshLinks:
     """What groups of a mesh take for their collectives and messages, over the levels of links that they cross."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -136,14 +137,15 @@ def _strided(cluster: Cluster, stride: int) -> Cluster:
 class Divided:
     """A model on a mesh of `axes`, whose `data` is a number, with `samples` of each microbatch."""
 
-    chain: Chain
+    chain: ModelWork
     axes: Parallel
     microbatches: int
     samples: int
     processor: Processor
-    links: Links
+    links: MeshLinks
     recompute: bool = False
     sharded: bool = False  # the optimizer's state, over the data axis
+    serial_s: float = 0.0  # between steps
 
     @cached_property
     def split(self) -> list[int]:
@@ -151,15 +153,19 @@ class Divided:
         axes = self.axes
         if axes.split != "auto":
             return axes.split
-        return list(_balanced(tuple(int(block.multiply_adds) for block in self.chain.blocks), axes.runs))
+        return list(
+            _balanced(
+                tuple(int(block.multiply_adds + block.whole_multiply_adds) for block in self.chain.blocks), axes.runs
+            )
+        )
 
     @cached_property
-    def runs(self) -> list[Sequence[Block]]:
+    def runs(self) -> list[Sequence[BlockWork]]:
         """The blocks of each run of the chain."""
         ends = [sum(self.split[:index]) for index in range(len(self.split) + 1)]
         return [self.chain.blocks[start:stop] for start, stop in pairwise(ends)]
 
-    def passes(self, blocks: Sequence[Block]) -> tuple[float, float, float]:
+    def passes(self, blocks: Sequence[BlockWork]) -> tuple[float, float, float]:
         """The seconds of a run's forward and backward pass, and what of both are sums of the tensor group."""
         sums = {block: sum(map(self._sum, block.sums)) for block in set(blocks)}
         forward = sum(self._work(block, 1, sums[block]) for block in blocks)
@@ -167,13 +173,13 @@ class Divided:
         again = forward if self.recompute else 0.0
         return forward, backward + again, (3 if self.recompute else 2) * sum(sums[block] for block in blocks)
 
-    def _work(self, block: Block, times: int, sums_s: float) -> float:
+    def _work(self, block: BlockWork, times: int, sums_s: float) -> float:
         """A pass that has so many times the work of a forward pass, with its sums, or its launches if they take longer.
 
         `_SERIAL` was chosen on two of vTrain's models, of 1,024 and 2,048 (docs/simulator.md).
         """
         processor, parts = self.processor, self.axes.tensor
-        flop = 2 * self.samples * block.multiply_adds / parts
+        flop = 2 * self.samples * (block.multiply_adds / parts + block.whole_multiply_adds)
         moved = self.samples * (block.moved / parts + block.whole_moved) * self.chain.value_bytes
         work = flop / processor.flop_per_s + moved / processor.memory_bytes_per_s
         launches_s = times * (block.launches + _OF_SUM * len(block.sums) * (parts > 1)) * processor.launch_s
@@ -215,7 +221,7 @@ class Divided:
         last = max(stages, key=lambda stage: ends[stage] + after[stage])
         passes = max(ends)
         return MeshStep(
-            seconds=ends[last] + after[last] + self._shared(),
+            seconds=ends[last] + after[last] + self._shared() + self.serial_s,
             passes_s=passes,
             bubble=1 - sum(busy) / len(busy) / passes if passes else 0.0,
             tensor_s=self.microbatches * max(sum(run[2] for run in of) for of in of_stages),
@@ -320,7 +326,7 @@ def _balanced(work: tuple[int, ...], runs: int) -> tuple[int, ...]:
     return tuple(balanced(work, runs))
 
 
-def calibrated(chain: Chain, samples: int, seconds: float, memory_bytes_per_s: float, launch_s: float) -> Processor:
+def calibrated(chain: ModelWork, samples: int, seconds: float, memory_bytes_per_s: float, launch_s: float) -> Processor:
     """The device whose forward and backward of so many samples through the whole chain take `seconds`.
 
     Raises ValueError where memory and launches alone take longer.
@@ -345,8 +351,8 @@ def fitted(
     return device(high)
 
 
-def _alone(chain: Chain, samples: int, processor: Processor) -> float:
-    no_links: Links = None  # type: ignore[assignment]
+def _alone(chain: ModelWork, samples: int, processor: Processor) -> float:
+    no_links: MeshLinks = None  # type: ignore[assignment]
     way = Divided(chain, Parallel.model_construct(data=1, tensor=1, pipeline=1), 1, samples, processor, no_links)
     return sum(way._work(block, 1 + _BACKWARD, 0.0) for block in chain.blocks)
 
@@ -367,7 +373,7 @@ def candidates(devices: int, blocks: int, most_tensor: int, heads: int | None = 
 
 
 def search(
-    chain: Chain,
+    chain: ModelWork,
     devices: int,
     batch: int,
     processor: Processor,
@@ -381,7 +387,7 @@ def search(
 
     All meshes and sizes of microbatches are estimated; the best of those that fit are then simulated.
     """
-    links, ways = Links(cluster), list[tuple[float, Divided]]()
+    links, ways = MeshLinks(cluster), list[tuple[float, Divided]]()
     for axes in candidates(devices, len(chain.blocks), cluster.ranks_per_host, heads):
         share, rest = divmod(batch, int(axes.data))
         if rest or not share:

@@ -16,9 +16,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from hvdkit.errors import RequestError
+from hvdkit.recipe.schema import Recipe
 from hvdkit.results.json_files import Result
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import case_memory, doubt, engine, refusals, step
+from hvdkit.simulator import case_memory, divided, doubt, engine, refusals, step
 from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.doubt import Doubt
@@ -88,6 +89,7 @@ class Point(ResultPart):
     critical_path: list[Critical]
     warnings: list[str]
     unit: str = "images"
+    memory_by_stage_mib: list[float] | None = None
 
 
 class Prediction(ResultPart, Result, file="predict.json"):
@@ -114,10 +116,14 @@ def predict(profile: Profile, cluster: Cluster, ranks: Sequence[int], settings: 
     Raises RequestError if the cluster has no room for a number of ranks, or no machine could run a what-if.
     """
     fitted, numbers = calibrate(profile), checked(ranks, cluster)
-    refusals.check(fitted, cluster, numbers, settings)
-    points = [point(fitted, cluster, number, settings) for number in numbers]
-    for one in points:
-        one.warnings.extend(of_batch_norm(profile, one))
+    if settings.parallel is not None:
+        recipe = divided.recipe_of(profile, settings)
+        points = [_divided_point(profile, fitted, recipe, cluster, number, settings.speed) for number in numbers]
+    else:
+        refusals.check(fitted, cluster, numbers, settings)
+        points = [point(fitted, cluster, number, settings) for number in numbers]
+        for one in points:
+            one.warnings.extend(of_batch_norm(profile, one))
     return Prediction(
         model=profile.model,
         profile=source(profile),
@@ -201,6 +207,48 @@ def point(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings)
         ],
         warnings=warnings,
         unit=fitted.workload.unit,
+    )
+
+
+def _divided_point(
+    profile: Profile, fitted: Calibration, recipe: Recipe, cluster: Cluster, ranks: int, speed: float
+) -> Point:
+    """The prediction for ranks that divide the model. Raises RequestError if the mesh is not one of so many ranks."""
+    way = divided.divided(fitted, profile.settings, recipe, cluster, ranks, speed)
+    if way is None:
+        raise RequestError("parallel: expected a profile of a ResNet or a GPT whose samples have a known size")
+    step, data = way.step(), recipe.data_ranks(ranks)
+    low, high = divided.interval(fitted, step)
+    parts = divided.memory_of(recipe, profile.framework, profile.device == "gpu", ranks)
+    most, axes = max(parts, key=lambda one: one.total), recipe.parallel
+    waiting, sent = step.bubble * step.passes_s, step.tensor_s + step.data_s
+    kinds = {"communication": sent, "waiting": waiting, "compute": step.seconds - sent - waiting}
+    room, total = cluster.device.memory_mib, most.total / 2**20
+    warnings = ["the time of a divided model is from its table and one measured step: an estimate"]
+    if room is not None and total > room:
+        warnings.append(f"does not fit: {total:,.0f} MiB, {cluster.device.name} has {room:,.0f}")
+    return Point(
+        ranks=ranks,
+        batch_size=recipe.batch_size,
+        policy=axes.schedule if axes.pipeline > 1 else "grouped",
+        algorithm=f"{data} × {axes.pipeline} × {axes.tensor}",
+        step_ms=1e3 * step.seconds,
+        low_ms=1e3 * low,
+        high_ms=1e3 * high,
+        p99_ms=1e3 * high,
+        images_per_second=data * way.microbatches * way.samples * fitted.workload.units_per_sample / step.seconds,
+        efficiency=max(0.0, kinds["compute"]) / step.seconds,
+        exposed_communication_ms=1e3 * sent,
+        waiting_ms=1e3 * waiting,
+        bytes_per_step=round(max(map(way.parameters, range(axes.pipeline))) * way.chain.gradient_bytes) * (data > 1),
+        utilisation={kind: max(0.0, seconds) / step.seconds for kind, seconds in kinds.items()},
+        bound=max(kinds, key=lambda kind: kinds[kind]),
+        memory_mib=total,
+        memory_parts_mib={name: (value or 0) / 2**20 for name, value in most},
+        critical_path=[],
+        warnings=warnings,
+        unit=fitted.workload.unit,
+        memory_by_stage_mib=[one.total / 2**20 for one in parts],
     )
 
 

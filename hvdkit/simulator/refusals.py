@@ -27,6 +27,8 @@ def refusal(case: Case, settings: Settings) -> str | None:
     Only what was asked for is refused: a profile's own allreduce falls back to a ring where there is one level.
     """
     cluster = case.network.cluster
+    if settings.parallel is not None:
+        return "parallel: only hvdkit predict and hvdkit plan know models that ranks divide; leave it out"
     if settings.servers > 1 and (case.algorithm or case.rules.algorithm) != "central":
         return (
             f"servers: expected 1, got {settings.servers}: only a central allreduce has servers; "

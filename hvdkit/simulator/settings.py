@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from hvdkit.core.pieces import PIECE_BYTES
 from hvdkit.errors import RequestError
 from hvdkit.recipe import yaml_files
+from hvdkit.recipe.communication import Parallel
 from hvdkit.recipe.data import Strict
 from hvdkit.recipe.faults import explain
 from hvdkit.results.memory import Stage
@@ -50,7 +51,8 @@ class Settings(Strict):
     `accumulate` is how many times as many batches an update takes as in the profile. `streams` is how many collectives
     may be under way at once (HOROVOD_NUM_NCCL_STREAMS). `speed` is the device's, relative to the profile's.
     `jitter` is the coefficient of variation of a rank's compute. `hosts` is how many hosts the ranks are spread
-    over, as evenly as possible; None fills each before the next. `link` is by the name of the level.
+    over, as evenly as possible; None fills each before the next. `link` is by the name of the level. `parallel` is
+    of a model that the ranks divide, with the keys that a recipe has there.
     """
 
     policy: str | None = None
@@ -72,6 +74,7 @@ class Settings(Strict):
     speed: Positive = 1.0
     jitter: float | None = Field(None, ge=0, le=10)
     link: dict[str, LinkSetting] = Field({})
+    parallel: Parallel | None = None
     seed: int = Field(1, ge=0, lt=2**32)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hvdkit.recipe.schema import Recipe, flat
+from hvdkit.simulator import divided
 from hvdkit.simulator import predict as predicting
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
@@ -22,11 +23,17 @@ def update(
     """An update of a recipe on so many ranks whose devices are `speed` times as fast as the profile's.
 
     `profiled` are the values of the profile's recipe, by dotted key. None where the profile does not say it: of another
-    precision or size of samples, and of models that ranks divide. Batches that are accumulated take their compute;
+    precision or size of samples. Batches that are accumulated take their compute;
     where gradients are sharded, each sends its own. With `recompute` each batch has another forward.
     """
-    if recipe.parallel.divides or any(flat(recipe).get(key) != profiled.get(key) for key in _SAME):
+    if any(flat(recipe).get(key) != profiled.get(key) for key in _SAME):
         return None
+    if recipe.parallel.divides:
+        way = divided.divided(fitted, profiled, recipe, cluster, ranks, speed)
+        if way is None:
+            return None
+        mesh = way.step()
+        return Step(*(1e3 * seconds for seconds in (mesh.seconds, *divided.interval(fitted, mesh))))
     base = fitted.case(cluster, ranks, Settings(batch_size=recipe.batch_size, sharding=recipe.sharding, speed=speed))
     (step,) = predicting.forecasts([predicting.ensemble(fitted, base)])
     each = step.seconds if recipe.sharding in ("gradients", "parameters") else step.alone - base.update_s
