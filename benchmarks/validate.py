@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import batch_sizes_rows, harness, own_hosts_rows
+from benchmarks import batch_sizes_rows, harness, mesh_rows, own_hosts_rows
 from benchmarks.anchored import Row
 from benchmarks.validation_sets import all_rows
 from hvdkit.files import write_atomic
@@ -24,7 +24,7 @@ BASELINES = {"linear": "linear scaling", "plain_sum": "plain sum", "pollux": "Po
 COVERED = 0.9  # of measured values that an interval shall hold
 CURVES = {"OSU, 10GbE", "Gloo, 40GbE"}
 # Too many rows, or too equal, to be listed one by one.
-OMITTED = {"closed forms", "OSU, 10GbE", "Gloo, 40GbE", own_hosts_rows.FITTED}
+OMITTED = {"closed forms", "OSU, 10GbE", "Gloo, 40GbE", own_hosts_rows.FITTED, mesh_rows.VTRAIN}
 
 
 def main() -> None:

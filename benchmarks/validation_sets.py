@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import anchored, batch_sizes_rows, harness, own_hosts_rows
+from benchmarks import anchored, batch_sizes_rows, harness, mesh_rows, own_hosts_rows
 from benchmarks.anchored import Row
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import engine, piecewise_linear, step
@@ -34,7 +34,7 @@ def all_rows() -> Iterator[Row]:
     """Every row of every set."""
     ours = (closed_forms, latency_curves, googlenet, nvidia, tensorflow, horovod)
     more = (horovod_2017, dlperf, csc, aws, servers, pollux_placements, blind)
-    for rows in (*ours, *more, own_hosts_rows.rows, batch_sizes_rows.rows):
+    for rows in (*ours, *more, own_hosts_rows.rows, batch_sizes_rows.rows, mesh_rows.rows):
         yield from rows()
 
 

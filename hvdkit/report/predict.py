@@ -24,6 +24,9 @@ def prediction_lines(prediction: Prediction) -> list[str]:
         if point.memory_parts_mib:
             parts = ", ".join(f"{name} {mib:,.0f}" for name, mib in point.memory_parts_mib.items())
             lines.append(f"{_who(point)}: {point.memory_mib:,.0f} MiB of memory: {parts}")
+        if point.memory_by_stage_mib and len(point.memory_by_stage_mib) > 1:
+            stages = ", ".join(f"{mib:,.0f}" for mib in point.memory_by_stage_mib)
+            lines.append(f"{_who(point)}: MiB by stage: {stages}")
     for warning in dict.fromkeys(warning for point in prediction.points for warning in point.warnings):
         ranks = [str(point.ranks) for point in prediction.points if warning in point.warnings]
         lines.append(f"note ({', '.join(ranks)} ranks): {warning}")
