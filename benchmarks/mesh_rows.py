@@ -46,10 +46,14 @@ def _of(name: str, table: list[dict[str, str]], measured: str, ms: float) -> Ite
             _links().cluster.device.memory_bytes_per_s,
             LAUNCH_S,
         )
+        titles = set[str]()
         for row in found:
+            title = _title(row)
+            title += ", measured again" * (title in titles)
+            titles.add(title)
             used = "calibration" if row is calibration or key in CHOSEN else "validation"
             step = divided(row, device).step()
-            yield Row(name, _title(row), "ms", 1e3 * step.seconds, ms * float(row[measured]), used)
+            yield Row(name, title, "ms", 1e3 * step.seconds, ms * float(row[measured]), used)
 
 
 def divided(row: Mapping[str, str], device: Processor) -> Divided:
