@@ -5,6 +5,7 @@
 A figure is a number, with ` %` where it is a fraction of 1, directly before a comment that says where its value is:
 `1.24<!-- cost/recipes/gpt-tiny/frameworks/pytorch/marks/speed ÷ DDP, 2 ranks/ratio/median -->`, a file of benchmarks/
 and the keys in it. A key of a list is the value that one of an item's fields has. It is rounded as it is written.
+An older result than `SINCE` is taken where the marker ends with its day, ` on 25 November 2026`, and the page says it.
 
 A table is what benchmarks/pages/tables/NAME.md.j2 makes of a part of a result, between `<!-- NAME FILE/KEY… -->`
 and `<!-- end -->`.
@@ -42,8 +43,13 @@ def renewed(text: str, benchmarks: Path = ROOT / "benchmarks") -> str:
     not checked or has failed.
     """
 
+    said = _FIGURE.sub("", text)
+
     def figure(match: re.Match[str]) -> str:
-        value = looked_up(match["place"], benchmarks)
+        place, _, day = match["place"].partition(" on ")
+        if day and day not in said:
+            raise RequestError(f"{match['place']}: the page does not say that it was measured on {day}")
+        value = looked_up(place, benchmarks, day)
         if not isinstance(value, int | float):
             raise RequestError(f"{match['place']}: expected a number, got {json.dumps(value)[:60]}")
         value *= 100 if match["percent"] else 1
@@ -57,8 +63,8 @@ def renewed(text: str, benchmarks: Path = ROOT / "benchmarks") -> str:
     return _TABLE.sub(table, _FIGURE.sub(figure, text))
 
 
-def looked_up(place: str, benchmarks: Path) -> Any:
-    """The value at FILE/KEY/KEY…; raises RequestError as `renewed` does."""
+def looked_up(place: str, benchmarks: Path, day: str = "") -> Any:
+    """The value at FILE/KEY/KEY…, of a result of that day or not older than `SINCE`; raises as `renewed` does."""
     name, *keys = place.split("/")
     value = _result(benchmarks / f"{name}.json")
     for key in [None, *keys]:
@@ -67,7 +73,7 @@ def looked_up(place: str, benchmarks: Path) -> Any:
             raise RequestError(f"{place}: benchmarks/{name}.json has no `{key}` there; correct the place")
         if isinstance(value, dict):
             measured, parity = value.get("measured"), value.get("parity")
-            if measured and _day(measured) < _day(SINCE):
+            if measured and (measured != day if day else _day(measured) < _day(SINCE)):
                 raise RequestError(f"{place}: measured {measured}, and speeds have changed {SINCE}; measure it again")
             if isinstance(parity, dict) and not parity["passed"]:
                 raise RequestError(f"{place}: its parity has failed; a speed counts only where it passes")

@@ -63,8 +63,8 @@ def test_the_pages_show_the_examples_as_they_are() -> None:
     for page, language, file in (
         ("own-model.md", "python", "regression_pytorch.py"),
         ("own-model.md", "yaml", "regression.yaml"),
-        ("own-model.md", "python", example("pytorch").name),
-        ("own-model.md", "python", "handlers_pytorch.py"),
+        ("reference/own-model.md", "python", example("pytorch").name),
+        ("reference/own-model.md", "python", "handlers_pytorch.py"),
         ("data.md", "python", "native_pytorch.py"),
     ):
         shown = f"```{language}\n{(ROOT / 'examples' / file).read_text()}```"

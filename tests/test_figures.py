@@ -52,6 +52,16 @@ def test_thousands_have_commas(tmp_path: Path) -> None:
     assert figures.renewed(f"1<!-- {place} -->", kept(tmp_path)) == f"12,345,678<!-- {place} -->"
 
 
+def test_an_older_result_is_taken_where_marker_and_page_say_its_day(tmp_path: Path) -> None:
+    day, place = "1 November 2026", "speed/rows/speed ÷ DDP/ratio on 1 November 2026"
+    folder = kept(tmp_path, measured=day)
+    text = f"1.24<!-- {place} --> (measured {day})"
+    assert figures.renewed(text, folder) == text
+    for wrong in (f"1.24<!-- {place} -->", text.replace("1 November", "2 November")):
+        with pytest.raises(RequestError, match="November 2026"):
+            figures.renewed(wrong, folder)
+
+
 @pytest.mark.parametrize(
     ("place", "changes", "message"),
     [

@@ -154,7 +154,7 @@ def _refusing(row: dict[str, str]) -> set[str]:
 
 @pytest.mark.check
 def test_the_table_of_kinds_says_what_is_refused_and_what_is_warned_of() -> None:
-    page = (ROOT / "docs" / "own-model.md").read_text()
+    page = (ROOT / "docs" / "reference" / "own-model.md").read_text()
     rows = [line.split("|")[1:-1] for line in page.partition("## Kinds of tensors")[2].splitlines() if line[:2] == "| "]
     table = {row[0].strip(): dict(zip(("pytorch", "tensorflow", "mxnet"), row[1:], strict=True)) for row in rows}
     late = {framework for framework, told in REFUSED.items() if {"lazy parameter", "made when called"} & told.keys()}

@@ -76,7 +76,7 @@ JOINS_GRADIENTS = frozenset({"pytorch"})
 REDUCES_AS_ONE = frozenset({"pytorch"})
 
 # With sharding: bytes of a block from which it is returned to the kernel as soon as a step frees it; the second for
-# a model with at least so many parameters. New pages take time at the next use (docs/benchmarking.md).
+# a model with at least so many parameters. New pages take time at the next use (benchmarks/notes.md).
 OWN_PAGES_FROM = {"pytorch": (32 * 2**20, 4 * 2**20)}
 LARGE_MODEL = 2**26
 

@@ -23,8 +23,8 @@ from hvdkit.tasks.task import Task
 class Handler:
     """What happens around the steps of a run. A subclass defines what it needs of these methods, which do nothing.
 
-    All ranks call each of them at the same steps, so they may use collectives. docs/own-model.md lists what a handler
-    of a task may use of `run`.
+    All ranks call each of them at the same steps, so they may use collectives. docs/reference/own-model.md lists what a
+    handler of a task may use of `run`.
     """
 
     def on_epoch_begin(self, run: Loop) -> None:

@@ -9,7 +9,7 @@ Python's and NumPy's generators of random numbers are seeded, so that what a scr
 ranks (`seed_alike`).
 
 The C library keeps the memory that a step frees for the next step. By default it returns each block of more than
-32 MiB to the kernel, which clears every page again at its next use (docs/benchmarking.md). What is in memory from the
+32 MiB to the kernel, which clears every page again at its next use (benchmarks/notes.md). What is in memory from the
 start to the end has pages of its own (`own_pages`).
 """
 
