@@ -68,9 +68,9 @@ def test_the_bytes_of_sharding_are_what_was_measured() -> None:
 def test_the_foreseen_steps_of_sharding_are_as_near_as_documented() -> None:
     rows = MEASURED["foreseen"]
     assert {row["framework"] for row in rows} == set(FRAMEWORKS)
-    assert percent("simulator.md", r"predicted within \d+ % in all (\d+) cases") == len(rows)
-    within = percent("simulator.md", r"predicted within (\d+) % in all")
-    pytorch = percent("simulator.md", r"and within (\d+) % under PyTorch")
+    assert percent("reference/simulation.md", r"predicted within \d+ % in all (\d+) cases") == len(rows)
+    within = percent("reference/simulation.md", r"predicted within (\d+) % in all")
+    pytorch = percent("reference/simulation.md", r"and within (\d+) % under PyTorch")
     for row in rows:
         errors = (
             100 * (row["predicted_ms"] / row["step_ms"] - 1),

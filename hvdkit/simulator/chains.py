@@ -22,7 +22,7 @@ from hvdkit.tasks.task import Architecture
 # What kernels read or write besides matrix products. Of each token in a GPT's block, in widths: layer norms and sums of
 # the residual stream; and, divided over a tensor group, the activation, q, k and v put in order, and the context of the
 # heads. Of a weight of attention: scale and mask, softmax and dropout. Kernels that fuse them move about half of what
-# the operations would one by one: chosen on two of vTrain's models (docs/simulator.md).
+# the operations would one by one: chosen on two of vTrain's models (docs/reference/simulation.md).
 _WHOLE, _PARTS, _OF_SCORES = 5, 12, 3
 _OF_CLASSES = 6  # of a logit, which the loss reads in full precision
 _OF_MAPS = 4  # of an output of a convolution: written, normalized, activated, read

@@ -176,7 +176,7 @@ class Divided:
     def _work(self, block: BlockWork, times: int, sums_s: float) -> float:
         """A pass that has so many times the work of a forward pass, with its sums, or its launches if they take longer.
 
-        `_SERIAL` was chosen on two of vTrain's models, of 1,024 and 2,048 (docs/simulator.md).
+        `_SERIAL` was chosen on two of vTrain's models, of 1,024 and 2,048 (docs/reference/simulation.md).
         """
         processor, parts = self.processor, self.axes.tensor
         flop = 2 * self.samples * (block.multiply_adds / parts + block.whole_multiply_adds)
