@@ -31,7 +31,8 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 # change; then figures that were measured before it are refused.
 SINCE = "28 November 2026"
 _TABLE = re.compile(
-    r"(?P<begin><!-- (?P<name>[\w-]+) (?P<place>[\w-]+(?:/[^>]+?)?) -->\n).*?(?P<end><!-- end -->)", re.DOTALL
+    r"(?P<begin><!-- (?P<name>[\w-]+) (?P<place>[\w-]+(?:/[^>]+?)?(?: on [\w ]+)?) -->\n).*?(?P<end><!-- end -->)",
+    re.DOTALL,
 )
 _FIGURE = re.compile(r"(?P<number>\d[\d,]*(?:\.(?P<decimals>\d+))?)(?P<percent> %)?<!-- (?P<place>[\w.-]+/[^>]+?) -->")
 
@@ -43,13 +44,16 @@ def renewed(text: str, benchmarks: Path = ROOT / "benchmarks") -> str:
     not checked or has failed.
     """
 
-    said = _FIGURE.sub("", text)
+    said = " ".join(_TABLE.sub("", _FIGURE.sub("", text)).split())
 
-    def figure(match: re.Match[str]) -> str:
+    def value_of(match: re.Match[str]) -> Any:
         place, _, day = match["place"].partition(" on ")
         if day and day not in said:
             raise RequestError(f"{match['place']}: the page does not say that it was measured on {day}")
-        value = looked_up(place, benchmarks, day)
+        return looked_up(place, benchmarks, day)
+
+    def figure(match: re.Match[str]) -> str:
+        value = value_of(match)
         if not isinstance(value, int | float):
             raise RequestError(f"{match['place']}: expected a number, got {json.dumps(value)[:60]}")
         value *= 100 if match["percent"] else 1
@@ -57,7 +61,7 @@ def renewed(text: str, benchmarks: Path = ROOT / "benchmarks") -> str:
         return f"{shown}{match['percent'] or ''}<!-- {match['place']} -->"
 
     def table(match: re.Match[str]) -> str:
-        made = harness.page(f"tables/{match['name']}", looked_up(match["place"], benchmarks))
+        made = harness.page(f"tables/{match['name']}", value_of(match))
         return f"{match['begin']}{made}{match['end']}"
 
     return _TABLE.sub(table, _FIGURE.sub(figure, text))
