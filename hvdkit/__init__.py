@@ -5,8 +5,6 @@ The commands are functions here too, such as `hvdkit.train` (docs/python.md), an
 a name is loaded when it is first used.
 """
 
-import sys
-
 __version__ = "0.1.0"
 
 # Type checkers read __init__.pyi.
@@ -25,43 +23,6 @@ _COMMANDS = {
     *("train", "evaluate", "export", "compare", "parity", "predict_images", "diff", "generate", "submit", "bench"),
     *("predict", "sweep", "advise", "plan", "memory", "profile", "published_profile", "report"),
 }
-# Modules that scripts imported from earlier versions, and what has their content now.
-_MOVED = {
-    "hvdkit.adapters.trainable": "hvdkit.core.trainable",
-    "hvdkit.config": "hvdkit.recipe.schema",
-    "hvdkit.core.data": "hvdkit.data.batches",
-    "hvdkit.core.epoch_average": "hvdkit.handlers.weight_average",
-    "hvdkit.core.handlers": "hvdkit.handlers.standard",
-    "hvdkit.core.heartbeat": "hvdkit.heartbeat",
-    "hvdkit.core.mesh": "hvdkit.core.group",
-    "hvdkit.core.merging": "hvdkit.handlers.merging",
-    "hvdkit.core.native": "hvdkit.data.user_pipeline",
-    "hvdkit.core.network_interface": "hvdkit.worker.network_interface",
-    "hvdkit.core.owned": "hvdkit.core.pieces",
-    "hvdkit.core.shares": "hvdkit.core.pieces",
-    "hvdkit.core.stopping": "hvdkit.handlers.stopping",
-    "hvdkit.core.synchronized": "hvdkit.adapters.batch_statistics",
-    "hvdkit.core.tensorboard": "hvdkit.handlers.tensorboard",
-    "hvdkit.core.topology": "hvdkit.core.group",
-    "hvdkit.core.trainer": "hvdkit.core.metrics",
-    "hvdkit.core.tuning": "hvdkit.worker.tuning",
-    "hvdkit.core.unmerged": "hvdkit.handlers.unmerged",
-    "hvdkit.core.usage": "hvdkit.usage",
-    "hvdkit.core.weights": "hvdkit.checkpoint.weights",
-}
-
-
-class _Moved:
-    """An importer that finds nothing: it says where a module is now."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:
-        """Python asks it last, for what nobody else has."""
-        if name in _MOVED:
-            raise ImportError(f"{name} is {_MOVED[name]} now; a class for `hvdkit train` needs only `import hvdkit`")
-
-
-sys.meta_path.append(_Moved)
 
 
 def __getattr__(name: str) -> object:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import os
 import subprocess
 import sys
@@ -170,16 +169,6 @@ def imports() -> dict[str, set[str]]:
                 found[name] |= {each if each in paths else node.module for each in inner}
     assert len(found) > 100
     return found
-
-
-def test_a_module_of_an_earlier_version_is_a_line_that_names_the_new_one() -> None:
-    modules = imports().keys()
-    for old, new in hvdkit._MOVED.items():  # type: ignore[attr-defined]
-        assert new in modules and old not in modules
-        with pytest.raises(ImportError, match=rf"^{old} is {new} now; [^\n]*$"):
-            importlib.import_module(old)
-    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'hvdkit\.nowhere'$"):
-        importlib.import_module("hvdkit.nowhere")
 
 
 def test_frameworks_are_named_in_the_adapters_and_baselines_alone() -> None:

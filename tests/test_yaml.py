@@ -96,10 +96,10 @@ def test_a_text_is_taken_as_it_is_typed(word: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("steps=1:30", "steps: expected a whole number, got '1:30', which is a text in YAML 1.2; write one number"),
-        ("steps=1_000", "steps: expected a whole number, got '1_000', which is a text in YAML 1.2; write 1000"),
-        ("threads=1_6", "expected 'auto' or a whole number from 1 to 4096, got '1_6', which is a text in YAML 1.2"),
-        ("tensorboard=yes", "tensorboard: expected true or false, got 'yes', which is a text in YAML 1.2; write true"),
+        ("steps=1:30", "steps: expected a whole number, got '1:30'"),
+        ("steps=1_000", "steps: expected a whole number, got '1_000'"),
+        ("threads=1_6", "expected 'auto' or a whole number from 1 to 4096, got '1_6'"),
+        ("tensorboard=yes", "tensorboard: expected true or false, got 'yes'"),
         ("seed=2024-01-01", "seed: expected a whole number, got '2024-01-01'"),
         ("loss={<<: {label_smoothing: 0.1}}", "YAML 1.2 merges no mappings by <<; write the keys out"),
     ],

@@ -42,7 +42,7 @@ def explain(error: ValidationError, root: type[BaseModel], document: str) -> lis
         if number > MOST_FAULTS:  # no more are printed, and looking for similar names takes time
             why = fault["type"]
         elif fault["type"] == "extra_forbidden":
-            why = unknown_key(key, section, siblings, root, fault.get("input"))
+            why = unknown_key(key, section, siblings, root)
         else:
             why = _reason(fault, key, kinds, root)
         lines[f"{name}: {why}"] = None
@@ -94,18 +94,4 @@ def _reason(fault: Any, key: list[str], kinds: _Kinds, root: type[BaseModel]) ->
         return str(fault["ctx"]["error"])
     expected = _TYPES.get(kind) or fault["msg"].replace("Input should be", "expected", 1)
     several = "; give each change as a word of its own" if isinstance(value, str) and "=" in value else ""
-    return f"{expected}, got {received}{several or _of_yaml_1_1(kind, value)}"
-
-
-def _of_yaml_1_1(kind: str, value: Any) -> str:
-    """What to write for a word that YAML 1.1 reads as a number, or as true or false, and 1.2 as a text."""
-    if not isinstance(value, str):
-        return ""
-    if kind == "bool_type" and (
-        word := {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(value.lower())
-    ):
-        return f", which is a text in YAML 1.2; write {word}"
-    number = re.fullmatch(r"[-+]?[0-9]+(_[0-9_]*|:[0-9:]+)(\.[0-9]*)?", value)
-    if number and kind.startswith(("int", "float")):
-        return f", which is a text in YAML 1.2; write {'one number' if ':' in value else value.replace('_', '')}"
-    return ""
+    return f"{expected}, got {received}{several}"

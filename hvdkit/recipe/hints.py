@@ -1,24 +1,18 @@
-"""What a user may have meant by a key, an option or a word that does not exist."""
+"""What a user may have meant by a key, an option or a value that does not exist."""
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
 from collections.abc import Collection, Sequence
-from itertools import chain, groupby
-from pathlib import Path
+from itertools import chain
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
 from hvdkit.errors import nearest
 from hvdkit.recipe.data import by_value
-from hvdkit.recipe.yaml_files import brief
-from hvdkit.runtimes.pins import FRAMEWORKS
 
-# What other tools call a key, a value or an option, in small letters and with `_` for `-`; other names are compared
-# with hvdkit's own.
+# What other tools call a key or a value, in small letters and with `_` for `-`; other names are compared with hvdkit's.
 _KEYS = {
     "lr": "optimizer.learning_rate",
     "wd": "optimizer.weight_decay",
@@ -32,15 +26,6 @@ _KEYS = {
     "bf16": "precision=bf16",
 }
 _VALUES = {"cuda": "gpu", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
-_OPTIONS = {
-    **{name: f"--{name} {{}}" for name in ("framework", "launcher", "out")},
-    **{name: f"--{name}" for name in ("resume", "overwrite")},
-    **dict.fromkeys(("np", "num_proc", "nproc_per_node"), "-np {}"),
-    **dict.fromkeys(("gpus", "devices"), "-np {} device=gpu"),
-    "output_dir": "--out {}",
-}
-# What a recipe does not say of a model of the user's own.
-_OF_A_SCRIPT = {"best", "metrics", "samples", "unit"}
 
 
 def sections(annotation: Any) -> list[Any]:
@@ -71,7 +56,7 @@ def meant(given: str, root: type[BaseModel]) -> str | None:
 
 
 def typed(given: str, value: Any, root: type[BaseModel]) -> str | None:
-    """What to type for a setting `given` without its place: `key=value`, an option, or None if it is unknown."""
+    """What to type for a setting `given` without its place: `key=value`, or None if it is unknown."""
     name, text = given.lower().replace("-", "_"), _text(value)
     if choice := fitting(name, text, root):
         return choice
@@ -80,13 +65,7 @@ def typed(given: str, value: Any, root: type[BaseModel]) -> str | None:
             return key
         section = key in root.model_fields and sections(root.model_fields[key].annotation)
         return f"{key}={'{…}' if section and text[:1] != '{' else _VALUES.get(text.lower(), text) or 'true'}"
-    option = _OPTIONS.get(name) if "model" in root.model_fields else None  # other documents have no options
-    return option and option.replace("{}", text or "…")
-
-
-def expected(change: str) -> str:
-    """What `typed` returns, in a message."""
-    return f"expected {'the option ' if change.startswith('-') else ''}{change}"
+    return None
 
 
 def similar(value: Any, known: Collection[str]) -> str:
@@ -104,9 +83,7 @@ def fitting(key: str, value: Any, root: type[BaseModel]) -> str | None:
     return None
 
 
-def unknown_key(
-    path: Sequence[str], section: type[BaseModel], kinds: Sequence[Any], root: type[BaseModel], value: Any = None
-) -> str:
+def unknown_key(path: Sequence[str], section: type[BaseModel], kinds: Sequence[Any], root: type[BaseModel]) -> str:
     """What is wrong with an unknown key of `section`; `kinds` are those of which it is one, if there are several."""
     leaf = path[-1]
     if others := [kind for kind in kinds if leaf in kind.model_fields]:
@@ -116,11 +93,6 @@ def unknown_key(
     other = meant(leaf, root) if leaf != "name" else None  # many sections have a name
     if other and other.split(".") != list(path):
         return f"unknown key; did you mean {other if '=' in other else repr(other)}?"
-    if leaf in _OF_A_SCRIPT:
-        return "unknown key; the class in your script has it (docs/own-model.md)"
-    change = typed(leaf, value, root) if len(path) == 1 and not isinstance(value, dict | list) else None
-    if change:
-        return f"unknown key; {expected(change)}"
     known = sorted(section.model_fields)
     return f"unknown key{nearest(leaf, known) or '; known keys: ' + ', '.join(known)}"
 
@@ -144,11 +116,8 @@ def as_overrides(words: Sequence[str], options: Collection[str], root: type[Base
             continue
         value = value if equals or following[:1] == "-" or "=" in following else following
         change = typed(name.lstrip("-"), value or None, root)
-        if change and change[0] != "-":
+        if change:
             changes[name] = change
-        elif change:
-            known = change.split()[0] in options  # a recipe's script has no -np
-            lines.append(f"{name}: no such option; {expected(change) if known else 'horovodrun -np N starts ranks'}")
         else:
             near = nearest(name, options) or nearest(name.lstrip("-").replace("-", "_"), _keys(root))
             (lines if near else unknown).append(f"{name}: no such option{near}")
@@ -156,47 +125,6 @@ def as_overrides(words: Sequence[str], options: Collection[str], root: type[Base
         how = "keys of the recipe are given as key=value, without dashes"
         lines.insert(0, f"{', '.join(changes)}: {how}; expected {' '.join(changes.values())}")
     return "\n".join([*lines, *unknown]) if lines else None
-
-
-def malformed(texts: Sequence[str], root: type[BaseModel]) -> tuple[list[str], list[str]]:
-    """The texts that are `key=value`, and a fault for each run of others: with what may have been meant by it."""
-    good, faults = [], []
-    for complete, run in groupby(texts, _is_complete):
-        words = list(run)
-        if complete:
-            good += words
-            continue
-        key, *rest = re.split("[=:]", words[0], maxsplit=1)
-        value = "".join([*rest, *words[1:]]).lstrip("=").strip()  # `epochs 3`, `epochs = 3`, `epochs= 3`, `epochs:3`
-        change = typed(key.lstrip("-"), value, root) if value and "=" not in value else None
-        text = " ".join(words)
-        if "{" in text:
-            how = f"it has spaces, so quote it for the shell: {shlex.quote(text):.200}"
-        elif change:
-            how = f"a change is one word, key=value; {expected(change)}"
-        elif "=" in text and key.strip():
-            how = "expected a value, or null for none; is a variable of the shell not set?"
-        else:
-            how = _of_a_word(words[0])
-        faults.append(f"override {brief(text)}: {how}")
-    return good, faults
-
-
-def _is_complete(text: str) -> bool:
-    return all(side.strip() for side in text.partition("=")) and text.count("{") == text.count("}")
-
-
-def _of_a_word(text: str) -> str:
-    """What a word without `=` may mean."""
-    if text in FRAMEWORKS:
-        return f"expected key=value, or the option --framework {text}"
-    if text.isdecimal():
-        return f"expected key=value, or an option such as -np {text}"
-    if Path(text).suffix in (".yaml", ".yml"):
-        return "expected key=value; the recipe is the first word, and there is one only"
-    if os.path.isdir(text):  # noqa: PTH112 - a word may be no path at all
-        return f"expected key=value, such as data.name=imagefolder data.path={shlex.quote(text)}"
-    return "expected key=value, such as epochs=2 or optimizer.momentum=0.8"
 
 
 def _text(value: Any) -> str:

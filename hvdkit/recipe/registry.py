@@ -52,25 +52,10 @@ def locate(given: Path) -> Path:
         raise RequestError(f"{named(given)}: no such file; the recipe that comes with hvdkit is {given.stem}")
     if (given.suffix and "=" not in given.name) or len(given.parts) != 1:
         return given
-    raise RequestError(_unknown(given.name, list(known)))
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    """The message for a name that is no recipe's: perhaps a part of one, a model, a data set, a framework, a change."""
-    from hvdkit.recipe.hints import fitting  # only a wrong request needs it
-    from hvdkit.recipe.schema import Recipe
-
-    refusal = f"unknown recipe {brief(name)}: expected one of {', '.join(known)}"
-    if "=" in name:
-        return f"{refusal}; the recipe comes first, as in `{known[0]} {name}`"
-    if name in FRAMEWORKS:
-        return f"{refusal}; {name} is a framework: give a recipe and --framework {name}"
-    if alike := [one for one in known if name.lower() in one]:
-        return f"{refusal}; did you mean {' or '.join(map(repr, alike))}?"
-    for kind, what in (("model", "model"), ("data", "data set")):
-        if change := fitting(kind, name, Recipe):
-            return f"{refusal}; {name} is a {what}: give a recipe and {change}"
-    return f"{refusal}{nearest(name, known)}; a path ends in .yaml"
+    alike = [name for name in known if given.name.lower() in name]
+    refusal = f"unknown recipe {brief(given.name)}: expected one of {', '.join(known)}"
+    meant = f"; did you mean {' or '.join(map(repr, alike))}?" if alike else nearest(given.name, known)
+    raise RequestError(f"{refusal}{meant}; a path ends in .yaml")
 
 
 def copy(name: str, destination: Path) -> Path:

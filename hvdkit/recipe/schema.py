@@ -339,12 +339,7 @@ def revise(
     such as "command line". Raises RequestError with all faults, one a line.
     """
     before = copy.deepcopy(document) if overrides else document
-    faults: list[str] = []
-    if not all(side.strip() for text in overrides for side in text.partition("=")):  # one is no key=value
-        from hvdkit.recipe.hints import malformed  # only a wrong request needs it
-
-        overrides, faults = malformed(overrides, Recipe)
-    faults += [fault for text in overrides if (fault := yaml_files.override(document, text, Recipe))]
+    faults = [fault for text in overrides if (fault := yaml_files.override(document, text, Recipe))]
     given = {text.partition("=")[0].strip() for text in overrides}
     if given & _CHOICES:
         from hvdkit.recipe.choices import leave_out  # most runs do not need it

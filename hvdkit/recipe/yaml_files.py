@@ -103,9 +103,9 @@ def override(document: dict[str, Any], text: str, root: Any = None) -> str | Non
 
     A text is taken as it is typed, unless it is null or begins with a quote or bracket, as YAML does.
     """
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        return f"override {brief(text)}: expected key=value, such as epochs=2 or optimizer.momentum=0.8"
+    key, _, value = text.partition("=")
+    if not key.strip() or not value.strip():
+        return f"override {brief(text)}: expected key=value, such as epochs=2 or optimizer.momentum=0.8; null for none"
     *parents, leaf = key.strip().split(".")
     section = document
     for parent in parents:

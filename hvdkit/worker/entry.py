@@ -28,12 +28,6 @@ def main(adapter: Adapter, build: Callable[[Any], Any], argv: list[str]) -> NoRe
     end_as_rank(lambda heartbeat: run_mode(adapter, Script(build), argv, heartbeat))
 
 
-def __getattr__(name: str) -> Any:
-    if name == "run_task":  # where earlier versions had it
-        raise ImportError("hvdkit.worker.entry.run_task is hvdkit.run_task now")
-    raise AttributeError(name)
-
-
 def end_as_rank(work: Callable[[Heartbeat], None]) -> NoReturn:
     """Do a rank's work and end its process.
 
