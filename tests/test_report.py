@@ -21,7 +21,7 @@ from tests.launching import wait_until
 
 pytestmark = pytest.mark.long
 
-CHARTS = ["speed", "scaling", "efficiency", "steps", "memory", "learning-1", "learning-2", "parity", "parity-steps"]
+CHARTS = ["speed", "scaling", "efficiency", "steps", "memory", "learning-1", "learning-2"]
 # What a chart has drawn: its own bounding box, and how many shapes of a series' colour have an extent.
 DRAWN = """[...document.querySelectorAll('figure')].map(figure => {
   const svg = figure.querySelector('.drawing svg').getBoundingClientRect();
@@ -199,25 +199,6 @@ def test_tables_are_sorted_by_mouse_and_keyboard(browser: Browser, reported: Pat
     opened.run("table.querySelectorAll('th')[column('framework')].firstElementChild.click()")
     names = opened.run("[...table.tBodies[0].rows].map(row => row.cells[0].textContent)")
     assert names == sorted(names) and opened.run(state) is None
-
-
-def test_values_are_told_to_pointer_and_keyboard(browser: Browser, reported: Path) -> None:
-    opened = browser.open(reported)
-    opened.run("window.told = document.getElementById('tooltip'); window.chart = document.querySelector("
-               "'#chart-speed .drawing'); chart.scrollIntoView(); chart.focus()")  # fmt: skip
-    assert opened.run("told.hidden")
-    opened.press("ArrowRight")
-    result = Comparison.model_validate_json((REAL / "compare.json").read_bytes()).runs[0]
-    expected = f"{result.framework}, 1 rank: {result.images_per_second:.1f} images/s, n = 1"
-    assert opened.run("told.textContent") == expected and not opened.run("told.hidden")
-    opened.press("Escape")
-    assert opened.run("told.hidden")
-    # the end of the first bar, where the browser has drawn it
-    box = opened.run("(box => [box.right, (box.top + box.bottom) / 2])(chart.querySelector('[style*=\"--series-0\"]')"
-                     ".getBoundingClientRect())")  # fmt: skip
-    opened.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0] - 1, y=box[1])
-    assert opened.run("told.textContent") == expected and not opened.run("told.hidden")
-    assert opened.faults() == []
 
 
 HOSTILE = [

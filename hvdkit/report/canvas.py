@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hvdkit.report import plotting
@@ -58,16 +58,12 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawn chart: `summary` describes it in words, `table` has its values.
-
-    `points` are (x, y, text) in the coordinates of the SVG. The page shows the text when the pointer is near the point.
-    """
+    """A drawn chart: `summary` describes it in words, `table` has its values."""
 
     key: str
     title: str
     summary: str
     svg: str
-    points: list[tuple[float, float, str]]
     table: Table
     note: str = ""
 
@@ -80,11 +76,6 @@ class Canvas:
     title: str
     table: Table
     figure: Figure
-    points: list[tuple[Axes, float, float, str]] = field(default_factory=list)
-
-    def point(self, axes: Axes, x: float, y: float, text: str) -> None:
-        """Add a tooltip at (x, y), in the units of the axes."""
-        self.points.append((axes, x, y, text))
 
     def legend(self, axes: Axes) -> None:
         """Add a legend above the drawing if there is more than one series; the figure becomes higher."""
@@ -97,14 +88,7 @@ class Canvas:
 
     def chart(self, summary: str, note: str = "") -> Chart:
         """The finished chart. Call it inside `drawing`, as the settings apply to writing too."""
-        drawn = _inline(self.figure, self.key)  # this fixes the layout
-        height = self.figure.get_figheight() * 72
-        points = []
-        for axes, x, y, text in self.points:
-            across, up = axes.transData.transform((x, y))
-            if math.isfinite(across) and math.isfinite(up):
-                points.append((round(float(across), 1), round(height - float(up), 1), text))
-        return Chart(self.key, self.title, summary, drawn, points, self.table, note)
+        return Chart(self.key, self.title, summary, _inline(self.figure, self.key), self.table, note)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The charts of the page: speed, memory, scaling, step times, learning, alternatives and parity."""
+"""The charts of the page: speed, memory, scaling, step times, learning and alternatives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from hvdkit.baselines.registry import label
 from hvdkit.report import learning
 from hvdkit.report.canvas import (
-    BAD,
     INK,
     MUTED,
     SURFACE,
@@ -26,11 +25,9 @@ from hvdkit.report.canvas import (
     whole_numbers,
 )
 from hvdkit.report.collect import Found
-from hvdkit.report.parity import FLOOR, clipped, reference
 from hvdkit.report.rounds import Estimate, RunGroup, efficiency, interval, unscaled
 from hvdkit.report.tables import ratios_table
 from hvdkit.report.tabular import Cell, number
-from hvdkit.results.parity import Parity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,48 +91,39 @@ class Charts:
                 yield self._bars(key, title, unit, name, f"{title}, in {unit}.", factor=times)
 
     def course(self) -> Iterator[Chart]:
-        """The speed over the steps of a single run."""
+        """The speed and the bandwidth of collectives over the steps of a single run."""
         group = self.groups[0]
         lines = [line for line in group.runs[0].lines if not line.ends_epoch]
-        if len(lines) < 2:
+        unit, usual = f"{group.first.unit}/s", group.speed.middle
+        speeds = [(line.step, line.images_per_second) for line in lines]
+        summary = f"{unit} along the run; {group.speed.text()} over the steps after the warm-up."
+        note = "By rank 0's clock. Dotted line: the speed over all measured steps."
+        yield from self._along("course", "Throughput along the run", unit, speeds, usual, summary, note)
+        rates = [(line.step, rate) for line in lines if (rate := line.communication_mbit_per_s) is not None]
+        if rates:
+            usual, lowest = statistics.median(rate for _, rate in rates), min(rate for _, rate in rates)
+            title, unit = "Bandwidth of collectives along the run", "Mbit/s"
+            summary = f"Bus bandwidth of collectives along the run: median {usual:,.1f} Mbit/s, lowest {lowest:,.1f}."
+            note = "Collectives of at least 64 KiB. Dotted line: the median."
+            yield from self._along("communication", title, unit, rates, usual, summary, note)
+
+    def _along(
+        self, key: str, title: str, unit: str, values: list[tuple[int, float]], usual: float, summary: str, note: str
+    ) -> Iterator[Chart]:
+        """A line of `values`, pairs of a step and a figure, if there are two of them."""
+        if len(values) < 2:
             return
-        unit = f"{group.first.unit}/s"
-        with drawing(240, "course", "Throughput along the run", ["step", unit]) as canvas:
+        with drawing(240, key, title, ["step", unit]) as canvas:
             axes = canvas.figure.subplots()
-            speeds = [line.images_per_second for line in lines]
-            axes.plot([line.step for line in lines], speeds, **self._line(group.label))
-            axes.axhline(group.speed.middle, color=MUTED, lw=0.9, ls=_DOTS)
-            for line in lines:
-                text = f"step {line.step}: {line.images_per_second:,.1f} {unit}"
-                canvas.point(axes, line.step, line.images_per_second, text)
-                canvas.table.rows.append([number(line.step), number(line.images_per_second, 1)])
+            axes.plot(*zip(*values, strict=True), **self._line(self.groups[0].label))
+            axes.axhline(usual, color=MUTED, lw=0.9, ls=_DOTS)
+            canvas.table.rows += [[number(step), number(value, 1)] for step, value in values]
             axes.set(xlabel="step", ylabel=unit)
             axes.set_xlim(left=0)
-            fit(axes, [*speeds, group.speed.middle], 0.2 * max(speeds))
+            figures = [usual, *(value for _, value in values)]
+            fit(axes, figures, 0.2 * max(figures))
             whole_numbers(axes)
-            summary = f"{unit} along the run; {group.speed.text()} over the steps after the warm-up."
-            yield canvas.chart(summary, "By rank 0's clock. Dotted line: the speed over all measured steps.")
-
-    def communication(self) -> Iterator[Chart]:
-        """The bandwidth of a single run's collectives over its steps."""
-        group, key = self.groups[0], "communication"
-        lines = [line for line in group.runs[0].lines if not line.ends_epoch]
-        rates = [(line.step, rate) for line in lines if (rate := line.communication_mbit_per_s) is not None]
-        if len(rates) < 2:
-            return
-        with drawing(240, key, "Bandwidth of collectives along the run", ["step", "Mbit/s"]) as canvas:
-            axes, usual = canvas.figure.subplots(), statistics.median(rate for _, rate in rates)
-            axes.plot(*zip(*rates, strict=True), **self._line(group.label))
-            axes.axhline(usual, color=MUTED, lw=0.9, ls=_DOTS)
-            for step, rate in rates:
-                canvas.point(axes, step, rate, f"step {step}: {rate:,.1f} Mbit/s")
-                canvas.table.rows.append([number(step), number(rate, 1)])
-            axes.set(xlabel="step", ylabel="bus bandwidth, Mbit/s", ylim=(0, 1.08 * max(rate for _, rate in rates)))
-            axes.set_xlim(left=0)
-            whole_numbers(axes)
-            lowest = min(rate for _, rate in rates)
-            summary = f"Bus bandwidth of collectives along the run: median {usual:,.1f} Mbit/s, lowest {lowest:,.1f}."
-            yield canvas.chart(summary, "Collectives of at least 64 KiB. Dotted line: the median.")
+            yield canvas.chart(summary, note)
 
     def _bars(
         self, key: str, title: str, unit: str, name: str, summary: str, digits: int = 1, factor: float = 1.0
@@ -155,8 +143,6 @@ class Charts:
                     axes.plot(values, [row] * len(values), "o", ms=3.2, mfc=SURFACE, mec=INK, mew=0.8)
                 end = max([estimate.middle, *values]) + 0.022 * largest
                 axes.text(end, row, f"{estimate.middle:,.{digits}f}", va="center", fontsize=11)
-                for x in (estimate.middle / 2, estimate.middle):
-                    canvas.point(axes, x, row, _described(group, estimate, digits, unit))
                 canvas.table.rows.append(_interval_row(group, estimate, digits))
             axes.set(xlim=(0, 1.19 * largest), xlabel=unit)
             return canvas.chart(summary)
@@ -201,7 +187,6 @@ class Charts:
                 for x, (group, estimate) in zip(positions, known, strict=True):
                     if estimate.low is not None and estimate.high is not None:
                         axes.plot([x, x], [estimate.low, estimate.high], color=style["color"], lw=1.4)
-                    canvas.point(axes, x, estimate.middle, _described(group, estimate, 1, unit))
                     canvas.table.rows.append(_interval_row(group, estimate, 1))
                     if group.np == self._nps[-1]:
                         worst = min(worst, (estimate.middle, f"{group.label} {estimate.text()} {unit}"))
@@ -253,15 +238,7 @@ class Charts:
                 else:
                     axes.plot([percentiles[50], percentiles[90]], [row, row], color=colour, lw=5, alpha=_FAINT)
                 axes.plot(percentiles[50], row, style["marker"], color=colour, mec=SURFACE, ms=7)
-                shown = ", ".join(
-                    f"p{percentile} {percentiles[percentile]:.1f}"
-                    for percentile in percentiles
-                    if percentile in (5, 50, 90, 95, 99)
-                )
-                text = f"{group.label}, {ranks(group.np)}: {shown} ms over {count:,} steps"
                 longest = max(longest, *percentiles.values())
-                for p in percentiles:
-                    canvas.point(axes, percentiles[p], row, text)
                 cells = [number(percentiles.get(percentile), 1) for percentile in _PERCENTILES]
                 canvas.table.rows.append([Cell(group.label), number(group.np), number(count), *cells])
             axes.set(xlim=(0, 1.05 * longest), xlabel="ms per step, on its slowest rank")
@@ -295,11 +272,6 @@ class Charts:
                 style = self._line(pair.framework)
                 axes.plot([pair.low, pair.high], [row, row], color=style["color"], lw=2.4)
                 axes.plot(pair.median, row, style["marker"], color=style["color"], ms=7, mec=SURFACE)
-                text = f"{pair.framework}, {ranks(pair.np)}, against {pair.against}: "
-                between = f" ({pair.low:.3f}–{pair.high:.3f})" if pair.rounds > 1 else ""
-                text += f"{pair.median:.3f}{between}, n = {pair.rounds}: {pair.shown}"
-                for x in (pair.low, pair.median, pair.high):
-                    canvas.point(axes, x, row, text)
             axes.axvline(1, color=MUTED, lw=1.2)
             label_rows(axes, [brief(f"{ratio.framework} {ratio.np}, {ratio.against}") for ratio in shown])
             axes.set_xlabel("speed ÷ the alternative's (1: equal)")
@@ -309,63 +281,7 @@ class Charts:
             ]
             yield canvas.chart("; ".join(summary) + ".")
 
-    def parity(self) -> Iterator[Chart]:
-        """The errors of each check, with the limits, and by step, if parity was checked."""
-        if self._comparison and self._comparison.parity:
-            yield self._checks(self._comparison.parity)
-            yield self._parity_steps(self._comparison.parity)
-
-    def _checks(self, parity: Parity) -> Chart:
-        names = {key: key.removesuffix("_f64") for key in parity.checks}
-        columns = ["framework", "check", "error", "limit"]
-        with drawing(60 + 22 * len(names), "parity", "Errors and their limits", columns) as canvas:
-            axes = canvas.figure.subplots()
-            for row, (key, check) in enumerate(names.items()):
-                limit = clipped(parity.marks[key])
-                axes.plot([limit, limit], [row - 0.42, row + 0.42], color=BAD, lw=2)
-                canvas.point(axes, limit, row, f"{check}: largest error that passes, {limit:.0e}")
-            for order, (name, result) in enumerate(parity.in_float64.items()):
-                shift = 0.16 * (order - (len(parity.in_float64) - 1) / 2)
-                values = [clipped(getattr(result, key)) for key in names]
-                heights = [row + shift for row in range(len(names))]
-                axes.plot(values, heights, **self._line(name, ls="", ms=6), label=brief(name))
-                for height, value, (key, check) in zip(heights, values, names.items(), strict=True):
-                    canvas.point(axes, value, height, f"{name}, {check}: {getattr(result, key):.1e}")
-                    figures = [Cell(f"{error:.1e}", error) for error in (getattr(result, key), parity.marks[key])]
-                    canvas.table.rows.append([Cell(name), Cell(check), *figures])
-            axes.set_xscale("log")
-            axes.set_xlim(FLOOR / 3, max(1e-6, axes.get_xlim()[1]))
-            axes.xaxis.set_major_formatter("{x:.0e}")
-            label_rows(axes, list(names.values()))
-            axes.set_xlabel("relative error in float64; below 1e-17 drawn there")
-            canvas.legend(axes)
-            summary = f"Largest relative error of each check against {reference(parity)}, beside its limit."
-            return canvas.chart(summary, "Red bars: the limits.")
-
-    def _parity_steps(self, parity: Parity) -> Chart:
-        with drawing(250, "parity-steps", "Each step by itself", ["framework", "step", "error"]) as canvas:
-            axes = canvas.figure.subplots()
-            for name, result in parity.in_float64.items():
-                errors = [clipped(error) for error in result.step_errors_f64]
-                axes.plot(range(1, len(errors) + 1), errors, **self._line(name, lw=1.2, ms=5), label=brief(name))
-                for step, error in enumerate(result.step_errors_f64, 1):
-                    canvas.point(axes, step, errors[step - 1], f"{name}, step {step}: {error:.1e}")
-                    canvas.table.rows.append([Cell(name), number(step), Cell(f"{error:.1e}", error)])
-            axes.axhline(clipped(parity.marks["step_f64"]), color=BAD, lw=2)
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter("{x:.0e}")
-            axes.set_ylim(bottom=FLOOR / 3)
-            whole_numbers(axes)
-            axes.set(xlabel="step", ylabel="relative error")
-            canvas.legend(axes)
-            summary = f"Largest relative error after each of {parity.steps} steps from the reference's own states."
-            return canvas.chart(summary, "Red line: the limit.")
-
 
 def _interval_row(group: RunGroup, estimate: Estimate, digits: int) -> list[Cell]:
     figures = [number(value, digits) for value in (estimate.middle, estimate.low, estimate.high)]
     return [Cell(group.label), number(group.np), number(estimate.n), *figures]
-
-
-def _described(group: RunGroup, estimate: Estimate, digits: int, unit: str) -> str:
-    return f"{group.label}, {ranks(group.np)}: {estimate.text(digits)} {unit}, n = {estimate.n}"

@@ -34,18 +34,12 @@ def chart(np: int, members: list[RunGroup], look: Callable[[str], dict[str, Any]
             marker = style["marker"] if len(within) < 10 else ""
             loss_style = {"color": style["color"], "ls": style["ls"], "marker": marker, "ms": 4, "lw": 1.4}
             panels[0].plot(at_epochs, losses, **loss_style, clip_on=False, label=brief(group.label))
-            for epoch, line in zip(at_epochs, within, strict=True):
-                canvas.point(panels[0], epoch, line.loss, f"{group.label}, step {line.step}: loss {line.loss:.4f}")
             for axes, name in zip(panels[1:], shown_names, strict=True):
-                unit, factor = (" %", 100.0) if name == "accuracy" else ("", 1.0)
+                factor = 100.0 if name == "accuracy" else 1.0
                 scores = [(line, factor * score) for line in ends if (score := _score(line, name)) is not None]
                 if scores:
                     at_epochs, values = [_epoch(line, group) for line, _ in scores], [score for _, score in scores]
                     axes.plot(at_epochs, values, **style, clip_on=False, label=brief(group.label))
-                for line, score in scores:
-                    value = f"{score:.2f} %" if unit else f"{score:.4f}"
-                    text = f"{group.label}, epoch {line.epoch + 1}: {titled(name)} {value}"
-                    canvas.point(axes, _epoch(line, group), score, text)
             for line in ends:
                 figures = [number(line.epoch + 1), number(line.loss, 4), number(line.val_loss, 4)]
                 extra = [number(_score(line, name), 4) for name in own if name != "loss"]

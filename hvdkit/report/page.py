@@ -25,8 +25,8 @@ from hvdkit.report.sections import Page, Section
 from hvdkit.report.tables import baseline_table, groups_table, machine_table, runs_table, tuning_table
 from hvdkit.results import intervals
 
-_OF_A_RUN = ("learning", "steps", "course", "communication")  # charts
-_OF_A_COMPARISON = ("learning", "steps", "parity", "extra", "scaling", "memory", "speed", "ratios")
+_OF_A_RUN = ("learning", "steps", "course")  # charts
+_OF_A_COMPARISON = ("learning", "steps", "extra", "scaling", "memory", "speed", "ratios")
 
 
 def write(folder: Path, out: Path | None = None) -> tuple[Path, Path]:
@@ -149,7 +149,7 @@ def _sections(given: Found, groups: list[RunGroup]) -> list[Section]:
     if comparison is None:
         course = drawn["course"]
         text = [] if course else [f"No curve: {unread}."]
-        throughput = Section("throughput", "Throughput", text, [*course, *drawn["communication"]])
+        throughput = Section("throughput", "Throughput", text, course)
         text = [] if drawn["steps"] else ["No distribution: fewer than two steps were measured."]
         steps = Section("steps", "Step times", text, drawn["steps"])
         return [throughput, steps, *stages.section(given.runs[0]), learning, tuning]
@@ -176,7 +176,7 @@ def _sections(given: Found, groups: list[RunGroup]) -> list[Section]:
             *deviations(parity),
         ]
         tables = [parity_table(parity, versions=False)]
-    sections.append(Section("parity", "Parity", text, drawn["parity"], tables))
+    sections.append(Section("parity", "Parity", text, [], tables))
 
     if comparison.baseline is not None:
         margins = ", ".join(dict.fromkeys(f"{100 * row.margin:g} %" for row in comparison.baseline))
