@@ -260,17 +260,13 @@ def test_the_best_checkpoint_is_that_of_the_average_and_an_update_that_overflows
 
 
 @pytest.mark.check
-def test_an_average_that_forgets_too_slowly_is_doubted() -> None:
+def test_an_average_that_the_run_is_too_short_for_is_doubted() -> None:
     def said(*overrides: str) -> list[str]:
         plan = StepPlan(schema.load(RECIPE, overrides), 1437, 2)
         return [line for line in unreached(plan) if "average" in line]
 
-    assert said("average_weights={decay: 0.999}") == [
-        "average_weights.decay: 0.999, and the run ends after 176 steps (8 epochs): 84 % of the average are still the "
-        "weights after the first step; give at most 0.972"
-    ]
     assert not said("average_weights={decay: 0.972}") and not said("average_weights={from_epoch: 8}")
     (line,) = said("average_weights={from_epoch: 3}", "steps=50")
-    assert "from_epoch: 3, and the run ends after 50 steps" in line and line.endswith("there is no average")
+    assert line.startswith("average_weights.from_epoch=3: the run ends after 50 steps")
     with pytest.raises(RequestError, match=r"expected either decay, .* got neither"):
         schema.load(RECIPE, ["average_weights={}"])
