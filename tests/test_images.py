@@ -48,7 +48,7 @@ def names(listing: imagefolder.Listing) -> list[str]:
 
 def decided(path: Path, *overrides: str, earlier: Recipe | None = None) -> folder.Decision:
     recipe = schema.load(RECIPE, [f"data.path={path}", *overrides])
-    return folder.decide(recipe, earlier, lambda: 1e10)
+    return folder.decide(recipe, earlier)
 
 
 # The split
@@ -127,7 +127,7 @@ def test_a_resumed_run_keeps_what_was_decided(tmp_path: Path) -> None:
     ("words", "parts"),
     [
         (["model.classes=10"], ["model.classes: the model has 10 classes, the folder 2; set model.classes=2"]),
-        (["data.size=224"], ["data.size: resnet20 is made for 32 pixels", "40 epochs take roughly", "data.size=32"]),
+        (["data.size=224"], ["data.size: resnet20 is made for 32 pixels", "data.size=32"]),
         (["data.size=32", "data.resize=256"], ["data.resize: ", "the 32 × 32 in the centre"]),
         (["model.name=resnet50", "data.size=32"], ["data.size: resnet50 is made for 224", "1 × 1", "resnet20"]),
         ([], []),
@@ -140,27 +140,11 @@ def test_mismatches_are_said_before_training(words: list[str], parts: list[str],
     assert all(part in lines[0] for part in parts)
 
 
-@pytest.mark.parametrize("val", [False, True])
-def test_a_class_with_a_single_image_is_noted(val: bool, tmp_path: Path) -> None:
-    if val:
-        flat_folder(tmp_path / "val", {"a": 1, "b": 1, "c": 1})
-    root = flat_folder(tmp_path / "train" if val else tmp_path, {"a": 3, "b": 1, "c": 5})
-    (line,) = decided(tmp_path).warnings
-    unseen = "" if val else ", and none is held out to measure accuracy"
-    assert line == f"{root}: class 'b': a single image for training{unseen}; add images, or remove the folder"
-
-
-def test_the_time_is_that_of_the_arithmetic(tmp_path: Path) -> None:
+def test_a_networks_arithmetic_is_that_of_its_paper() -> None:
     # He et al. 2016: ResNet-20 has 41 million multiply-adds, and torchvision's ResNet-50 4.1 billion
     assert resnet.architecture("resnet20", 10).multiply_adds(32) == pytest.approx(41e6, rel=0.02)
     assert resnet.architecture("resnet50", 1000).multiply_adds(224) == pytest.approx(4.1e9, rel=0.02)
     assert resnet.architecture("resnet18", 1000).multiply_adds(224) == pytest.approx(1.8e9, rel=0.02)
-    root = flat_folder(tmp_path, {"a": 50, "b": 50})
-    recipe = schema.load(RECIPE, [f"data.path={root}", "data.size=224"])
-    took = [folder.decide(recipe, None, lambda speed=speed: speed).warnings[0] for speed in (1e10, 1e12)]
-    # 40 epochs of 80 images, 3 × 2 × 2 billion operations each, at 0.4 of that speed
-    assert "roughly 2.7 hours, at 32 pixels 3.3 minutes" in took[0]
-    assert "roughly 1.6 minutes, at 32 pixels 2 s" in took[1]
     assert duration.measured_speed() > 1e8
 
 

@@ -49,11 +49,11 @@ def load(
         read = own_script.located(read, beside, overrides)
     if not isinstance(read.data, schema.ImageFolder):
         return read, lines
-    from hvdkit.tasks import duration, folder  # NumPy comes with it
+    from hvdkit.tasks import folder  # NumPy comes with it
 
     earlier = None
     if resumed is not None:
         with contextlib.suppress(RequestError):  # no run is there yet
             earlier = schema.load(resumed / "config.yaml")
-    decision = folder.decide(read, earlier, duration.measured_speed)
+    decision = folder.decide(read, earlier)
     return decision.recipe, [*lines, *decision.lines, *(f"warning: {line}" for line in decision.warnings)]

@@ -5,13 +5,11 @@ Up to the normalisation all arithmetic is Pillow's, in integers, so the same Pil
 
 from __future__ import annotations
 
-import io
 import math
 import warnings
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -31,7 +29,6 @@ _OTHERS = [
 ]  # fmt: skip
 
 _SIGNATURES = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n"}
-_OF_PIXELS = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"eXIf"}  # chunks of a PNG file, with its orientation
 _MOST_PIXELS = 2**28  # of an image, for which RGB takes 0.8 GB; phones take photos of 200 million
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}  # Pillow's Transpose, by EXIF's orientation
 
@@ -84,20 +81,20 @@ def size_of(path: str) -> tuple[int, int]:
 
 
 def _opened(path: str, use: Callable[[Image], T]) -> T:
-    """What `use` returns for the image, not yet decoded. What fails is raised as CorruptImage.
-
-    Pillow refuses files for what is not their pixels: texts and profiles that are large, or damaged. So a file that
-    fails is read once more without them.
-    """
+    """What `use` returns for the image, not yet decoded. What fails is raised as CorruptImage."""
     from PIL import Image
 
+    if Image.MAX_IMAGE_PIXELS == 2**30 // 12:  # Pillow's own limit: half of what it refuses
+        Image.MAX_IMAGE_PIXELS = _MOST_PIXELS // 2
     try:
-        return _tried(path, use)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about oddities of files that can be read
+            image = Image.open(path, formats=tuple(_SIGNATURES))
+        with image:
+            return use(image)
     except MemoryError:
         raise
     except Exception as error:  # decoders can fail on damaged files with any exception
-        with suppress(Exception):
-            return _tried(_bare(path), use)
         if isinstance(error, Image.UnidentifiedImageError):
             try:
                 with open(path, "rb") as file:  # noqa: PTH123 - for each image
@@ -106,55 +103,6 @@ def _opened(path: str, use: Callable[[Image], T]) -> T:
                 error = gone
         text = error.strerror if isinstance(error, OSError) else str(error)
         raise CorruptImage((text or str(error) or type(error).__name__).splitlines()[0]) from None
-
-
-def _tried(file: str | IO[bytes], use: Callable[[Image], T]) -> T:
-    from PIL import Image
-
-    if Image.MAX_IMAGE_PIXELS == 2**30 // 12:  # Pillow's own limit: half of what it refuses
-        Image.MAX_IMAGE_PIXELS = _MOST_PIXELS // 2
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about oddities of files that can be read
-        image = Image.open(file, formats=tuple(_SIGNATURES))
-    with image:
-        return use(image)
-
-
-def _bare(path: str) -> io.BytesIO:
-    """What a file has of its pixels and their orientation. A checksum of these that is wrong stays so."""
-    with open(path, "rb") as file:  # noqa: PTH123 - for each image
-        start = file.read(8)
-        if start == _SIGNATURES["PNG"]:
-            return io.BytesIO(start + b"".join(_chunks(file)))
-        if not start.startswith(_SIGNATURES["JPEG"]):
-            raise CorruptImage(no_image(path, start))
-        file.seek(2)
-        return io.BytesIO(start[:2] + b"".join(_segments(file)))
-
-
-def _chunks(file: IO[bytes]) -> Iterator[bytes]:
-    """The chunks of a PNG file that make its pixels, and its EXIF data."""
-    while len(head := file.read(8)) == 8:
-        length, kind = int.from_bytes(head[:4], "big"), head[4:]
-        if kind not in _OF_PIXELS:
-            file.seek(length + 4, 1)
-            continue
-        rest = file.read(length + 4)
-        if kind != b"eXIf" or zlib.crc32(kind + rest[:-4]).to_bytes(4, "big") == rest[-4:]:
-            yield head + rest
-
-
-def _segments(file: IO[bytes]) -> Iterator[bytes]:
-    """The segments of a JPEG file without those of programs, but for the kind of its colours and its EXIF data."""
-    while len(head := file.read(4)) == 4 and head[:2] != b"\xff\xda":  # from here on it is the pixels
-        if head[1] == 0xFF:  # fills up
-            file.seek(-3, 1)
-            continue
-        data = file.read(int.from_bytes(head[2:], "big") - 2)
-        kept = data.startswith(b"Exif\0\0") or (data.startswith(b"Adobe") and len(data) >= 12)
-        if kept or not (0xE0 <= head[1] <= 0xEF or head[1] == 0xFE):
-            yield head + data
-    yield head + file.read()
 
 
 def _upright(image: Image) -> Image:

@@ -33,11 +33,3 @@ def measured_speed() -> float:
 def seconds(multiply_adds: int, trained: float, speed: float, evaluated: float = 0) -> float:
     """Seconds to train on so many samples and to evaluate so many; `multiply_adds` are those of one forward pass."""
     return 2 * multiply_adds * (_TRAINING * trained + evaluated) / (_REACHED * speed)
-
-
-def text(seconds: float) -> str:
-    """A rough duration, in a unit that makes it short."""
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 1.5 * length:
-            return f"{seconds / length:.2g} {unit}"
-    return f"{max(1, round(seconds))} s"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
 
 from hvdkit.data import imagefolder, pixels
 from hvdkit.data.imagefolder import Folder, Listing
 from hvdkit.errors import RequestError
 from hvdkit.recipe.data import evaluation_side
 from hvdkit.recipe.schema import ImageFolder, Model, Recipe
-from hvdkit.tasks import duration, resnet
+from hvdkit.tasks import resnet
 
 _LOOKED_AT = 200  # images whose size is read, spread over all of them
 _OWN_SIDE = 224  # for models of the user's own, about which nothing is known
@@ -31,11 +28,10 @@ class Decision:
     warnings: list[str] = field(default_factory=list)
 
 
-def decide(recipe: Recipe, earlier: Recipe | None = None, speed: Callable[[], float] | None = None) -> Decision:
+def decide(recipe: Recipe, earlier: Recipe | None = None) -> Decision:
     """Look into the recipe's folder of images. What it does not say is taken from `earlier`, the recipe of the run that
     is resumed, or else from the folder.
 
-    `speed` returns how many floating-point operations a second the machine makes; without it there are no warnings.
     Raises RequestError as `imagefolder.look` does, and for fewer than two class folders or more than the model has.
     """
     data = recipe.data
@@ -66,7 +62,7 @@ def decide(recipe: Recipe, earlier: Recipe | None = None, speed: Callable[[], fl
         f"model.classes: {recipe.model.classes}; data.size: {data.size}, where {recipe.model.name} is made for {usual} "
         f"pixels, and the images have {side or 'an unknown number'} on their shorter side (median)",
     ]
-    return Decision(recipe, lines, _doubts(recipe, data, folder, speed) if speed else [])
+    return Decision(recipe, lines, _doubts(recipe, data, folder))
 
 
 def _filled(recipe: Recipe, classes: int | str, size: int | str, resize: int | str) -> tuple[Recipe, ImageFolder]:
@@ -78,21 +74,6 @@ def _filled(recipe: Recipe, classes: int | str, size: int | str, resize: int | s
     if model.classes == "auto":
         model = model.model_copy(update={"classes": classes})
     return recipe.model_copy(update={"data": data, "model": model}), data
-
-
-def _few(folder: Folder) -> list[str]:
-    """A line if classes have a single image for training."""
-    images = np.bincount(folder.train.labels, minlength=len(folder.classes))
-    single = [name for name, number in zip(folder.classes, images, strict=True) if number == 1]
-    if not single:
-        return []
-    names = ", ".join(map(repr, single[:_SHOWN])) + (", …" if len(single) > _SHOWN else "")
-    held_out = set(folder.val.labels.tolist())
-    unseen = folder.held_out and len(held_out) < len(folder.classes)
-    return [
-        f"{folder.train.folder}: {'class' if len(single) == 1 else 'classes'} {names}: a single image for training"
-        f"{', and none is held out to measure accuracy' if unseen else ''}; add images, or remove the folder"
-    ]
 
 
 def _architecture(recipe: Recipe) -> resnet.ResNet:
@@ -131,9 +112,9 @@ def _median_side(listing: Listing) -> int | None:
     return int(statistics.median(sides)) if sides else None
 
 
-def _doubts(recipe: Recipe, data: ImageFolder, folder: Folder, speed: Callable[[], float]) -> list[str]:
+def _doubts(recipe: Recipe, data: ImageFolder, folder: Folder) -> list[str]:
     """What fits together, but hardly as it was meant; each with the key to set."""
-    doubts, size, count = _few(folder) + _alike(folder), int(data.size), len(folder.classes)
+    doubts, size, count = _alike(folder), int(data.size), len(folder.classes)
     if recipe.model.weights is None and int(recipe.model.classes) > count:
         doubts.append(
             f"model.classes: the model has {recipe.model.classes} classes, the folder {count}; set "
@@ -149,14 +130,9 @@ def _doubts(recipe: Recipe, data: ImageFolder, folder: Folder, speed: Callable[[
     table = _architecture(recipe)
     usual = table.usual_side
     if size > 2 * usual:
-        images, rate = len(folder.train) * recipe.epochs, speed()
-        took, usually = (
-            duration.text(duration.seconds(table.multiply_adds(side), images, rate)) for side in (size, usual)
-        )
         doubts.append(
-            f"data.size: {table.name} is made for {usual} pixels and sees little of an image of {size}. On this "
-            f"machine's {len(os.sched_getaffinity(0))} CPU cores, {recipe.epochs} epochs take roughly {took}, at "
-            f"{usual} pixels {usually}; set data.size={usual}, or model.name=resnet18 for large images"
+            f"data.size: {table.name} is made for {usual} pixels and sees little of an image of {size}; set "
+            f"data.size={usual}, or model.name=resnet18 for large images"
         )
     elif 4 * size < usual:
         doubts.append(
