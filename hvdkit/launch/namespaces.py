@@ -34,7 +34,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 MTU, FRAME_BYTES = 1500, 1514  # of a packet, without and with Ethernet's header, which tbf counts too
 BURST_BYTES = 2 * MTU
@@ -77,7 +77,7 @@ class Network:
         self.control = control
         self._holder: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> Network:
+    def __enter__(self) -> Self:
         """Make it. Raises Unavailable."""
         missing = [tool for tool in ("ip", "tc", "unshare", "nsenter") if shutil.which(tool, path=_path()) is None]
         if missing:
@@ -154,38 +154,11 @@ class Network:
                 self.run(["tc", "qdisc", "replace", "dev", end, "root", *limit], host, check=True)
         self.mbit_per_s = mbit_per_s
 
-    def cut(self, host: str) -> None:
-        """Take the host's link down."""
-        self.run(["ip", "link", "set", "eth0", "down"], host, check=True)
-
-    def mend(self, host: str) -> None:
-        """Bring the host's link up again."""
-        self.run(["ip", "link", "set", "eth0", "up"], host, check=True)
-
-    def swallow(self, host: str) -> None:
-        """Let the host's packets vanish in the switch, with no sign of it at the link."""
-        self.run(["ip", "link", "set", f"to-{host}", "nomaster"], check=True)
-
     def sent_bytes(self) -> dict[str, int]:
         """What each host has sent over its link so far, Ethernet's headers counted."""
-        return {name: self._link(name)["stats64"]["tx"]["bytes"] for name in self.names}
-
-    def sent_packets(self) -> dict[str, int]:
-        """How many packets each host has sent so far."""
-        return {name: self._link(name)["stats64"]["tx"]["packets"] for name in self.names}
-
-    def _link(self, host: str) -> Any:
-        shown = self.run(["ip", "-json", "-stats", "link", "show", "eth0"], host, check=True, stdout=subprocess.PIPE)
-        return json.loads(shown.stdout)[0]
-
-
-def why_not() -> str | None:
-    """Why this machine can have no such network; None where it can."""
-    try:
-        with Network(1, 100.0):
-            return None
-    except Unavailable as error:
-        return str(error)
+        shown = ["ip", "-json", "-stats", "link", "show", "eth0"]
+        told = {name: self.run(shown, name, check=True, stdout=subprocess.PIPE).stdout for name in self.names}
+        return {name: json.loads(text)[0]["stats64"]["tx"]["bytes"] for name, text in told.items()}
 
 
 def _check_rate(mbit_per_s: float) -> None:
