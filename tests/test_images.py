@@ -18,7 +18,7 @@ from hvdkit.data.batches import open_dataset
 from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import ImageFolder, Recipe
-from hvdkit.tasks import duration, folder, resnet
+from hvdkit.tasks import folder, resnet
 from tests.conftest import ROOT, Hvdkit
 from tests.data.pictures import draw_folder
 
@@ -145,7 +145,6 @@ def test_a_networks_arithmetic_is_that_of_its_paper() -> None:
     assert resnet.architecture("resnet20", 10).multiply_adds(32) == pytest.approx(41e6, rel=0.02)
     assert resnet.architecture("resnet50", 1000).multiply_adds(224) == pytest.approx(4.1e9, rel=0.02)
     assert resnet.architecture("resnet18", 1000).multiply_adds(224) == pytest.approx(1.8e9, rel=0.02)
-    assert duration.measured_speed() > 1e8
 
 
 def test_contradictions_are_refused_before_anything_is_written(inside: Hvdkit, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shlex
 from collections import Counter
@@ -21,7 +20,7 @@ from hvdkit.core.step_plan import StepPlan
 from hvdkit.errors import RequestError
 from hvdkit.heartbeat import NOTED
 from hvdkit.recipe import parallel, schema, yaml_files
-from hvdkit.recipe.schema import ImageFolder, Model, Recipe, flat
+from hvdkit.recipe.schema import ImageFolder, Recipe, flat
 from hvdkit.report import mesh
 from hvdkit.report.tabular import Table, markdown, number, on_hosts, percent, size
 from hvdkit.results.dry_run import DryRun, PlannedRank, PlannedRun
@@ -29,7 +28,7 @@ from hvdkit.results.memory import Parts
 from hvdkit.results.train import PlannedStage, TrainResult
 from hvdkit.runtimes import machine
 from hvdkit.simulator import memory
-from hvdkit.tasks import duration, few_samples, resnet
+from hvdkit.tasks import few_samples
 from hvdkit.worker import stages
 from hvdkit.worker.tuning import CHOSEN, SHARED, listed
 
@@ -39,7 +38,6 @@ _ANY_SPEED = {
     "name", "epochs", "steps", "seed", "schedule", "loss", "checkpoint", "log_every", "tensorboard", "warmup_steps",
     "threads", "elastic", "tune", "early_stopping",
 }  # fmt: skip
-_WORK = {"fp32": 1, "fp64": 2}  # time of the arithmetic, relative to fp32; of the others it is not known
 _DECODING_S = 20.0  # seconds for decoding images
 _MOST_DAMAGED = 10  # named one by one
 _MOST_FORMER = 500  # results that are looked at for one of the same recipe
@@ -236,25 +234,7 @@ def _seconds(
             start_s = result.startup_s or 0.0
             took = f"{path.parent} took {result.train_s:.3g} s for {done} steps, and {start_s:.3g} s to start"
             return start_s + result.train_s * steps.total_steps / done, took
-    none = "found no earlier run of this recipe with this framework, launcher and number of ranks"
-    return _by_arithmetic(plan, steps, threads, none) if steps else (None, none)
-
-
-def _by_arithmetic(plan: Plan, steps: StepPlan, threads: int | None, why: str) -> tuple[float | None, str]:
-    """How long the run takes by the model's arithmetic and the speed of this machine's cores, where both are known."""
-    recipe, samples = plan.recipe, plan.samples
-    work = _WORK.get(recipe.precision)
-    if not isinstance(recipe.model, Model) or work is None or _on_gpus(plan) or samples is None:
-        return None, why
-    table = resnet.architecture(recipe.model.name, int(recipe.model.classes))
-    adds = work * table.multiply_adds(round(math.sqrt(samples.shape[0] * samples.shape[1])))
-    alone = recipe.data_ranks(plan.np) // steps.size  # processes that each train on all samples
-    used = samples.train // steps.global_batch * steps.global_batch  # in an epoch
-    trained = steps.total_steps / steps.steps_per_epoch * used * alone * (4 / 3 if recipe.recompute else 1)
-    cores = len(os.sched_getaffinity(0))
-    speed = duration.measured_speed() * min(1, plan.np * (threads or 1) / cores)
-    seconds = duration.seconds(adds, trained, speed, steps.epochs * samples.val * alone)
-    return seconds, f"by the model's arithmetic on this machine's cores, right to a factor of about two; {why}"
+    return None, "found no earlier run of this recipe with this framework, launcher and number of ranks"
 
 
 def _of_speed(recipe: Recipe) -> dict[str, Any]:
