@@ -117,7 +117,7 @@ class Charts:
             axes = canvas.figure.subplots()
             axes.plot(*zip(*values, strict=True), **self._line(self.groups[0].label))
             axes.axhline(usual, color=MUTED, lw=0.9, ls=_DOTS)
-            canvas.table.rows += [[number(step), number(value, 1)] for step, value in values]
+            canvas.table.rows.extend([number(step), number(value, 1)] for step, value in values)
             axes.set(xlabel="step", ylabel=unit)
             axes.set_xlim(left=0)
             figures = [usual, *(value for _, value in values)]

@@ -1,4 +1,4 @@
-"""Slow networks for tests, whose links fail when a test says so, and the plain word where this machine can have none."""
+"""Slow networks for tests, whose links fail when a test says so, or a word on why this machine can have none."""
 
 from __future__ import annotations
 
