@@ -32,7 +32,7 @@ from hvdkit.simulator.predict import Prediction
 from hvdkit.simulator.sweep import Sweep
 from hvdkit.tasks.own import Own as Own
 from hvdkit.tasks.task import Metrics as Metrics
-from hvdkit.worker.entry import run_task as run_task
+from hvdkit.worker.own_task import run_task as run_task
 
 __version__: str
 PathLike = str | os.PathLike[str]
