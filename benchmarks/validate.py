@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import batch_sizes_rows, harness, mesh_rows, own_hosts_rows
+from benchmarks import batch_sizes_rows, filled_hosts_rows, harness, mesh_rows, own_hosts_rows
 from benchmarks.anchored import Row
 from benchmarks.validation_sets import all_rows
 from hvdkit.files import write_atomic
@@ -51,6 +51,7 @@ def main() -> None:
         "left_out": left,
         "hits": round(sum(one["inside"] * one["rows"] for one in left)),
         "layers": batch_sizes_rows.layers(),
+        "crowded": filled_hosts_rows.left_out(),
     }
     write_atomic(out / "validation.md", harness.page("validation", found))
     short = [one | {"rows": len(one["rows"])} for one in summaries]

@@ -169,7 +169,10 @@ def nvidia() -> Iterator[Row]:
         policy = "ddp" if framework == "PyTorch" else "horovod"
         images = int(batch or (256 if "AMP" in precision else 128))
         label = f"{framework}, {hardware}, {precision}"
-        yield from scaling("NVIDIA, ResNet-50", label, "ResNet-50", images, counts, cluster, policy, baseline=True)
+        mixed = "AMP" in precision
+        yield from scaling(
+            "NVIDIA, ResNet-50", label, "ResNet-50", images, counts, cluster, policy, baseline=True, mixed=mixed
+        )
 
 
 def tensorflow() -> Iterator[Row]:
@@ -250,14 +253,14 @@ def csc() -> Iterator[Row]:
         cluster = clusters.load(MACHINES / f"{machine}.yaml")
         whole = {1: groups[machine, precision, "ddp"][1], **counts}
         label = f"{machine}, {precision}, {how}"
-        yield from scaling("CSC 2023", label, "ResNet-50", 32, whole, cluster, how)
+        yield from scaling("CSC 2023", label, "ResNet-50", 32, whole, cluster, how, mixed=precision == "fp16")
 
 
 def aws() -> Iterator[Row]:
     """ResNet-50 in mixed precision on up to 64 V100s of EC2."""
     counts = {int(row["gpus"]): float(row["images_per_s"]) for row in anchored.table("aws_p3_2018")}
     cluster = clusters.load(Path("aws-p3-16xlarge"))
-    yield from scaling("AWS P3 2018", "TensorFlow", "ResNet-50", 256, counts, cluster, "horovod")
+    yield from scaling("AWS P3 2018", "TensorFlow", "ResNet-50", 256, counts, cluster, "horovod", mixed=True)
 
 
 def servers() -> Iterator[Row]:
@@ -298,6 +301,7 @@ def scaling(
     policy: str,
     servers: Mapping[int, int] | None = None,
     baseline: bool = False,
+    mixed: bool = False,
 ) -> Iterator[Row]:
     """Images per second of many GPUs from those of one; with Pollux's model as a `baseline`, where there are enough."""
     if 1 not in counts or len(counts) < 2:
@@ -305,7 +309,7 @@ def scaling(
     seen = sorted(counts)[:3]  # Pollux's
     fitted = pollux({n: n * batch / counts[n] for n in seen}) if baseline and len(counts) > 3 else None
     work = anchored.workload(model, batch, batch / counts[1])
-    calibration = Calibration(work, Settings(policy=policy), ERROR)
+    calibration = Calibration(work, Settings(policy=policy), ERROR, mixed=mixed)
     yield Row(name, f"{label}, 1 GPU", "images/s", counts[1], counts[1], "calibration")
     for ranks, speed in counts.items():
         if ranks == 1:

@@ -54,9 +54,10 @@ def test_each_what_if_is_predicted_as_alone(profile: Path, kind: str) -> None:
         cluster = settings_.applied(links, each.settings)
         (alone,) = predicting.predict(found, cluster, [each.ranks], each.settings).points
         assert (row.ranks, row.batch_size) == (alone.ranks, alone.batch_size)
-        assert row.step_ms == pytest.approx(alone.step_ms, rel=2e-3), row.what
-        assert (row.low_ms, row.high_ms) == pytest.approx((alone.low_ms, alone.high_ms), rel=2e-3), row.what
-        assert row.efficiency == pytest.approx(alone.efficiency, rel=2e-3)
+        near = 1e-2 if alone.policy == "horovod" else 2e-3  # gradients that just reach a cycle, or just miss it
+        assert row.step_ms == pytest.approx(alone.step_ms, rel=near), row.what
+        assert (row.low_ms, row.high_ms) == pytest.approx((alone.low_ms, alone.high_ms), rel=near), row.what
+        assert row.efficiency == pytest.approx(alone.efficiency, rel=near)
         assert set(alone.warnings) <= {*made.notes, *(each for each in alone.warnings if "% of the step" in each)}
 
 

@@ -14,6 +14,7 @@ from hvdkit.simulator import case_memory, piecewise_linear, step
 from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level, Measured, Software
 from hvdkit.simulator.compression_costs import METHODS, CompressionSetting
 from hvdkit.simulator.costs import Network, level
+from hvdkit.simulator.crowding import MIXED, Crowding
 from hvdkit.simulator.jitter import slowest
 from hvdkit.simulator.settings import Settings, SyncSetting
 from hvdkit.simulator.step import Case
@@ -35,8 +36,9 @@ class Calibration:
     """A rank's own work, and the settings `known` under which it was measured.
 
     `check_percent` is the model's error on the profile's own step, None if it cannot be computed. `overlap_shown` says
-    that more of the profile's communication was hidden under compute than exposed. The profile has `ranks` ranks,
-    on devices named `processor`. With `measured_jitter` the workload's is measured, so none is assumed.
+    that more of the profile's communication was hidden under compute than exposed. The profile has `ranks` ranks on
+    `hosts` hosts, on devices named `processor`, in `mixed` precision or not. With `measured_jitter` the workload's is
+    measured, so none is assumed.
     """
 
     workload: Workload
@@ -47,11 +49,17 @@ class Calibration:
     on_cpu: bool = False
     processor: str = ""
     measured_jitter: bool = False
+    hosts: int = 1
+    mixed: bool = False
 
     @property
     def error_percent(self) -> float:
         """The least expected error of compute."""
         return _UNCHECKED_ERROR if self.check_percent is None else max(_LEAST_ERROR, abs(self.check_percent))
+
+    def crowding(self, network: Network) -> float:
+        """By what factor compute takes longer than in the profile, as more ranks share a host, or hosts a step."""
+        return Crowding(self.ranks, self.hosts, self.mixed, self.on_cpu).factor(network)
 
     def jitter(self, cluster: Cluster) -> float:
         """The coefficient of variation of compute: what was measured, else what is assumed of the cluster."""
@@ -106,6 +114,7 @@ def calibrate(profile: Profile) -> Calibration:
     work = replace(of_profile(profile), recipe=recipe, framework=profile.framework, published=bool(profile.published))
     fitted = Calibration(work, known, None, overlapped, profile.np, on_cpu, profile.processor)
     fitted = replace(fitted, measured_jitter=not profile.published and profile.measured_steps > 1)
+    fitted = replace(fitted, hosts=profile.hosts, mixed=profile.precision in MIXED)
     return _as_measured(profile, replace(fitted, check_percent=_check(profile, fitted)))
 
 

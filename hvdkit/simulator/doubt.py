@@ -30,12 +30,16 @@ FIXED_PARTS = (0.0, 0.25)  # of compute, the part that does not depend on the ba
 
 @dataclass(frozen=True)
 class Doubt:
-    """Factors, at least 1: compute may take `faster` times less or `slower` times more, communication likewise."""
+    """Factors, at least 1: compute may take `faster` times less or `slower` times more, communication likewise.
+
+    `unlike` is by how much one rank's step may be shorter than predicted, as far as it was not measured itself.
+    """
 
     faster: float
     slower: float
     wire_faster: float
     wire_slower: float
+    unlike: float = 1.0
     warnings: tuple[str, ...] = ()
 
 
@@ -43,9 +47,11 @@ def expected(fitted: Calibration, base: Case) -> Doubt:
     """The errors of compute and of communication for one case, and the warnings that explain them."""
     warnings = guesses(fitted, base.network.cluster, base.speed)
     both, less, more = [fitted.error_percent], [0.0], [0.0]
+    unlike = [fitted.error_percent if fitted.ranks > 1 else 0.0]  # one rank's step is as it was measured
     if base.batch != 1:
         shorter, longer = _batch(base)
         less.append(100 * (shorter - 1))
+        unlike.append(less[-1])
         more.append(100 * (longer - 1))
         size, curve = round(base.batch * fitted.workload.batch_size), base.workload.curve
         if curve is None:
@@ -58,6 +64,7 @@ def expected(fitted: Calibration, base: Case) -> Doubt:
             warnings.append(f"batch size {size} was not measured: its time is {how} measured ones")
     if base.speed != 1:
         both.append(100 * (of_device(base.speed) - 1))
+        unlike.append(both[-1])
         warnings.append(f"a device {base.speed:g} times as fast was not measured: its time is scaled")
     ranks = base.data_ranks
     doublings = math.log2(max(1.0, ranks / fitted.ranks))
@@ -78,6 +85,7 @@ def expected(fitted: Calibration, base: Case) -> Doubt:
         1 + longer / 100,
         1 + max(wire, shorter) / 100,
         1 + max(wire, longer) / 100,
+        1 + math.hypot(*unlike) / 100,
         tuple(dict.fromkeys(warnings)),
     )
 

@@ -173,7 +173,7 @@ def point(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings)
     steady = engine.run(step.detailed(middle))
     begin = float(steady.ends[-2][-1]) if len(steady.ends) > 1 else 0.0  # of the last step
     seconds, slow_alone = expected.seconds, step.period(middle.alone)
-    waiting = max(0.0, slow_alone - expected.alone)
+    waiting = max(0.0, slow_alone - expected.alone * drawn.crowded)
     warnings = list(drawn.doubts.warnings)
     if waiting > _LONG_WAIT * seconds:
         warnings.append(
@@ -256,7 +256,8 @@ def _divided_point(
 class Ensemble:
     """The cases that are simulated for the prediction of `base`.
 
-    `factors` are samples of the slowest rank's, `near` is their mean for no more ranks than were profiled. `bounds`
+    `factors` are samples of the slowest rank's, `crowded` times those of ranks that have a host each (`crowding`).
+    `near` is their mean for no more ranks than were profiled, without crowding. `bounds`
     are the fastest and the slowest case (`low`, `high`); with a batch size or a device that is not the profile's, the
     same with the profile's (`own`, `own low`, `own high`); and a case without overlap (`serial`), if the profile does
     not show any. Backward hides at most `hideable_s` of communication; `own_compute` has compute and backward of the
@@ -265,6 +266,7 @@ class Ensemble:
 
     base: Case
     factors: Floats
+    crowded: float
     near: float
     bounds: dict[str, Case]
     hideable_s: float
@@ -280,7 +282,8 @@ class Ensemble:
         """The shortest and longest step, for an expected one of `seconds`; `periods` are those of `bounds`.
 
         `alone` is the step without communication. Relative to the step, the interval is no narrower than that of the
-        profile's own batch size and device, and no narrower than that of fewer ranks without overlap.
+        profile's own batch size and device, and no narrower than that of fewer ranks without overlap; but its fast end
+        is never above linear scaling.
         """
         shorter, longer = max(1.0, seconds / periods["low"]), max(1.0, periods["high"] / seconds)
         if serial := periods.get("serial"):
@@ -290,13 +293,15 @@ class Ensemble:
                 longer = max(longer, 1 + min(sent, hideable_s) / own_s if own_s > 0 else 1.0)
         if own := periods.get("own"):
             shorter, longer = max(shorter, own / periods["own low"]), max(longer, periods["own high"] / own)
-        return seconds / shorter, seconds * longer
+        linear = (1 - 1e-9) * alone / self.doubts.unlike  # what was measured lies inside, in spite of rounding
+        return max(seconds / shorter, linear), seconds * longer
 
 
 def ensemble(fitted: Calibration, base: Case) -> Ensemble:
     """The cases that give a prediction for `base` and its interval."""
     ranks, how = base.data_ranks, (base.every, base.jitter, base.seed)
-    factors = slowest(ranks, *how)
+    crowded = fitted.crowding(base.network)
+    factors = crowded * slowest(ranks, *how)
     mean = float(factors.mean())
     # That more ranks than were profiled wait longer, because each varies on its own, was not measured.
     near = float(slowest(min(ranks, fitted.ranks), *how).mean())
@@ -315,7 +320,7 @@ def ensemble(fitted: Calibration, base: Case) -> Ensemble:
     if base.rules.overlaps and not (base.policy == fitted.known.policy and fitted.overlap_shown):
         bounds["serial"] = replace(base, slow=mean, policy="grouped")
     hideable_s = mean * base.work * base.parts.backward_s
-    return Ensemble(base, factors, near, bounds, hideable_s, compute, doubts)
+    return Ensemble(base, factors, crowded, near, bounds, hideable_s, compute, doubts)
 
 
 @dataclass(frozen=True)
@@ -377,7 +382,7 @@ def _lone(case: Case) -> tuple[object, ...]:
 def schedule(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> StepSchedule:
     """Steps of the slowest rank, with every layer and bucket, for the same case as `point`."""
     base = fitted.case(cluster, ranks, settings)
-    factors = slowest(ranks, base.every, base.jitter, base.seed)
+    factors = fitted.crowding(base.network) * slowest(ranks, base.every, base.jitter, base.seed)
     return engine.run(step.detailed(replace(base, slow=float(factors.mean()))), _ITERATIONS)
 
 
