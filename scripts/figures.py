@@ -3,9 +3,10 @@
     .venv/bin/python -m scripts.figures       writes all figures of README.md and docs/ anew
 
 A figure is a number, with ` %` where it is a fraction of 1, directly before a comment that says where its value is:
-`1.24<!-- cost/recipes/gpt-tiny/frameworks/pytorch/marks/speed ÷ DDP, 2 ranks/ratio/median -->`, a file of benchmarks/ or
-docs/ and the keys in it. A key of a list is the value that one of an item's fields has. It is rounded as it is written.
-An older result than `SINCE` is taken where the marker ends with its day, ` on 25 November 2026`, and the page says it.
+`1.24<!-- cost/recipes/gpt-tiny/frameworks/pytorch/marks/speed ÷ DDP, 2 ranks/ratio/median -->`, a file of benchmarks/
+or docs/ and the keys in it. A key of a list is the value that one of an item's fields has. It is rounded as it is
+written. An older result than `SINCE` is taken where the marker ends with its day, ` on 25 November 2026`, and the page
+says it.
 
 A table is what benchmarks/pages/tables/NAME.md.j2 makes of a part of a result, between `<!-- NAME FILE/KEY… -->`
 and `<!-- end -->`.
@@ -36,6 +37,7 @@ _TABLE = re.compile(
 )
 _FIGURE = re.compile(r"(?P<number>\d[\d,]*(?:\.(?P<decimals>\d+))?)(?P<percent> %)?<!-- (?P<place>[\w.-]+/[^>]+?) -->")
 
+
 def renewed(text: str, benchmarks: Path = ROOT / "benchmarks") -> str:
     """The text with each figure and table as its result has it.
 
@@ -65,6 +67,7 @@ def renewed(text: str, benchmarks: Path = ROOT / "benchmarks") -> str:
 
     return _TABLE.sub(table, _FIGURE.sub(figure, text))
 
+
 def looked_up(place: str, benchmarks: Path, day: str = "") -> Any:
     """The value at FILE/KEY/KEY…, of a result of that day or not older than `SINCE`; raises as `renewed` does."""
     name, *keys = place.split("/")
@@ -82,11 +85,13 @@ def looked_up(place: str, benchmarks: Path, day: str = "") -> Any:
                 raise RequestError(f"{place}: its parity has failed; a speed counts only where it passes")
     return value
 
+
 @cache
 def _result(path: Path) -> Any:
     if not path.exists():
         raise RequestError(f"{path.name}: benchmarks/ has no such file; correct the place")
     return json.loads(path.read_text())
+
 
 def _item(value: Any, key: str) -> Any:
     if isinstance(value, dict):
@@ -94,8 +99,10 @@ def _item(value: Any, key: str) -> Any:
     items = value if isinstance(value, list) else []
     return next((item for item in items if isinstance(item, dict) and key in item.values()), None)
 
+
 def _day(text: str) -> time.struct_time:
     return time.strptime(text, "%d %B %Y")
+
 
 def main() -> int:
     """Write the figures; returns the exit status."""
@@ -109,6 +116,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
 
 if __name__ == "__main__":
     sys.exit(main())
