@@ -36,7 +36,7 @@ OVERLAPPED_ON = {"cuda"}
 
 class TrainableModel(Trainable, Hooks, Divisible):
     """A module in training. Images with the layout channels-last: a step then took 0.83 of the CPU time in one process
-    with AVX2 (docs/benchmarking.md), and tensor cores prefer it. The weights stay contiguous, as Horovod requires. A
+    with AVX2 (docs/reference/tuning.md), and tensor cores prefer it. Weights stay contiguous, as Horovod requires. A
     baseline may set `forward` to a wrapper.
     """
 
