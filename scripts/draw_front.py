@@ -34,34 +34,48 @@ rank 1 on localhost failed: ValueError: upside down (ended with exit code 1 afte
 
 
 def main() -> None:
-    """Draw the picture."""
+    """Draw the picture; the figures in it are in its metadata, for tests/test_figures.py."""
     figure = Figure(figsize=(10.5, 5.6), layout="constrained")
     grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
-    speeds(figure.add_subplot(grid[0, 0]), json.loads((ROOT / "benchmarks" / "cost.json").read_text())["recipes"])
-    errors(figure.add_subplot(grid[0, 1]), json.loads((ROOT / "docs" / "validation.json").read_text()))
+    shown = figures()
+    speeds(figure.add_subplot(grid[0, 0]), shown["speeds"])
+    errors(figure.add_subplot(grid[0, 1]), shown["errors"])
     failure(figure.add_subplot(grid[1, :]))
-    figure.savefig(OUT, dpi=160)
+    figure.savefig(OUT, dpi=160, metadata={"Description": json.dumps(shown)})
+
+
+def figures() -> dict[str, dict[str, Any]]:
+    """What is shown: by recipe and framework low, median, high; by set the mean errors of hvdkit and linear scaling."""
+    recipes = json.loads((ROOT / "benchmarks" / "cost.json").read_text())["recipes"]
+    sets = {entry["set"]: entry for entry in json.loads((ROOT / "docs" / "validation.json").read_text())}
+    speeds: dict[str, Any] = {}
+    for recipe in RECIPES:
+        for name in NAMES:
+            marks = recipes[recipe]["frameworks"][name]["marks"]
+            ratio = next(mark["ratio"] for mark in marks if mark["what"] == MARK)
+            found = [round(ratio[key], 2) for key in ("low", "median", "high")]
+            speeds.setdefault(recipe, {})[name] = found
+    errors = {name: [round(sets[name]["mean"], 1), round(sets[name]["baselines"][0][0], 1)] for name in SETS}
+    return {"speeds": speeds, "errors": errors}
 
 
 def speeds(axes: Axes, recipes: dict[str, Any]) -> None:
     """hvdkit beside a script by hand: medians with intervals."""
     for shift, (recipe, (label, colour, marker)) in zip((0.15, -0.15), RECIPES.items(), strict=True):
         for place, name in enumerate(reversed(NAMES)):
-            marks = recipes[recipe]["frameworks"][name]["marks"]
-            ratio = next(mark["ratio"] for mark in marks if mark["what"] == MARK)
-            axes.plot((ratio["low"], ratio["high"]), (place + shift,) * 2, color=colour, linewidth=2)
-            axes.plot(ratio["median"], place + shift, marker, color=colour, label=label if place == 0 else None)
+            low, median, high = recipes[recipe][name]
+            axes.plot((low, high), (place + shift,) * 2, color=colour, linewidth=2)
+            axes.plot(median, place + shift, marker, color=colour, label=label if place == 0 else None)
     axes.axvline(1, color="#888888", linewidth=1)
     axes.set_yticks(range(len(NAMES)), list(reversed(NAMES.values())))
     axes.set(title="Compare: times as fast as a script by hand\nwith Horovod's last release", xlim=(0.8, None))
     axes.legend(loc="upper right", frameon=False)
 
 
-def errors(axes: Axes, sets: list[dict[str, Any]]) -> None:
+def errors(axes: Axes, sets: dict[str, Any]) -> None:
     """Mean errors of predictions beside those of linear scaling."""
-    found = {entry["set"]: entry for entry in sets}
     for place, name in enumerate(reversed(SETS)):
-        mean, (linear, _) = found[name]["mean"], found[name]["baselines"][0]
+        mean, linear = sets[name]
         axes.barh(place + 0.2, mean, 0.36, color="#0072b2", label="hvdkit predict" if place == 0 else None)
         axes.barh(place - 0.2, linear, 0.36, color="#bbbbbb", label="linear scaling" if place == 0 else None)
         axes.text(mean + 0.7, place + 0.2, f"{mean:.1f} %", va="center", fontsize=9)

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from hvdkit.errors import RequestError
-from scripts import figures
+from scripts import draw_front, figures
 
 pytestmark = pytest.mark.check
 RESULT = {
@@ -28,6 +29,12 @@ def kept(folder: Path, **changes: object) -> Path:
 def test_each_figure_of_a_page_is_that_of_its_result(page: Path) -> None:
     text = page.read_text()
     assert figures.renewed(text) == text, "run python -m scripts.figures"
+
+
+def test_the_readmes_picture_has_the_figures_of_today() -> None:
+    with Image.open(draw_front.OUT) as picture:
+        shown = json.loads(picture.info["Description"])
+    assert shown == draw_front.figures(), "run python -m scripts.draw_front"
 
 
 def test_the_readme_has_figures() -> None:

@@ -32,3 +32,14 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         ):
             dead.append(f"{target}#{anchor}")
     assert dead == []
+
+
+def test_pages_that_the_program_names_are_there() -> None:
+    """In messages, descriptions of keys and comments."""
+    files = [*(ROOT / "hvdkit").rglob("*.py"), *(ROOT / "recipes").glob("*.yaml")]
+    name = re.compile(r"\b((?:docs|benchmarks)/[\w/-]+\.md)(?:#([\w-]+))?")
+    named = {found for file in files for found in name.findall(file.read_text())}
+    assert {"docs/troubleshooting.md", "docs/own-model.md", "docs/fine-tuning.md"} <= {page for page, _ in named}
+    dead = [page for page, _ in named if not (ROOT / page).exists()]
+    assert dead == []
+    assert [page for page, anchor in named if anchor and anchor not in anchors(ROOT / page)] == []
