@@ -288,7 +288,9 @@ def blind() -> Iterator[Row]:
             value = measured.get((row["set"], row["row"]))
             if value is not None:
                 middle, low, high = (float(row[key]) for key in ("predicted", "low", "high"))
-                yield Row(f"blind: {row['set']}", row["row"], row["unit"], middle, value, "validation", low, high)
+                baselines = (float(row[key]) if row[key] else None for key in ("linear", "plain_sum"))
+                name = f"blind: {row['set']}"
+                yield Row(name, row["row"], row["unit"], middle, value, "validation", low, high, *baselines)
 
 
 def scaling(
