@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import batch_sizes_rows, filled_hosts_rows, harness, mesh_rows, own_hosts_rows
+from benchmarks import anchored, batch_sizes_rows, filled_hosts_rows, harness, mesh_rows, own_hosts_rows
 from benchmarks.anchored import Row
 from benchmarks.validation_sets import all_rows
 from hvdkit.files import write_atomic
@@ -52,6 +52,7 @@ def main() -> None:
         "hits": round(sum(one["inside"] * one["rows"] for one in left)),
         "layers": batch_sizes_rows.layers(),
         "crowded": filled_hosts_rows.left_out(),
+        "unseen": unseen(rows),
     }
     write_atomic(out / "validation.md", harness.page("validation", found))
     short = [one | {"rows": len(one["rows"])} for one in summaries]
@@ -77,6 +78,19 @@ def summary(name: str, rows: Sequence[Row]) -> dict[str, Any]:
         "worst": max(errors),
         "inside": (sum(inside), len(inside)),
         "baselines": [(100 * fmean(each) if each else 0.0, len(each)) for each in given],
+    }
+
+
+def unseen(rows: Sequence[Row]) -> dict[str, float]:
+    """Of the blind rows of full hosts, from one device's figure: mean errors in percent, and the part that is inside."""
+    sets = {f"blind: {row['set']}" for row in anchored.table("filled_hosts_blind")}
+    mine = [row for row in rows if row.set in sets]
+    return {
+        "rows": len(mine),
+        "mean": fmean(abs(row.error_percent) for row in mine),
+        "bias": fmean(row.error_percent for row in mine),
+        "plain_sum": 100 * fmean(abs((row.plain_sum or 0.0) / row.measured - 1) for row in mine),
+        "inside": fmean((row.low or 0.0) <= row.measured <= (row.high or 0.0) for row in mine),
     }
 
 
