@@ -82,7 +82,7 @@ def summary(name: str, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def unseen(rows: Sequence[Row]) -> dict[str, float]:
-    """Of the blind rows of full hosts, from one device's figure: mean errors in percent, and the part that is inside."""
+    """Of the blind rows of full hosts, from one device's figure: mean errors in percent, the part that is inside."""
     sets = {f"blind: {row['set']}" for row in anchored.table("filled_hosts_blind")}
     mine = [row for row in rows if row.set in sets]
     return {
