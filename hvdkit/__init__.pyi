@@ -335,7 +335,7 @@ def submit(
     run: PathLike | None = None,
     array: Settings | None = None,
 ) -> Submitted:
-    """Write training as a job for a scheduler, `slurm` or `kubernetes`; with `apply` hand it over.
+    """Write training as a job for a scheduler, `slurm`, `kubernetes` or `ray`; with `apply` hand it over.
 
     In place of the recipe it may be a script of your own, or a command of hvdkit, with the words after it in
     `overrides`: `-- compare RECIPE --rounds 6`.

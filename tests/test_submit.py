@@ -136,6 +136,29 @@ def test_a_script_is_a_job_of_hvdkit_launch(module: str, tmp_path: Path) -> None
     assert "scontrol requeue" in text and f"finished={out}/launch.json" in text
 
 
+def test_a_job_of_ray_starts_where_it_was_submitted(tmp_path: Path) -> None:
+    """Training, which continues; a script of one's own; a comparison of the job's ranks. Its words are one line."""
+    (tmp_path / "my folder").mkdir()
+    (tmp_path / "my folder" / "mine.py").write_text("import horovod.torch as hvd\n")
+    elastic, asked = "elastic={min_np: 2, max_np: 8}", ["submit", "--to", "ray", "-np", "4", "--name", "mine"]
+    for words, starts, ends in (
+        ([RECIPE, elastic], ["train", "0.yaml", "--framework", "pytorch"], ["--out", "0", "--resume"]),
+        (["--", "mine.py", "a b"], ["launch", "--out", "1"], ["--overwrite", "mine.py", "a b"]),
+        (["--", "compare", RECIPE], ["compare", "--out", "2"], ["--resume", str(ROOT / "recipes" / f"{RECIPE}.yaml")]),
+    ):
+        run = tmp_path / "my folder" / starts[starts.index("--out") + 1 if "--out" in starts else 1][0]
+        done = call(tmp_path / "my folder", *asked, "--run", run.name, *words)
+        assert done.returncode == 0, done.stderr
+        script = run.with_suffix(".sh")
+        changes, command = script.read_text().splitlines()[-2:]
+        assert shlex.split(changes) == ["cd", str(run.parent), "||", "exit"]
+        found = [word.removeprefix(f"{run.parent}/") for word in shlex.split(command)[4:]]
+        assert found[: len(starts)] == starts and found[-len(ends) :] == ends, found
+        assert "-np 4 --launcher ray" in " ".join(found)
+        assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+        assert shlex.split(done.stdout.splitlines()[-1])[-3:] == ["--", "bash", str(script)]
+
+
 def test_the_framework_is_that_of_the_recipes_script(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("import hvdkit\nhvdkit.run_task('keras', object)\n")
     recipe = "name: mine\nmodel: {name: own, script: net.py}\ndata: {name: digits}\n"
@@ -178,6 +201,9 @@ def test_a_command_that_would_fail_once_it_has_queued_is_refused(words: list[str
         (["--array", "seed=1,2", "--to", "kubernetes"], "--array: an option for --to slurm"),
         (["--array", "seed=1,2,...,2000"], "--array: expected at most 1,000 tasks, got 2,000"),
         (["--to", "pbs"], "--to pbs: expected one of slurm"),
+        (["--to", "ray", "--nodes", "2"], "--nodes: an option for --to slurm and kubernetes, and this job is for ray"),
+        (["--to", "ray", "--name", "My_job"], "--name 'My_job': expected lower-case letters, digits and '-'"),
+        (["--to", "ray", "elastic={max_np: 2}", "-np", "4"], "-np 4: expected 1 to 2, as elastic says"),
         (["--framework", "torch"], "unknown framework 'torch'"),
         (["-np", "3", "--nodes", "2"], "-np 3: expected a multiple of --nodes 2"),
         (["-np", "0"], "-np 0: expected 1 or more"),

@@ -56,8 +56,11 @@ class AnyCommand:
         if recipe is not None:
             words[0] = recipe
         given: dict[str, str | None] = {"framework": request.framework, "rival": request.rival, "out": folder}
-        if (np := self.options.get("np")) and not {*np.names} & {word.partition("=")[0] for word in words}:
+        typed = {word.partition("=")[0] for word in words}
+        if (np := self.options.get("np")) and not {*np.names} & typed:
             given["np"] = str(request.np)
+        if request.to == "ray" and "--launcher" not in typed:  # in a job of the others it is found by itself
+            given["launcher"] = "ray"
         added = []
         for field, value in given.items():
             if value is not None and field in self.options:
@@ -103,12 +106,12 @@ def asked(request: SubmitRequest) -> AnyCommand | None:
         file = registry.locate(Path(words[0]))
         recipe = recipe_paths.absolute(loading.load(file, [])[0])
         words[0] = str(file.resolve())
-    elif request.to == "slurm" and "collective" not in options and Path(words[0]).exists():
+    elif request.to != "kubernetes" and "collective" not in options and Path(words[0]).exists():
         words[0] = str(Path(words[0]).resolve())
     if command == _LAUNCH and words[0].endswith(".py"):
         _check_script(Path(words[0]), request)
-    if not isinstance(plain(kind.declared()["np"][0]), type):  # several numbers: the command chooses them by the hosts
-        del options["np"]
+    if request.to != "ray" and not isinstance(plain(kind.declared()["np"][0]), type):
+        del options["np"]  # several numbers: the command chooses them by the hosts
     file = getattr(hints["return"], "FILE", None) or module.FILE
     return AnyCommand(command, words, options, str(file), recipe)
 
@@ -124,7 +127,7 @@ def _check_words(command: str, words: Sequence[str]) -> None:
 
 
 def _check_script(script: Path, request: SubmitRequest) -> None:
-    if request.to == "slurm" and not script.is_file():  # a pod has its own
+    if request.to != "kubernetes" and not script.is_file():  # a pod has its own
         raise RequestError(f"{script}: no such file; expected a script that all nodes see")
     theirs = own_script.frameworks_of(script)
     if request.framework is None and len(theirs) != 1:

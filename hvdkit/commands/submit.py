@@ -79,7 +79,7 @@ def run(request: SubmitRequest) -> Submitted:
     command = any_command.asked(request)
     if request.requeue and (command is None or command.resumes):
         raise RequestError("--requeue: expected a script of your own; what hvdkit trains is queued again anyway")
-    return _write((_for_slurm if request.to == "slurm" else _for_kubernetes)(request, command), request.apply)
+    return _write((_for_kubernetes if request.to == "kubernetes" else _for_nodes)(request, command), request.apply)
 
 
 def lines(request: SubmitRequest, result: Submitted) -> Iterator[str]:
@@ -88,18 +88,18 @@ def lines(request: SubmitRequest, result: Submitted) -> Iterator[str]:
 
 
 def _checked(request: SubmitRequest) -> SubmitRequest:
-    """The request with its `resources` as fields. Raises RequestError for unknown ones, and for those of the scheduler
+    """The request with its `resources` as fields. Raises RequestError for unknown ones, and for those of a scheduler
     that is not asked."""
     declared, resources = SubmitRequest.declared(), request.resources or {}
-    other = "kubernetes" if request.to == "slurm" else "slurm"
-    panels = (None, request.to.capitalize())
-    names = sorted(name for name, (_, option) in declared.items() if not option.in_python and option.panel in panels)
+    others = {name: option.panel.lower().split(" and ") for name, (_, option) in declared.items()
+              if option.panel and request.to.capitalize() not in option.panel}  # fmt: skip
+    names = sorted(name for name, (_, option) in declared.items() if not option.in_python and name not in others)
     if unknown := sorted(resources.keys() - set(names)):
         raise RequestError(f"resources: {', '.join(unknown)}: expected some of {', '.join(names)}")
     Faults(
-        f"{option.option(name)}: an option for --to {other}, and this job is for {request.to}"
+        f"{option.option(name)}: an option for --to {' and '.join(others[name])}, and this job is for {request.to}"
         for name, (info, option) in declared.items()
-        if option.panel not in panels and (name in request.typed or getattr(request, name) != info.default)
+        if name in others and (name in request.typed or getattr(request, name) != info.default)
     ).report()
     fields = {name: getattr(request, name) for name in declared} | {"resources": None} | resources
     return SubmitRequest.of(fields, request.typed)
@@ -131,9 +131,9 @@ def _tasks(request: SubmitRequest) -> dict[str, Recipe]:
     return recipes
 
 
-def _for_slurm(request: SubmitRequest, command: AnyCommand | None) -> Submission:
-    """A batch script, with the resolved recipe beside it; for an array, whose tasks train into `run`/0, `run`/1 and so
-    on, with one for each task."""
+def _for_nodes(request: SubmitRequest, command: AnyCommand | None) -> Submission:
+    """A script for Slurm or Ray, whose nodes see the same folders, with the resolved recipe beside it; for an array,
+    whose tasks train into `run`/0, `run`/1 and so on, with one for each task."""
     recipes: Mapping[str, Recipe] = {} if command else _tasks(request)
     array, name = bool(request.array), command.name if command else next(iter(recipes.values())).name
     if command:
@@ -141,16 +141,24 @@ def _for_slurm(request: SubmitRequest, command: AnyCommand | None) -> Submission
     else:
         run = (request.run or paths.default_out(name, "train")).absolute()
         request = _under(request, next(iter(recipes.values())))
-    out = (request.out or run.with_name(f"{run.name}.sbatch")).absolute()
+    ray = request.to == "ray"
+    suffix = ".sh" if ray else ".sbatch"
+    out = (request.out or run.with_name(f"{run.name}{suffix}")).absolute()
     base, number = out.with_suffix(""), f"-{TASK}" if array else ""
     files = {Path(f"{base}{number.replace(TASK, str(task))}.yaml"): recipe
              for task, recipe in enumerate(recipes.values())}  # fmt: skip
     about = [command.recipe] if command and command.recipe else list(recipes.values())
     faults = _faults(request, recipes.values(), [out, *files])
-    if any(recipe.elastic for recipe in recipes.values()):
-        faults.append("elastic: expected a recipe without it; the number of a Slurm job's tasks does not change")
+    for bounds in (recipe.elastic for recipe in recipes.values() if recipe.elastic):
+        if ray:
+            faults += _outside(request, bounds)
+        else:
+            faults.append("elastic: expected a recipe without it; the number of a Slurm job's tasks does not change")
     if out.suffix == ".yaml":
-        faults.append(f"--out {out}: expected a name such as job.sbatch; the recipe is written to {out}")
+        faults.append(f"--out {out}: expected a name such as job{suffix}; the recipe is written to {out}")
+    called = request.name or default_name(name, time.strftime("%m%d-%H%M%S"))
+    if ray and not re.fullmatch(LABEL, called):
+        faults.append(f"--name {called!r}: expected lower-case letters, digits and '-', beginning with a letter")
     if os.path.lexists(run) and not run.is_dir():
         faults.append(f"--run {run}: no folder; expected a folder or a new name")
     for option, path in (("--out", out), ("--run", run)):
@@ -161,8 +169,22 @@ def _for_slurm(request: SubmitRequest, command: AnyCommand | None) -> Submission
     faults.report()
     folder = run / TASK if array else run
     trains = ["train", f"{base}{number}.yaml", *_common(request),
-              "--launcher", "slurm", "--out", str(folder), "--resume"]  # fmt: skip
+              "--launcher", request.to, "--out", str(folder), "--resume"]  # fmt: skip
     words = [sys.executable, "-m", "hvdkit", *(command.line(request, str(run)) if command else trains)]
+    notes = [f"all nodes must see: {needed}"] if (needed := recipe_paths.needed(about)) else []
+    beside = {path: schema.dump(recipe) for path, recipe in files.items()}
+    if ray:
+        continues = command is None or command.resumes
+        values = _values(request, name=called, command=words, folder=str(Path.cwd()), continues=continues)
+        follow = f"follow it with: {shlex.join([programs.RAY, 'job', 'logs', '-f', called])}"
+        return Submission(
+            {**beside, out: render("ray.sh.j2", request.template, values)},
+            out,
+            partial(programs.ray, out, called),
+            [programs.RAY, *programs.ray_job(out)],
+            [f"job {NUMBERS}: its results go to {run}", follow],
+            notes,
+        )
     log = out.with_name(f"{base.name}-{NUMBERS}.log")
     text = script(request, name, words, folder, log, list(recipes) if array else (), command)
 
@@ -172,12 +194,12 @@ def _for_slurm(request: SubmitRequest, command: AnyCommand | None) -> Submission
         described = f"job {NUMBERS}, {len(recipes)} tasks: output goes to {first} and so on, "
         described += f"results to {run / '0'} and so on"
     return Submission(
-        {**{path: schema.dump(recipe) for path, recipe in files.items()}, out: text},
+        {**beside, out: text},
         out,
         partial(programs.sbatch, out),
         ["sbatch", str(out)],
         [described],
-        [f"all nodes must see: {needed}"] if (needed := recipe_paths.needed(about)) else [],
+        notes,
     )
 
 
@@ -226,8 +248,7 @@ def _for_kubernetes(request: SubmitRequest, command: AnyCommand | None) -> Submi
     out = (request.out or Path("runs") / f"{Path(name).name}.yaml").absolute()
     recipes = [recipe] if recipe else []
     faults = _faults(request, [] if command else recipes, [out])
-    if bounds and not bounds.min_np <= request.np <= bounds.max_np:
-        faults.append(f"-np {request.np}: expected {bounds.min_np} to {bounds.max_np}, as elastic says")
+    faults += _outside(request, bounds)
     if recipe and isinstance(recipe.model, OwnModel) and not Path(recipe.model.script).is_absolute():
         faults.append(f"model.script: {recipe.model.script}: expected the whole path that it has in the image")
     faults += pod_faults(request, elastic=bounds is not None)
@@ -379,6 +400,12 @@ def _faults(request: SubmitRequest, recipes: Iterable[Recipe], files: Sequence[P
     faults += [f"--out: {path} exists; give --overwrite, or another name" for path in there]
     faults += _unprintable("--out", files[0])
     return faults
+
+
+def _outside(request: SubmitRequest, bounds: schema.Elastic | None) -> list[str]:
+    if bounds is None or bounds.min_np <= request.np <= bounds.max_np:
+        return []
+    return [f"-np {request.np}: expected {bounds.min_np} to {bounds.max_np}, as elastic says"]
 
 
 def _unprintable(option: str, path: Path) -> list[str]:

@@ -36,12 +36,14 @@ def _array(name: str, given: Any) -> Any:
     return dict(given) if isinstance(given, Mapping) else grids.read(texts(name, given), "--array", Recipe)
 
 
+# A panel names the schedulers that its options are for.
 _Slurm = partial(Option, panel="Slurm", in_python=False)
 _Kubernetes = partial(Option, panel="Kubernetes", in_python=False)
+_Machines = partial(Option, panel="Slurm and Kubernetes", in_python=False)
 
 
 class SubmitRequest(Request):
-    """Write training as a job for a scheduler, `slurm` or `kubernetes`; with `apply` hand it over.
+    """Write training as a job for a scheduler, `slurm`, `kubernetes` or `ray`; with `apply` hand it over.
 
     In place of the recipe it may be a script of your own, or a command of hvdkit, with the words after it in
     `overrides`: `-- compare RECIPE --rounds 6`.
@@ -54,23 +56,17 @@ class SubmitRequest(Request):
 
     recipe: RecipeFile
     overrides: Overrides = None
-    to: Annotated[Literal["slurm", "kubernetes"], Option("the scheduler: slurm or kubernetes")] = "slurm"
+    to: Annotated[Literal["slurm", "kubernetes", "ray"], Option("the scheduler: slurm, kubernetes or ray")] = "slurm"
     framework: Annotated[str | None, Option(FRAMEWORKS_HELP, shown="pytorch, or that of the script")] = None
     np: Annotated[Ranks, Field(ge=1)] = 1
     rival: Annotated[str | None, Option("train with another method, as `hvdkit train` does")] = None
     resources: Annotated[dict[str, Any] | None, Option("", typed=False)] = None
-    nodes: Annotated[
-        int, Option("number of machines or pods, with as many ranks on each", in_python=False), Field(ge=1)
-    ] = 1
-    cpus_per_task: Annotated[
-        int | None, Option("cores of a rank", shown="the scheduler's", in_python=False), Field(ge=1)
-    ] = None
-    gpus_per_node: Annotated[
-        int | None, Option("GPUs of a machine or pod", shown="none", in_python=False), Field(ge=0)
-    ] = None
+    nodes: Annotated[int, _Machines("number of machines or pods, with as many ranks on each"), Field(ge=1)] = 1
+    cpus_per_task: Annotated[int | None, _Machines("cores of a rank", shown="the scheduler's"), Field(ge=1)] = None
+    gpus_per_node: Annotated[int | None, _Machines("GPUs of a machine or pod", shown="none"), Field(ge=0)] = None
     time: Annotated[
         str | None,
-        Option("such as 12:00:00", shown="the scheduler's", in_python=False),
+        _Machines("such as 12:00:00", shown="the scheduler's"),
         Form(r"(\d+-)?\d+(:\d\d?){0,2}|(?i:UNLIMITED)", "minutes, HH:MM:SS or D-HH:MM:SS"),
     ] = None
     out: Annotated[Path | None, Option("the script or manifest", metavar="FILE", shown="runs/…")] = None
@@ -92,7 +88,9 @@ class SubmitRequest(Request):
     requeue: Annotated[
         bool, _Slurm("queue a script again when its time ends: it continues from a checkpoint of its own")
     ] = False
-    run: Annotated[Path | None, Option("the run's folder", shown="runs/<recipe>-train-<time>", panel="Slurm")] = None
+    run: Annotated[
+        Path | None, Option("the run's folder", shown="runs/<recipe>-train-<time>", panel="Slurm and Ray")
+    ] = None
     array: Annotated[
         dict[str, Any] | None,
         Accepts("Settings", "a dictionary, or a list of key=value", _array, list[str]),
@@ -107,7 +105,10 @@ class SubmitRequest(Request):
     results: Annotated[
         str | None, _Kubernetes("claim of the run's folder", metavar="CLAIM", shown="required"), _OBJECT
     ] = None
-    name: Annotated[str | None, _Kubernetes("the job's name", shown="<recipe>-<time>")] = None
+    name: Annotated[
+        str | None,
+        Option("the job's name", shown="<recipe>-<time>", panel="Kubernetes and Ray", in_python=False),
+    ] = None
     namespace: Annotated[
         str | None, _Kubernetes("of the job", shown="kubectl's"), Form(LABEL, "lower-case letters, digits and '-'")
     ] = None

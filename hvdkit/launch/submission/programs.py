@@ -1,9 +1,11 @@
-"""sbatch and kubectl, which hand a job over."""
+"""sbatch, kubectl and `ray job submit`, which hand a job over."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 from hvdkit.errors import RequestError, RunError
@@ -11,6 +13,11 @@ from hvdkit.programs import answer
 
 _TIMEOUT_S = 60.0
 _OBJECT = re.compile(r"[a-z0-9.-]+/[a-z0-9.-]+")
+
+# Ray's program of this environment, whose version is that of the cluster.
+RAY = str(own) if (own := Path(sys.executable).with_name("ray")).exists() else "ray"
+# From SIGTERM to SIGKILL where a job is stopped, in place of Ray's 3 s: hvdkit then has written a checkpoint and ended.
+_STOP = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}}
 
 
 def sbatch(path: Path) -> str:
@@ -33,6 +40,22 @@ def kubectl(path: Path, namespace: str | None) -> str:
         return created[-1]
     kept = created and _run(look, "kubectl", "delete", "--wait=false", *where, *created).returncode
     raise _refused("the cluster", done, f"; {', '.join(created)} may be left there" if kept else "")
+
+
+def ray(path: Path, name: str) -> str:
+    """Start the script as a job of a Ray cluster, by its job server; returns its name.
+
+    Raises RequestError where there is no cluster, or where it refuses the job.
+    """
+    done = _run("ray status", RAY, *ray_job(path, "--no-wait", f"--submission-id={name}"))
+    if done.returncode != 0:
+        raise _refused("Ray", done)
+    return name
+
+
+def ray_job(path: Path, *options: str) -> list[str]:
+    """What follows `ray` to start the script as a job."""
+    return ["job", "submit", f"--runtime-env-json={json.dumps(_STOP)}", *options, "--", "bash", str(path)]
 
 
 def _run(look: str, program: str, *words: str) -> subprocess.CompletedProcess[str]:
