@@ -178,6 +178,7 @@ def test_the_framework_is_that_of_the_recipes_script(tmp_path: Path) -> None:
         (["compare", "--rounds", "3", RECIPE], "expected what it is about first"),
         (["doctor", "x"], "doctor: expected a command that starts ranks"),
         (["none.py"], "none.py: no such file"),
+        (["sh", "-c", "a b"], "sh: a program; give -- launch --runtime NAME -- sh -c 'a b'"),
         (["plain.py"], "no import of Horovod is seen in it; give --framework"),
     ],
 )

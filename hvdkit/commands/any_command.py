@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -83,6 +85,9 @@ def asked(request: SubmitRequest) -> AnyCommand | None:
         command = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), "")
         words = words[len(command.split()) :]
     if not command:
+        known = request.recipe.suffix in (".yaml", ".yml") or words[0] in {entry.name for entry in registry.entries()}
+        if not known and shutil.which(words[0]):
+            raise RequestError(f"{words[0]}: a program; give -- launch --runtime NAME -- {shlex.join(words)}")
         return None
     module = import_module(f"hvdkit.commands.{command.replace(' ', '_').replace('-', '_')}")
     hints = get_type_hints(module.run)

@@ -23,7 +23,6 @@ from hvdkit import paths, programs
 from hvdkit.commands import fields, own_script
 from hvdkit.commands.debug_logs import VARIABLES, collected
 from hvdkit.commands.request import Argument, Form, Option, Request, say
-from hvdkit.core.group import threads_per_rank
 from hvdkit.defaults import LAUNCHER, STALL_TIMEOUT_S
 from hvdkit.errors import Faults, RequestError, RunError
 from hvdkit.launch.diagnosis.blame import LESS_MEMORY
@@ -240,8 +239,6 @@ def _checked(request: LaunchRequest) -> _Checked:
     faults += placement.faults(framework or "", elastic is not None)
     environment |= _settings(request, faults)
     faults.report()
-    if "OMP_NUM_THREADS" not in os.environ and len(placement.hosts) == 1:
-        environment.setdefault("OMP_NUM_THREADS", str(threads_per_rank(None, request.np)))
     command = [str(python), *(["-m"] if request.module else []), *words] if by_python else words
     out = request.out or paths.default_out(Path(words[0]).stem, "launch")
     return _Checked(command, framework, python, environment, placement, elastic, out)

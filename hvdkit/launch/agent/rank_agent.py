@@ -198,7 +198,10 @@ class RankAgent:
             if os.getppid() != agent:
                 os._exit(1)
 
-        temporary = {} if self.scratch.path is None else {"TMPDIR": str(self.scratch.path)}
+        added = {} if self.scratch.path is None else {"TMPDIR": str(self.scratch.path)}
+        if self.is_rank and os.environ.get(PROGRAM_RUNS) and "OMP_NUM_THREADS" not in os.environ:
+            ranks_here = int(os.environ.get("HOROVOD_LOCAL_SIZE", "1"))
+            added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks_here))
         self.output, theirs = os.pipe()
         os.set_blocking(self.output, False)
         try:
@@ -208,7 +211,7 @@ class RankAgent:
                 stdin=subprocess.DEVNULL,
                 stdout=theirs,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **temporary, "HVDKIT_TRACE": self.reports.name},
+                env={**os.environ, **added, "HVDKIT_TRACE": self.reports.name},
                 start_new_session=True,
                 preexec_fn=die_with_agent,
             )
