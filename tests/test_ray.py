@@ -53,13 +53,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     ) as process:  # fmt: skip
         assert process.stdin and process.stdout
         said = process.stdout.readline().split()
-        assert len(said) == 2, "Ray does not start"
-        before = os.environ.get("RAY_ADDRESS")
-        os.environ["RAY_ADDRESS"] = said[0]
-        yield Cluster(process, said[1], apart)
+        assert len(said) == 3, "Ray does not start"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_ADDRESS", said[0])
+            patch.setenv("RAY_API_SERVER_ADDRESS", f"http://{said[2]}")
+            yield Cluster(process, said[1], apart)
         process.stdin.close()
         process.wait(hygiene.patience(60))
-        os.environ.pop("RAY_ADDRESS") if before is None else os.environ.update(RAY_ADDRESS=before)
 
 
 def wait_for(what: Callable[[], object]) -> None:
@@ -141,6 +141,45 @@ def test_a_program_runs_on_two_nodes(cluster: Cluster, hvdkit: Hvdkit) -> None:
     assert done.returncode == 0 and "[3] rank 3 of 4 none" in done.stdout, done.stderr
     done = hvdkit("launch", "--launcher", "ray", "-np", 4, "--out", "failed", program, "exits", timeout=180)
     assert (done.returncode, "rank 1 on" in done.stderr, "exit code 3" in done.stderr) == (3, True, True), done.stderr
+
+
+def submitted(hvdkit: Hvdkit, *words: object) -> str:
+    """Hand a job over; its name."""
+    done = hvdkit("submit", "--to", "ray", "-np", 4, "--run", "run", "--apply", *words, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"^job (\S+): its results go to ", done.stdout, re.MULTILINE)
+    assert found, done.stdout
+    return found[1]
+
+
+def asked(what: str, name: str) -> str:
+    """What Ray says of a job: its `status`, its `logs`; or it is to `stop`."""
+    command = [Path(sys.executable).with_name("ray"), "job", what, name]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=hygiene.patience(120)).stdout
+
+
+def test_a_program_is_a_job(cluster: Cluster, hvdkit: Hvdkit, tmp_path: Path) -> None:
+    name = submitted(hvdkit, "--", ROOT / "tests" / "launched" / "program.py", "none")
+    wait_for(lambda: any(end in asked("status", name) for end in ("succeeded", "failed")))
+    assert "succeeded" in asked("status", name), asked("logs", name)
+    told = json.loads((tmp_path / "run" / "launch.json").read_text())
+    assert (told["launcher"], told["np"], told["failure"]) == ("ray", 4, None)
+
+
+def test_a_job_that_is_stopped_leaves_nothing_and_goes_on_where_it_stopped(
+    cluster: Cluster, hvdkit: Hvdkit, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    name = submitted(hvdkit, *RECIPE, "epochs=1000", "checkpoint.every_steps=3", "--framework", "mxnet")
+    newest = run / "checkpoints" / "last" / "model.safetensors"
+    wait_for(lambda: newest.exists() or "failed" in asked("status", name))
+    assert "was stopped" in asked("stop", name), asked("logs", name)
+    wait_for(lambda: not processes(run))
+    with subprocess.Popen(["bash", tmp_path / "run.sh"], stderr=subprocess.PIPE, text=True) as again:
+        assert again.stderr
+        assert any("continues from step" in line for line in again.stderr)
+        again.send_signal(signal.SIGINT)
+    wait_for(lambda: not processes(run))
 
 
 def test_a_node_that_does_not_see_the_folder_is_named(cluster: Cluster, hvdkit: Hvdkit) -> None:

@@ -133,7 +133,7 @@ def test_a_script_is_a_job_of_hvdkit_launch(module: str, tmp_path: Path) -> None
     command, text = job(tmp_path, "-np", "4", "--requeue", "--", "mine.py", "--lr", "0.1")
     out = str(tmp_path / "runs" / "mine")
     assert command == ["launch", "--out", out, "-np", "4", "--overwrite", str(tmp_path / "mine.py"), "--lr", "0.1"]
-    assert "scontrol requeue" in text and f"finished={out}/launch.json" in text
+    assert "scontrol requeue" in text and '[ "$warned" ] && [ $status -eq 143 ]' in text and "finished=" not in text
 
 
 def test_a_job_of_ray_starts_where_it_was_submitted(tmp_path: Path) -> None:

@@ -325,7 +325,8 @@ def _settings(request: LaunchRequest, faults: Faults) -> dict[str, str]:
             faults.append("--timeline-filename: leave it out beside --profile, which writes a timeline of its own")
         settings["HOROVOD_TIMELINE"] = str(request.timeline_filename.absolute())
     if request.network_interface is not None:
-        settings |= dict.fromkeys(("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"), request.network_interface)
+        names = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME")  # NCCL knows no networks: a rank's agent tells it a name
+        settings |= dict.fromkeys(names[: 1 if "/" in request.network_interface else 2], request.network_interface)
     if request.gloo and request.launcher == "mpirun":
         say(["--gloo: ranks that mpirun starts use Gloo too"])
     for word in request.variables or []:

@@ -228,7 +228,8 @@ def script(
         array=[" ".join(text.split()) for text in tasks],
         log=path if _PLAIN.fullmatch(path) else '"' + path.replace('"', '\\"') + '"',
         command=command,
-        finished=str(run / (other.file if other else "result.json")),
+        # A script writes none of ours: one that SIGTERM has ended is not finished.
+        finished=str(run / (other.file if other else "result.json")) if other is None or other.resumes else "",
         continues=request.requeue or other is None or other.resumes,
     )
     return render("slurm.sbatch.j2", request.template, values)

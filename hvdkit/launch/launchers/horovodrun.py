@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from hvdkit.errors import RequestError
+from hvdkit.launch.agent import interfaces
 from hvdkit.launch.hosts import Host, discovered, parse_hosts, shown
 from hvdkit.launch.job import AgentCommand, Job, Tick, agent_command, prepare
 from hvdkit.launch.launchers import elastic
@@ -52,10 +53,20 @@ def _command(job: Job) -> list[str]:
         str(PROGRAM),
         *("-np", str(job.np)),
         *_places(job),
-        *(["--network-interfaces", interface] if (interface := job.environment.get("HOROVOD_GLOO_IFACE")) else []),
+        *_interface(job.environment.get("HOROVOD_GLOO_IFACE")),
         "--gloo",
         *agent_command(str(job.python), "shell-rank", job, job.command()),
     ]
+
+
+def _interface(wanted: str | None) -> list[str]:
+    """The interface of all hosts, by its name here or the network that it is in. Raises RequestError where none is."""
+    if wanted is None:
+        return []
+    name = interfaces.interface_in(wanted) if "/" in wanted else wanted
+    if name not in (here := interfaces.names()):
+        raise RequestError(f"network interface {wanted}: not on this machine, which has {', '.join(sorted(here))}")
+    return ["--network-interfaces", name]
 
 
 def _places(job: Job) -> list[str]:

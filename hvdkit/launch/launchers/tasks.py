@@ -22,6 +22,11 @@ _PASSED = re.compile(
     r"(PATH|LD_LIBRARY_PATH|VIRTUAL_ENV|TZ|LANG|LC_\w+"
     r"|(HVDKIT|HOROVOD|NCCL|GLOO|OMP|GOMP|MKL|KMP|PYTHON|CUDA|TORCH|TF|XLA|KERAS|MXNET|DMLC|WANDB|MLFLOW)_?\w*)"
 )
+# What is of this machine, this session or a program's own making, and no program's ranks elsewhere get.
+_STAYS = re.compile(
+    r"BASH_FUNC_.*|HOSTNAME|HOST|(OLD)?PWD|SHLVL|_|TERM|DISPLAY|TMPDIR|LS_COLORS"
+    r"|(XDG|DBUS|SSH|SLURM|SALLOC|SRUN|OMPI|PMIX?|PRTE|HYDRA|RAY)_\w*"
+)
 
 
 def run(
@@ -52,6 +57,15 @@ def run(
 
 
 def passed(job: Job, environment: Mapping[str, str]) -> list[str]:
-    """The variables of the environment that ranks on other hosts need."""
-    names = (name for name in environment if name in job.environment or _PASSED.fullmatch(name))
+    """The variables of the environment that ranks on other hosts need; a program of the user's may need any.
+
+    horovodrun and srun pass all on.
+    """
+
+    def needed(name: str) -> bool:
+        if job.program:
+            return name.isidentifier() and not _STAYS.fullmatch(name)
+        return _PASSED.fullmatch(name) is not None
+
+    names = (name for name in environment if name in job.environment or needed(name))
     return sorted({*names, VARIABLE})
