@@ -1,4 +1,4 @@
-"""Write the pages of docs/reference/ that come from the program: commands, keys of recipes, frameworks, patches.
+"""Write the pages of docs/reference/ that come from the program: commands, Python, recipes' keys, frameworks, patches.
 
 Each is made of what declares it, so it cannot be out of date: tests/test_reference.py compares.
 `python -m scripts.schemas` runs this too.
@@ -6,6 +6,7 @@ Each is made of what declares it, so it cannot be out of date: tests/test_refere
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 import textwrap
@@ -45,8 +46,8 @@ def commands() -> str:
 {_MADE}
 
 [commands.md](../commands.md) says what the commands have in common, and which page explains each. Options are those of
-`hvdkit COMMAND --help`; where a command has a Python function ([python.md](../python.md)), its signature is below the
-heading, with the same meanings. *Repeat* means that an option may be given several times.
+`hvdkit COMMAND --help`; [python.md](python.md) has the Python functions. *Repeat* means that an option may be given
+several times.
 """
     ]
     for panel, words in PANELS.items():
@@ -68,8 +69,6 @@ def _command(name: str) -> Iterator[str]:
     yield f"### hvdkit {name}\n"
     yield f"{COMMANDS[name]}\n"
     yield f"```\n{' '.join(['hvdkit', name, *words])} [OPTIONS]\n```\n"
-    if name in hvdkit._COMMANDS:  # type: ignore[attr-defined]
-        yield f"```python\n{_signature(name)}\n```\n"
     yield "| option | default | meaning |"
     yield "|---|---|---|"
     for key, (info, option) in fields.items():
@@ -100,17 +99,55 @@ def _default(info: FieldInfo, option: Option) -> str:
     return f"`{info.default}`"
 
 
-def _signature(name: str) -> str:
-    called = function(name.replace(" ", "_").replace("-", "_"))
-    parts, star = [], False
-    for parameter in called.__signature__.parameters.values():  # type: ignore[attr-defined]
+def python() -> str:
+    """Every function and class that `import hvdkit` gives, with signature and docstring."""
+    parts = [
+        f"""# All functions and classes
+
+{_MADE}
+
+What `import hvdkit` gives; [python.md](../python.md) shows its use, and what results have. Arguments have the meanings
+of the [commands' options](commands.md). A recipe is a file, a name from `hvdkit recipes list`, or a dictionary;
+`overrides` is a dictionary such as `{{"epochs": 2}}`, or a list of `"key=value"`. All raise `hvdkit.RequestError` for a
+wrong request and `hvdkit.RunError` for a run that failed.
+
+## Functions
+"""
+    ]
+    for name in sorted(hvdkit._COMMANDS):  # type: ignore[attr-defined]
+        called = function(name)
+        returned = getattr(inspect.signature(called).return_annotation, "__name__", "")
+        parts.append(f"### hvdkit.{name}\n\n{_code(called, f'hvdkit.{name}', f' -> {returned}')}{_said(called)}")
+    parts.append("## Classes and functions for scripts of your own\n")
+    for name in sorted(hvdkit._LAZY):  # type: ignore[attr-defined]
+        given = getattr(hvdkit, name)
+        is_error = inspect.isclass(given) and issubclass(given, Exception)
+        code = "" if is_error else _code(given, f"hvdkit.{name}")
+        parts.append(f"### hvdkit.{name}\n\n{code}{_said(given)}")
+        for key, method in vars(given).items() if inspect.isclass(given) else ():
+            if inspect.isfunction(method) and not key.startswith("_") and method.__doc__:
+                parts.append(f"{_code(method, f'{name}.{key}')}{_said(method)}")
+    return "\n".join(parts)
+
+
+def _code(called: Any, name: str, end: str = "") -> str:
+    """The call, as code."""
+    words, star = [], False
+    for parameter in inspect.signature(called).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and not star:
-            parts.append("*")
+            words.append("*")
             star = True
-        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}".replace("'", '"')
-        parts.append(f"{parameter.name}{default}")
-    text = f"hvdkit.{called.__name__}({', '.join(parts)})"
-    return "\n".join(textwrap.wrap(text, _WIDTH, subsequent_indent="    ", break_on_hyphens=False))
+        given = "…" if inspect.isfunction(parameter.default) else repr(parameter.default).replace("'", '"')
+        default = "" if parameter.default is parameter.empty else f"={given}"
+        if parameter.name != "self":
+            words.append(f"{parameter.name}{default}")
+    text = f"{name}({', '.join(words)}){end}"
+    lines = textwrap.wrap(text, _WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+    return "```python\n" + "\n".join(lines) + "\n```\n\n"
+
+
+def _said(called: Any) -> str:
+    return f"{inspect.getdoc(called) or ''}\n"
 
 
 def _row(*cells: str) -> str:
@@ -308,6 +345,7 @@ users of Horovod's own interfaces.
 
 PAGES = {
     "commands.md": commands,
+    "python.md": python,
     "recipe-keys.md": recipe_keys,
     "frameworks.md": frameworks,
     "patches.md": patch_heads,
