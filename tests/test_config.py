@@ -68,7 +68,7 @@ threads: 0
         "model.name: expected 'resnet8'",
         "model.clases: unknown key; did you mean 'classes'?",
         "got 'digts'",
-        "batch_size: expected a whole number, got '3'",
+        "batch_size: expected 'auto' or a whole number from 1 to 16777216, got '3'",
         "epochs: expected a whole number, got True",
         "optimizer.learning_rate: expected greater than 0, got -0.001",
         "optimizer.momentun: unknown key; did you mean 'momentum'?",

@@ -87,7 +87,7 @@ class Plan:
     def unreached(self) -> list[str]:
         """Lines for what the recipe asks for and never happens in training; the ranks have them where samples are not
         known yet."""
-        if self.samples is None:
+        if self.samples is None or self.recipe.finds_batch_size:
             return []
         return unreached(StepPlan(self.recipe, self.samples.train, checks.data_ranks(self.recipe, self.np, self.rival)))
 
@@ -125,6 +125,7 @@ def make_plan(
         faults.append("HOROVOD_CYCLE_TIME: expected not to be set in an elastic run; Horovod mixes it up as ranks join")
     if rival is not None:
         faults += registry.check([rival], [framework], [np])
+        faults += ["batch_size: expected a number with --rival, got auto"] if recipe.finds_batch_size else []
     if isinstance(recipe.model, OwnModel) and not (script := own_script.location(recipe.model)).is_file():
         where = "" if script.is_absolute() else f", neither beside the recipe nor in {Path.cwd()}"
         faults.append(f"model.script: {script}: no such file{where}; expected a Python script (docs/own-model.md)")
@@ -210,7 +211,7 @@ def program(plan: Plan) -> list[str]:
 def environment(plan: Plan) -> dict[str, str]:
     """What the run adds to the ranks' environment: a framework reads its number of threads when it is loaded."""
     added = {"HVDKIT_LAUNCHER": plan.placement.launcher, "HVDKIT_STARTED": str(plan.began or time.time())}
-    if plan.samples is not None:
+    if plan.samples is not None and not plan.recipe.finds_batch_size:
         added[NOTED] = "1"
     if "PYTHONHASHSEED" not in os.environ:  # all ranks, and later runs, then go through a set in the same order
         added["PYTHONHASHSEED"] = "0"

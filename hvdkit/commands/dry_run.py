@@ -20,6 +20,7 @@ from hvdkit.core.step_plan import StepPlan
 from hvdkit.errors import RequestError
 from hvdkit.heartbeat import NOTED
 from hvdkit.recipe import parallel, schema, yaml_files
+from hvdkit.recipe.data import MOST_FOUND
 from hvdkit.recipe.schema import ImageFolder, Recipe, flat
 from hvdkit.report import mesh
 from hvdkit.report.tabular import Table, markdown, number, on_hosts, percent, size
@@ -65,13 +66,16 @@ def described(
     )
     lines |= dict.fromkeys(line for plan, _ in plans for line in _few_samples(plan))
     lines |= dict.fromkeys(_images(plans[0][0]))
+    if recipe.finds_batch_size:
+        most = recipe.max_batch_size or MOST_FOUND
+        lines[f"batch_size: found when the run starts: the largest that fits, up to {most:,}"] = None
     return DryRun(command=command, recipe=recipe.model_dump(mode="json"), out=str(out), runs=runs, notes=list(lines))
 
 
 def _run(plan: Plan, times: int, former: list[tuple[Path, TrainResult]]) -> PlannedRun:
     recipe, samples, placement = plan.recipe, plan.samples, plan.placement
     size = data_ranks(plan.recipe, plan.np, plan.rival)
-    steps = StepPlan(recipe, samples.train, size) if samples else None
+    steps = StepPlan(recipe, samples.train, size) if samples and not recipe.finds_batch_size else None
     added = environment(plan)
     added.pop("HVDKIT_STARTED")
     added.pop(NOTED, None)
@@ -98,7 +102,7 @@ def _run(plan: Plan, times: int, former: list[tuple[Path, TrainResult]]) -> Plan
         train=samples.train if samples else None,
         val=samples.val if samples else None,
         shape=list(samples.shape) if samples else None,
-        global_batch=recipe.batch_size * size,
+        global_batch=0 if recipe.finds_batch_size else recipe.batch_size * size,
         steps_per_epoch=steps.steps_per_epoch if steps else None,
         epochs=steps.epochs if steps else None,
         steps=steps.total_steps if steps else recipe.steps,
@@ -140,7 +144,7 @@ def _memory(plan: Plan) -> Parts | None:
     """What the rank with the most keeps; None where only the script knows the model."""
     recipe, shape = plan.recipe, plan.samples.shape if plan.samples else None
     ranks = data_ranks(plan.recipe, plan.np, plan.rival)
-    if recipe.model.TASK == "own" and recipe.parallel.divides:
+    if recipe.finds_batch_size or (recipe.model.TASK == "own" and recipe.parallel.divides):
         return None
     parts = memory.parts(recipe, shape, plan.framework, _on_gpus(plan), ranks, recipe.sharding)
     return parts if parts.parameters else None
@@ -175,6 +179,8 @@ def _few_samples(plan: Plan) -> list[str]:
     """A line if batch norms see few samples on each of the ranks that train together."""
     model, ranks = plan.recipe.model, data_ranks(plan.recipe, plan.np, plan.rival)
     axes, samples = plan.recipe.parallel, plan.recipe.batch_size
+    if plan.recipe.finds_batch_size:
+        return []
     if axes.pipeline == 1 or plan.rival is not None:
         return few_samples.warning(model.name, model.batch_norm, samples, ranks)
     parts = parallel.microbatches_of(axes, samples)
@@ -305,7 +311,7 @@ def _one(run: PlannedRun, tensor: int) -> list[tuple[str, str]]:
     else:
         about.append(("data", "only the ranks know how many samples there are"))
     took = "not known" if run.seconds is None else f"about {_duration(run.seconds)}"
-    about += [("steps", _steps(run)), ("memory", _memory_line(run.memory)), ("time", f"{took}: {run.seconds_from}")]
+    about += [("steps", _steps(run)), ("memory", _memory_line(run)), ("time", f"{took}: {run.seconds_from}")]
     return about
 
 
@@ -323,6 +329,8 @@ def _ranks(run: PlannedRun) -> str:
 
 def _steps(run: PlannedRun) -> str:
     done = f"; {run.first_step} of them are done" if run.first_step else ""
+    if not run.global_batch:
+        return "as many as the batch allows, which is found when the run starts"
     if run.steps_per_epoch is None:
         steps = "only the ranks know how many" if run.steps is None else f"at most {run.steps:,}"
         return f"{steps}; {run.global_batch} samples per batch{done}"
@@ -332,10 +340,12 @@ def _steps(run: PlannedRun) -> str:
     return f"{run.steps:,} in {epochs} of {run.steps_per_epoch:,}; {run.global_batch} samples per batch{done}"
 
 
-def _memory_line(memory: Parts | None) -> str:
-    if memory is None:
+def _memory_line(run: PlannedRun) -> str:
+    if not run.global_batch:
+        return "known when the batch is"
+    if run.memory is None:
         return "not known: only the script knows the model, or its stages have several chunks"
-    sizes = [f"{name} {size(value)}" for name, value in memory if value]
+    sizes = [f"{name} {size(value)}" for name, value in run.memory if value]
     return f"a rank needs at least {', '.join(sizes)}, and more for data and scratch space"
 
 

@@ -13,11 +13,18 @@ from hvdkit.recipe import registry, schema
 from hvdkit.recipe.schema import Recipe
 
 
-def loaded(request: Any, resumed: Path | None = None, extra: Sequence[str] = (), recipe: Any = None) -> Recipe:
-    """The recipe of a request with its overrides and `extra` ones; what loading it has to say is printed."""
+def loaded(
+    request: Any, resumed: Path | None = None, extra: Sequence[str] = (), recipe: Any = None, trains: bool = False
+) -> Recipe:
+    """The recipe of a request with its overrides and `extra` ones; what loading it has to say is printed.
+
+    Raises RequestError as `load` does, and for `batch_size: auto` where the command does not train (`trains`).
+    """
     overrides = [*(request.overrides or []), *extra]
     read, lines = load(recipe or request.recipe, overrides, resumed, request.overrides_from)
     say(lines)
+    if read.finds_batch_size and not trains:
+        raise RequestError("batch_size: expected a number, got auto, which `hvdkit train` finds when it starts")
     return read
 
 

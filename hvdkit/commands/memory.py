@@ -81,10 +81,10 @@ def lines(request: MemoryRequest, result: MemoryNeed) -> Iterator[str | Table]:
         yield f"written to {result.folder / result.FILE}"
 
 
-def devices() -> dict[str, int]:
-    """Bytes of memory of the devices in hvdkit's cluster files, by their names in small letters."""
+def devices() -> dict[str, clusters.Device]:
+    """The devices in hvdkit's cluster files whose memory is known, by their names in small letters."""
     devices = (clusters.load(Path(name)).device for name in clusters.shipped())
-    return {device.name.lower(): round(device.memory_mib * 2**20) for device in devices if device.memory_mib}
+    return {device.name.lower(): device for device in devices if device.memory_mib}
 
 
 def need(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: str) -> MemoryNeed:
@@ -191,4 +191,4 @@ def bytes_of(device: str | None) -> int | None:
             f"--device {device[:60]!r}: expected one of {', '.join(sorted(known))}, or its memory, such as 24GiB"
             f"{nearest(text, known)}"
         )
-    return known[text]
+    return known[text].bytes or 0

@@ -16,7 +16,7 @@ from hvdkit import paths, tasks
 from hvdkit.commands import advise, predict
 from hvdkit.commands.fields import Framework, Overrides, Overwrite, RecipeFile, profile_file
 from hvdkit.commands.loading import loaded
-from hvdkit.commands.memory import bytes_of
+from hvdkit.commands.memory import bytes_of, devices
 from hvdkit.commands.predict import ClusterFile
 from hvdkit.commands.request import Accepts, Option, Request, say
 from hvdkit.defaults import FRAMEWORK
@@ -118,21 +118,29 @@ def _planned(recipe: Recipe, request: PlanRequest) -> Ladder:
         profile = None if request.profile is None else _profile(request.profile, recipe, parameters)
     faults.report()
     assert cluster
-    if size is None and cluster.device.memory_mib:
-        size = round(cluster.device.memory_mib * 2**20)
-    gpu = recipe.device == "gpu" or (recipe.device == "auto" and bool(cluster.device.relative_speed))
+    device, named = cluster.device, devices().get((request.device or "").strip().lower())
+    own = bool(named or device.relative_speed or device.memory_mib)  # processors have no memory of their own
+    gpu = recipe.device == "gpu" or (recipe.device == "auto" and own)
+    if size is not None:
+        device = named or device.model_copy(update={"memory_mib": size / 2**20})
+        cluster = cluster.model_copy(update={"device": device})
+    size = device.bytes
     samples = request.samples or advise.samples_of(recipe.model_dump(mode="json"))
     ranks = ladder.trainable_ranks(recipe, request.ranks, samples)
-    notes = []
+    half, notes = device.half_precision if gpu else "bf16", []
     if ranks < request.ranks:
         what = f"an epoch has {samples:,} samples, and a batch takes {recipe.batch_size} of each rank"
         notes.append(f"{ranks} ranks in place of {request.ranks}: {what}")
     if size is None:
         notes.append(f"what fits is unknown: {cluster.name} does not have its devices' memory; give --device 24GiB")
+    if gpu and recipe.precision == "bf16" and half != "bf16" and device.relative_speed:
+        notes.append(
+            f"precision: {device.name} does not compute in bf16; give precision={half if half != 'none' else 'fp32'}"
+        )
     if shape is None:
         notes.append("activations: unknown, as only the ranks know the shape of a sample")
     room = None if size is None else memory.usable(size, gpu)
-    situation = Situation(recipe, ranks, cluster.ranks_per_host, request.framework, gpu, room, cluster.device.name)
+    situation = Situation(recipe, ranks, cluster.ranks_per_host, request.framework, gpu, room, half)
     if profile is None:
         rungs = ladder.climb(situation)
     else:
@@ -147,7 +155,7 @@ def _planned(recipe: Recipe, request: PlanRequest) -> Ladder:
         parameters=parameters,
         framework=request.framework,
         cluster=cluster.name,
-        device=cluster.device.name if request.device is None else request.device,
+        device=device.name,
         device_bytes=size,
         room_bytes=room,
         asked_ranks=request.ranks,

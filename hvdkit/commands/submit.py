@@ -125,7 +125,8 @@ def _tasks(request: SubmitRequest) -> dict[str, Recipe]:
         raise RequestError(f"--array: expected at most {MOST_TASKS:,} tasks, got {count:,}")
     chosen = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     words = [texts("array", combination) for combination in chosen]
-    recipes = {" ".join(changes): recipe_paths.absolute(loaded(request, extra=changes)) for changes in words}
+    read = {" ".join(changes): loaded(request, extra=changes, trains=True) for changes in words}
+    recipes = {changes: recipe_paths.absolute(recipe) for changes, recipe in read.items()}
     if len(recipes) < count:
         raise RequestError("--array: expected each value of a key once, as equal tasks train the same")
     return recipes
@@ -239,7 +240,7 @@ def _for_kubernetes(request: SubmitRequest, command: AnyCommand | None) -> Submi
     """A manifest, with the resolved recipe in it."""
     if missing := [f"--{name}" for name in ("image", "results") if getattr(request, name) is None]:
         raise RequestError(f"{', '.join(missing)}: expected with --to kubernetes (docs/kubernetes.md)")
-    recipe = command.recipe if command else loaded(request)
+    recipe = command.recipe if command else loaded(request, trains=True)
     called = command.name if command else recipe.name if recipe else ""
     name = request.name or default_name(called, time.strftime("%m%d-%H%M%S"))
     request, bounds = request.model_copy(update={"name": name}), recipe.elastic if recipe and not command else None

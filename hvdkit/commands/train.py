@@ -141,7 +141,7 @@ def _checked(request: TrainRequest) -> tuple[Plan, Path, list[str]]:
     """The run, its folder, and its trackers. Raises RequestError."""
     began = process_began() if request.typed else time.time()
     names, out, resume = tracking.check(request.log or []), request.out, request.resume
-    recipe = loaded(request, out if resume else None, tracking.overrides(names))
+    recipe = loaded(request, out if resume else None, tracking.overrides(names), trains=True)
     if resume and (out is None or recipe.checkpoint is None):
         raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
     framework = request.framework or (writer(out) if resume and out else None)

@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, PlainSerializer, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+MOST_FOUND = 1024  # samples of batch_size: auto, without max_batch_size
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"  # the pattern of names
 
 
@@ -44,6 +45,18 @@ class AutoOr(NamedTuple):
                 "int_or_auto", f"expected 'auto' or a whole number from {self.low} to {self.high}"
             )
         return value
+
+
+class ToBeFound(int):
+    """A batch size that training finds when it starts: 1 until then, `auto` in files."""
+
+
+BatchSize = Annotated[
+    int,
+    AutoOr(1, 2**24),
+    AfterValidator(lambda value: ToBeFound(1) if value == "auto" else value),
+    PlainSerializer(lambda value: "auto" if isinstance(value, ToBeFound) else value),
+]
 
 
 class _Data(Strict):

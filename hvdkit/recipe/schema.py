@@ -21,6 +21,7 @@ from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's class
     NAME,
     AnyData,
     AutoOr,
+    BatchSize,
     Cifar10,
     Digits,
     ImageFolder,
@@ -32,6 +33,7 @@ from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's class
     Synthetic,
     SyntheticText,
     Text,
+    ToBeFound,
 )
 from hvdkit.recipe.optimizer import (  # noqa: F401 - re-exported
     AdamW,
@@ -213,7 +215,9 @@ class Recipe(Strict):
     name: str = Field(pattern=NAME, description="name of the recipe, for folders and reports")
     model: AnyModel = Field(description="what is trained")
     data: Annotated[AnyData, Field(discriminator="name")] = Field(description="what it is trained on")
-    batch_size: int = Field(32, ge=1, le=2**24, description="samples (images, windows of a text) per rank and step")
+    batch_size: BatchSize = Field(32, description="samples (images, windows of a text) per rank and step; or auto")
+    max_batch_size: int | None = Field(None, ge=1, le=2**24, description="the most of batch_size: auto; null: 1,024")
+    accumulate_rest: bool = Field(False, description="with batch_size: auto, accumulate up to max_batch_size samples")
     epochs: int = Field(1, ge=1, le=100_000, description="passes over the training samples")
     steps: int | None = Field(None, ge=1, le=2**48, description="stop after so many steps")
     seed: int = Field(1, ge=0, lt=2**32, description="seed of the initial weights and of the order of samples")
@@ -258,6 +262,11 @@ class Recipe(Strict):
         return document if decided else document | {"model": model | {"classes": 10}}
 
     @property
+    def finds_batch_size(self) -> bool:
+        """Whether the largest batch that fits is found when training starts."""
+        return isinstance(self.batch_size, ToBeFound)
+
+    @property
     def undecided(self) -> bool:
         """Whether the folder of images still has to decide something: the number of classes, or the size."""
         return isinstance(self.data, ImageFolder) and "auto" in (self.model.classes, self.data.size)
@@ -276,12 +285,13 @@ class Recipe(Strict):
 def _faults(recipe: Recipe) -> list[str]:
     """A line for each rule about keys of different sections that the recipe breaks."""
     rules = (*_of_models(recipe),)
+    found = recipe.finds_batch_size or recipe.accumulate_rest or recipe.max_batch_size is not None
     compression, others = recipe.compression.method, (recipe.allreduce, recipe.order, recipe.sharding)
-    if compression != "none" or recipe.sync is not None or others != ("ring", "none", "none"):
+    if found or compression != "none" or recipe.sync is not None or others != ("ring", "none", "none"):
         from hvdkit.recipe import together  # most runs do not need it
 
         rules = (*together.rules(recipe), *rules)
-    if recipe.parallel.divides:
+    if recipe.parallel.divides and not recipe.finds_batch_size:
         from hvdkit.recipe import parallel  # most runs do not need it
 
         rules = (*rules, *parallel.rules(recipe.model_dump(), recipe.parallel))

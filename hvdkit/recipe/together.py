@@ -25,6 +25,7 @@ def rules(recipe: Any) -> Iterator[tuple[object, str, str, object]]:
     if sync:
         together = "precision fp32, fp64 or bf16, as ranks of fp16 skip a step together or not at all"
         yield recipe.precision == "fp16", "sync", together, "fp16"
+    yield from _of_found_batches(recipe)
     if algorithm != "ring":
         sums = f"ring, or compression {', '.join(SUMMED)}, as {method} cannot be added up"
         yield method not in SUMMED, "allreduce", sums, algorithm
@@ -41,3 +42,17 @@ def rules(recipe: Any) -> Iterator[tuple[object, str, str, object]]:
             f"every {every}",
         )
         yield algorithm != "ring", "allreduce", f"ring {with_shares}, whose gradients are not allreduced", algorithm
+
+
+def _of_found_batches(recipe: Any) -> Iterator[tuple[object, str, str, object]]:
+    found, needs = recipe.finds_batch_size, "batch_size auto with it"
+    yield not found and recipe.max_batch_size is not None, "max_batch_size", needs, f"batch_size {recipe.batch_size}"
+    yield not found and recipe.accumulate_rest, "accumulate_rest", needs, f"batch_size {recipe.batch_size}"
+    for broken, key, why in (
+        (recipe.parallel.divides, "parallel", "as one process alone tries what fits"),
+        (recipe.sharding != "none", "sharding", "as one process alone tries what fits"),
+        (recipe.elastic, "elastic", "as its ranks change"),
+        (recipe.tune == "measure", "tune: measure", "as its short runs come first"),
+        (recipe.data.name == "native", "data.name: native", "as its pipeline makes the batches"),
+    ):
+        yield found and broken, "batch_size", f"a number with {key}, {why}", "auto"

@@ -12,9 +12,10 @@ from hvdkit.results.ladder import Ladder, Rung
 def title(ladder: Ladder) -> str:
     """What is planned."""
     size = "" if ladder.device_bytes is None else f" of {_gib(ladder.device_bytes)} GiB"
+    ranks = f"{ladder.ranks} rank{'s' if ladder.ranks > 1 else ''}"
     return (
         f"{ladder.recipe}: {ladder.model}, {ladder.parameters:,} parameters, {ladder.samples_per_update:,} samples an "
-        f"update, under {ladder.framework}; {ladder.ranks} ranks on {ladder.cluster}, {ladder.device}{size}"
+        f"update, under {ladder.framework}; {ranks} on {ladder.cluster}, {ladder.device}{size}"
     )
 
 

@@ -23,10 +23,10 @@ class PlannedRun(Figures):
     """Ranks that are started together, `times` times.
 
     `environment` has the variables that hvdkit adds. `tuning` has `value` and `why` by setting. `train` and `val` count
-    samples, `global_batch` those of all ranks in a batch; `steps` counts updates, of which `first_step` are made
-    already. `within_hosts` says how ranks of one host will exchange tensors on CPUs, and why. `stages` are those of a
-    model that is divided over ranks. `seconds` is the time of one run, estimated from what `seconds_from` says. What is
-    not known is None.
+    samples, `global_batch` those of all ranks in a batch, 0 where that is found when the run starts; `steps` counts
+    updates, of which `first_step` are made already. `within_hosts` says how ranks of one host will exchange tensors on
+    CPUs, and why. `stages` are those of a model that is divided over ranks. `seconds` is the time of one run, estimated
+    from what `seconds_from` says. What is not known is None.
     """
 
     title: str

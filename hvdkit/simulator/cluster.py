@@ -141,9 +141,17 @@ class Device(Strict):
     name: str = Field(min_length=1, max_length=100, description="name of the GPU or processor")
     memory_mib: Positive | None = Field(None, description="memory of a device; null: unknown")
     relative_speed: Positive | None = Field(None, description="speed in training relative to a P100")
+    half_precision: Literal["none", "bf16", "fp16"] = Field(
+        "none", description="the 16-bit format in which it computes; none: none, or unknown"
+    )
     memory_bytes_per_s: Positive = Field(1e10, description="rate of copies within the device")
     host_bytes_per_s: Positive = Field(1e10, description="rate of copies from the host to the device")
     launch_us: float = Field(5.0, ge=0, le=1e9, description="fixed cost of one copy or kernel")
+
+    @property
+    def bytes(self) -> int | None:
+        """Its memory; None if that is unknown."""
+        return None if self.memory_mib is None else round(self.memory_mib * 2**20)
 
 
 class Software(Strict):

@@ -27,7 +27,6 @@ from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.simulator import memory, sharding
 from hvdkit.tasks import few_samples
 
-_BF16 = {"A100", "H100", "H200"}  # GPUs that compute in bf16; of the others, those with tensor cores know fp16
 MOST_RANKS = 2**16
 _LESS, _MOST_REMEDIES = 0.9, 4  # of what has not fitted
 _HALVES = 4  # how often the size of an input is halved at most
@@ -45,7 +44,10 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Situation:
-    """A recipe, the ranks that it is trained on, and what a rank may fill of its `device`; None: unknown."""
+    """A recipe, the ranks that it is trained on, and what a rank may fill of its device; None: unknown.
+
+    `half` is the 16-bit format in which the device computes, if it has one.
+    """
 
     recipe: Recipe
     ranks: int
@@ -53,7 +55,7 @@ class Situation:
     framework: str
     gpu: bool
     room: int | None
-    device: str = ""
+    half: str = "none"
 
     def needs(self, recipe: Recipe) -> Parts:
         """What the rank with the most keeps of a recipe."""
@@ -141,13 +143,19 @@ def _tried(situation: Situation) -> Iterator[tuple[RungName, _Trial | str]]:
     sizes = [whole | size for size in _batches(recipe, share)] if isinstance(share, int) else []
     none = share if isinstance(share, str) else ""
     yield "as it is", _first(situation, [{}], "")
-    yield "smaller batch", _first(situation, sizes[1:], none or "the batch is one sample")
+    yield "smaller batch", _first(situation, sizes if whole else sizes[1:], none or "the batch is one sample")
     again = "the recipe recomputes" if recipe.recompute else none
     yield "recompute", again or _first(situation, [size | {"recompute": True} for size in sizes], "")
-    low = "bf16" if not situation.gpu or situation.device in _BF16 else "fp16"
-    wide = recipe.precision in ("fp32", "fp64")
-    lower = _with_recompute(situation, [size | {"precision": low} for size in sizes]) if wide else []
-    yield "precision", _first(situation, lower, none or f"the recipe is in {recipe.precision}")
+    if recipe.precision not in ("fp32", "fp64"):
+        none_lower = f"the recipe is in {recipe.precision}"
+    else:
+        none_lower = (
+            ""
+            if situation.half != "none"
+            else "its devices are not known to compute in bf16 or fp16 (device.half_precision)"
+        )
+    lower = [] if none_lower else [size | {"precision": situation.half} for size in sizes]
+    yield "precision", _first(situation, _with_recompute(situation, lower), none or none_lower)
     inputs = [sizes[0] | smaller for smaller in _smaller_inputs(recipe)] if sizes else []
     yield "input size", _first(situation, inputs, none or "the size of its samples is not known, or the least")
     named: tuple[RungName, ...] = ("sharding: optimizer", "sharding: gradients", "sharding: parameters")
@@ -252,13 +260,17 @@ def _smaller_inputs(recipe: Recipe) -> Iterator[_Keys]:
 
 
 def _first(situation: Situation, keys: Iterable[_Keys], fault: str) -> _Trial | str:
-    """The recipe with the first of these that fits, or else that which needs the least; a line if there is none."""
+    """The recipe with the first of these that fits, or else that which needs the least.
+
+    If there is none, a line: why the first was refused, or `fault`.
+    """
     least: _Trial | None = None
+    refused = ""
     for changes in keys:
         try:
             recipe = schema.revise(situation.recipe.model_dump() | changes, situation.recipe.name)
         except RequestError as error:
-            fault = fault or str(error).splitlines()[0].partition(": ")[2]
+            refused = refused or str(error).splitlines()[0].partition(": ")[2]
             continue
         parts = situation.needs(recipe)
         fits = situation.fits(parts)
@@ -266,7 +278,7 @@ def _first(situation: Situation, keys: Iterable[_Keys], fault: str) -> _Trial | 
             return _Trial(recipe, parts, fits)
         if least is None or parts.total < least.parts.total:
             least = _Trial(recipe, parts, fits)
-    return least or fault
+    return least or refused or fault
 
 
 def _rung(
@@ -312,17 +324,18 @@ def _why(recipe: Recipe, rung: Rung, chosen: Rung | None) -> str:
         at_once = rung.batch_size // rung.changes.get("parallel.microbatches", 1)
         norms = few_samples.warning(recipe.model.name, recipe.model.batch_norm, at_once, rung.data_ranks)
         return "; ".join([f"chosen: {fits}", *lacking, *norms])
+    fits = "fits, and" if rung.fits else "whether it fits is unknown; it"
     if rung.changes_result:
-        return "; ".join(["fits, and changes what is trained: yours to decide", *lacking])
-    return "; ".join(lacking or [f"fits, {_against(rung, chosen)}"])
+        return "; ".join([f"{fits} changes what is trained: yours to decide", *lacking])
+    return "; ".join(lacking or [f"{fits} {_against(rung, chosen)}"])
 
 
 def _against(rung: Rung, chosen: Rung | None) -> str:
-    """How it compares with the chosen one, which also fits."""
+    """How it compares with the chosen one."""
     assert chosen
     if not rung.low_ms or not chosen.high_ms:
-        return f"and is not needed: {chosen.name} fits"
-    return f"and is {'slower' if rung.low_ms > chosen.high_ms else 'not faster for sure'} than {chosen.name}"
+        return f"is not needed: {chosen.name} {'fits' if chosen.fits else 'comes first'}"
+    return f"is {'slower' if rung.low_ms > chosen.high_ms else 'not faster for sure'} than {chosen.name}"
 
 
 def _text(value: Any) -> str:

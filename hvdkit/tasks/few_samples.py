@@ -13,7 +13,8 @@ def warning(model: str, batch_norm: str | None, batch_size: int, ranks: int) -> 
     """A line if a model's local batch norms see few samples on each of several ranks, and would see more of all."""
     if model not in resnet.NAMES or batch_norm == "synchronized" or ranks < 2 or batch_size >= FEW:
         return []
+    samples = "1 sample" if batch_size == 1 else f"{batch_size} samples"
     return [
-        f"batch norm: a rank's statistics are of {batch_size} samples, and accuracy suffers below {FEW} (Wu and He "
+        f"batch norm: a rank's statistics are of {samples}, and accuracy suffers below {FEW} (Wu and He "
         "2018, Group Normalization); give model.batch_norm=synchronized, or a larger batch_size"
     ]

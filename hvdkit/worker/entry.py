@@ -81,6 +81,10 @@ def run_mode(adapter: Adapter, script: Script, argv: list[str], heartbeat: Heart
         profile.profile(
             adapter, script, recipe, profile.ProfilePart(given.profile, given.steps, given.own_profile), heartbeat
         )
+    elif given.try_batches:
+        from hvdkit.worker import fitting
+
+        fitting.try_batches(adapter, script, recipe)
     elif given.evaluate or given.predict_images or given.generate:
         from hvdkit.worker import inference
 
@@ -171,6 +175,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20, help="for --parity and --profile: steps to look at")
     parser.add_argument("--profile", type=Path, metavar="FOLDER", help="do not train: take part in `hvdkit profile`")
     parser.add_argument("--own-profile", action="store_true", help="for --profile: the framework's own too")
+    parser.add_argument("--try-batches", action="store_true", help="do not train: see hvdkit/worker/fitting.py")
     parser.add_argument("--leads", action="store_true", help="for --parity: leave the trace that others follow")
     parser.add_argument("--precision", default="fp64", help="for --parity: fp32 for what cannot train in float64")
     parser.add_argument("--framework", help="refuse to run with another one")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hvdkit.errors import HvdkitError, RequestError
 from hvdkit.launch.diagnosis.exits import Cause, FailureRecord, RankEnd, RankFailure, rank_failure
 from hvdkit.launch.job import Job
+from hvdkit.worker.out_of_memory import OUT_OF_MEMORY
 
 # What signals mean that hvdkit does not send.
 _OTHERS = "sent by a user, or by another program; hvdkit has not sent it"
@@ -22,10 +23,6 @@ _SIGNALS = {
     "SIGXCPU": "it has used its processor time: see `ulimit -t`",
     "SIGXFSZ": "a file has reached its largest size: see `ulimit -f`",
 }
-_OUT_OF_MEMORY = re.compile(
-    r"MemoryError|[Oo]ut of memory|OutOfMemory|OOM when allocating|ResourceExhausted|bad_alloc"
-    r"|[Cc]an(not|'t) allocate memory|[Nn]ot enough memory|Memory allocation failed|Failed to allocate CPU Memory"
-)
 # In Horovod's error of a collective whose requests do not fit: ranks that asked for the same.
 _ASKED = re.compile(r"\brank (\d+(?:, \d+)*):")
 _TRACEBACK = "Traceback (most recent call last):"
@@ -166,7 +163,7 @@ def _how(end: RankEnd) -> str:
 
 def _remedy(record: FailureRecord) -> str:
     """What to do about a failure that the rank has recorded, as far as that shows."""
-    if _OUT_OF_MEMORY.search(record.message):
+    if OUT_OF_MEMORY.search(record.message):
         return f"; {LESS_MEMORY}"
     return f"; {_MORE_TIME}" if record.kind == "communication" and _TIMED_OUT.search(record.message) else ""
 
