@@ -1,6 +1,6 @@
 """Write the pages of docs/reference/ that come from the program: commands, Python, recipes' keys, frameworks, patches.
 
-Each is made of what declares it, so it cannot be out of date: tests/test_reference.py compares.
+Each is made of what declares it, so it cannot be out of date: tests/test_schemas.py compares.
 `python -m scripts.schemas` runs this too.
 """
 

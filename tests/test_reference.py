@@ -15,11 +15,6 @@ from tests.conftest import ROOT
 pytestmark = pytest.mark.check
 
 
-@pytest.mark.parametrize("name", reference.PAGES)
-def test_a_page_is_up_to_date(name: str) -> None:
-    assert (reference.FOLDER / name).read_text() == reference.PAGES[name](), "run `python -m scripts.schemas`"
-
-
 def test_all_commands_and_capabilities_are_there() -> None:
     text = reference.commands()
     assert [name for name in COMMANDS if f"### hvdkit {name}\n" not in text] == []

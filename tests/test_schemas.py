@@ -15,7 +15,7 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe import schema, yaml_files
 from hvdkit.results import profile as profiles
 from hvdkit.simulator import cluster
-from scripts import keys, schemas
+from scripts import keys, reference, schemas
 from tests import simulating
 from tests.conftest import ROOT, Hvdkit
 
@@ -52,6 +52,11 @@ def test_the_cluster_files_of_the_page_are_whole_ones(tmp_path: Path) -> None:
         (tmp_path / f"{number}.yaml").write_text(block)
         made = cluster.load(tmp_path / f"{number}.yaml")
         assert faults(yaml_files.parse(block, "page"), CLUSTER) == [] and made.largest
+
+
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_a_page_of_the_reference_is_up_to_date(name: str) -> None:
+    assert (reference.FOLDER / name).read_text() == reference.PAGES[name](), "run `python -m scripts.schemas`"
 
 
 def test_the_page_of_keys_is_up_to_date_and_complete() -> None:
