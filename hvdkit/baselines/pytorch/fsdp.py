@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines.pytorch.by_hand import ByHandSession, ProcessGroup, TorchOptim, torch_optimizer
-from hvdkit.baselines.pytorch.shares import Share, Shares, SharesScript
+from hvdkit.baselines.pytorch.shares import Gather, Share, Shares, SharesScript, local, share_of_rows
 from hvdkit.core.group import Group, Mesh
 from hvdkit.core.pieces import ROOT_BLOCK, Partition
 from hvdkit.core.stateful import Stateful
@@ -23,23 +23,10 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Optimizer, Recipe
 
 
-def _share(tensor: DTensor) -> Share:
-    """A tensor that FSDP has divided along its first axis."""
-
-    def set_from(whole: torch.Tensor) -> None:
-        divided = distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
-        tensor.to_local().copy_(divided.to_local())
-
-    def whole() -> torch.Tensor:
-        return tensor.detach().full_tensor()
-
-    return Share(tensor.shape, tensor.dtype, tensor.to_local().nbytes, whole, set_from, tensor)
-
-
 class _Model(TrainableModel):
     """A module that `shard` divides among the ranks."""
 
-    def shard(self, frees: bool, device: str) -> None:
+    def shard(self, frees: bool, group: Group, gather: Gather) -> None:
         """Divide the parameters of the blocks, which are those of hvdkit's own sharding, then the others.
 
         With `frees` gathered ones are freed after forward. Raises RequestError for what FSDP cannot divide.
@@ -47,17 +34,21 @@ class _Model(TrainableModel):
         scalars = [name for name, parameter in self.model.named_parameters() if not parameter.dim()]
         if scalars:
             raise RequestError(f"--rival fsdp: expected parameters of one axis or more, got the scalar {scalars[0]}")
-        mesh = init_device_mesh(device, (dist.get_world_size(),))
+        mesh = init_device_mesh(self.device.type, (group.size,))
         frozen = {parameter for parameter in self.model.parameters() if not parameter.requires_grad}
         blocks = [self.model.get_submodule(name) for name in self.blocks() if name != ROOT_BLOCK]
         for module in (*blocks, self.model):
             fully_shard(module, mesh=mesh, reshard_after_forward=frees, ignored_params=frozen)
         self.trained = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
-        self.parameters = {name: _share(parameter.detach()) for name, parameter in self.trained.items()}
+        self._share = partial(share_of_rows, group=group, gather=gather)
+        self.parameters = {name: self.share(parameter.detach()) for name, parameter in self.trained.items()}
+
+    def share(self, tensor: torch.Tensor) -> Share:
+        return self._share(tensor, tensor.shape)
 
     def gradients(self) -> dict[str, Any]:
         return {
-            name: _share(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+            name: self.share(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
             for name, parameter in self.trained.items()
         }
 
@@ -88,19 +79,19 @@ class _FullyShard(SharesScript, TorchOptim):
     def bind(self, session: Stateful) -> None:
         super().bind(session)
         assert isinstance(session.trainable, _Model)
-        session.trainable.shard(self._frees, session.trainable.device.type)
+        session.trainable.shard(self._frees, self.group, partial(session.adapter.allgather, group=self.group))
 
     def partition(self, settings: Optimizer) -> Partition:
         assert isinstance(self.trainable, _Model)
-        self.settings, shares = settings, self.trainable.parameters.items()
+        self.settings, shares, share = settings, self.trainable.parameters.items(), self.trainable.share
         self._optimizer = torch_optimizer(settings, list(self.trainable.trained.values()))
         self._state = self._optimizer.state
         return Shares(
-            self.session, self.group, lambda: {name: _share(torch.zeros_like(each.held)) for name, each in shares}
+            self.session, self.group, lambda: {name: share(torch.zeros_like(each.held)) for name, each in shares}
         )
 
     def _held_gradients(self, session: ByHandSession) -> list[torch.Tensor]:
-        return [gradient.held.to_local() for gradient in session.trainable.gradients().values()]
+        return [local(gradient.held) for gradient in session.trainable.gradients().values()]
 
     def _total(self, session: ByHandSession, norms: list[torch.Tensor]) -> torch.Tensor:
         total = super()._total(session, norms)

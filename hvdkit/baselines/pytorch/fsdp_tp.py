@@ -24,7 +24,7 @@ from hvdkit.adapters.parts import Parts
 from hvdkit.adapters.pytorch.training import TrainableModel, cross_entropy
 from hvdkit.baselines.pytorch.by_hand import ByHandSession, Outputs, TorchOptim, torch_optimizer
 from hvdkit.baselines.pytorch.meshed import Meshed
-from hvdkit.baselines.pytorch.shares import Share, SharesScript
+from hvdkit.baselines.pytorch.shares import Gather, Share, SharesScript, local, share_of_rows
 from hvdkit.core.group import Group, Mesh
 from hvdkit.core.pieces import ROOT_BLOCK, Partition, Piece, sum_of_squares
 from hvdkit.core.stateful import Stateful
@@ -109,7 +109,7 @@ class _Model(TrainableModel):
                 module.parts = None if hasattr(module, "weight") else replace(parts, group=None)
         super().__init__(model, *how, **named)
 
-    def divide_layers(self, mesh: DeviceMesh, data: Group, gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def divide_layers(self, mesh: DeviceMesh, data: Group, gather: Gather) -> None:
         """Divide the model over a mesh of (data, tensor). `gather` concatenates shares over the data axis."""
         tensor, model = mesh["tensor"], self.model
         table = model.transformer["wte"]
@@ -122,7 +122,7 @@ class _Model(TrainableModel):
         for module in (*self._blocks, model) if self._blocks else ():
             fully_shard(module, mesh=mesh["data"])
         self.trained = dict(model.named_parameters())
-        self._share: Callable[[torch.Tensor, torch.Size], Share] = partial(_share, data=data, gather=gather)
+        self._share: Callable[[torch.Tensor, torch.Size], Share] = partial(share_of_rows, group=data, gather=gather)
         self._shapes = {name: parameter.shape for name, parameter in self.parameters.items()}  # of this rank's parts
         self.parameters = {name: self.share(name, parameter.detach()) for name, parameter in self.trained.items()}
 
@@ -146,25 +146,6 @@ class _Model(TrainableModel):
             if isinstance(module, FSDPModule):
                 module.reshard()
         return outputs
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _share(
-    tensor: torch.Tensor, shape: torch.Size, data: Group, gather: Callable[[torch.Tensor], torch.Tensor]
-) -> Share:
-    """A tensor of `shape` on each rank of a tensor group, of which FSDP has given this rank some rows."""
-    held = _local(tensor)
-
-    def set_from(whole: torch.Tensor) -> None:
-        held.copy_(whole if data.size == 1 else whole.chunk(data.size)[data.index])
-
-    def whole() -> torch.Tensor:
-        return held if data.size == 1 else gather(held)
-
-    return Share(shape, tensor.dtype, held.nbytes, whole, set_from, tensor)
 
 
 class _Pieces(Partition):
@@ -218,7 +199,7 @@ class _Layers(SharesScript, TorchOptim):
             loss.backward()
 
     def _held_gradients(self, session: ByHandSession) -> list[torch.Tensor]:
-        return [_local(gradient.held) for gradient in session.trainable.gradients().values()]
+        return [local(gradient.held) for gradient in session.trainable.gradients().values()]
 
     def _total(self, session: ByHandSession, norms: list[torch.Tensor]) -> torch.Tensor:
         """Over all parts, where what each rank of a tensor group has whole counts once."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
 from hvdkit.baselines.pytorch.by_hand import ByHandSession, Script
@@ -15,6 +16,8 @@ from hvdkit.core.group import Group
 from hvdkit.core.pieces import Partition
 from hvdkit.core.stateful import Stateful
 from hvdkit.data.dataset import Batch
+
+Gather = Callable[[torch.Tensor], torch.Tensor]  # concatenates the shares of a group
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,28 @@ class Share:
     detach: Callable[[], torch.Tensor]
     copy_: Callable[[torch.Tensor], None]
     held: Any = None
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def share_of_rows(tensor: torch.Tensor, shape: torch.Size, group: Group, gather: Gather) -> Share:
+    """A tensor of `shape`, of which FSDP has given each rank of a group some rows, as `torch.chunk` divides it.
+
+    It is gathered by the adapter: `DTensor.full_tensor` has once crashed in a thread of Gloo (PyTorch 2.13).
+    """
+    held = local(tensor)
+    first = -(-shape[0] // group.size) * group.index
+
+    def set_from(whole: torch.Tensor) -> None:
+        held.copy_(whole[first : first + len(held)])
+
+    def whole() -> torch.Tensor:
+        return held.detach() if group.size == 1 else gather(held.detach())
+
+    return Share(shape, tensor.dtype, held.nbytes, whole, set_from, tensor)
 
 
 class Shares(Partition):
