@@ -1,21 +1,26 @@
-"""A GPT that ranks divide, beside the same ranks with whole models, and beside PyTorch's own ways: parallel.json.
+"""Models that ranks divide, beside the same ranks with whole models, and beside PyTorch's own ways: parallel.json.
 
-    .venv/bin/python -m benchmarks.parallel [--ranks 2] [--model 0.8M] [--side 1f1b] [--rounds 9] [--no-bytes]
+    .venv/bin/python -m benchmarks.parallel --central --checks       parity and bytes alone: no quiet machine is needed
+    .venv/bin/python -m benchmarks.parallel --central --rounds 3 --minutes 25
+    .venv/bin/python -m benchmarks.parallel [--ranks 2] [--model 25M] [--side 1f1b] [--rounds 9] [--no-bytes]
 
-First `hvdkit parity` holds each side in float64 against one process; then all sides of a round train directly after
-each other in random order, one thread a rank. All have the same samples a step, so a ratio is one of steps' medians in
-the same round. `bubble` is the share of a step in which a rank computes nothing, beside (p - 1) / (m + p - 1). Bytes
-are what hosts' interfaces count in a run of more steps less those in a run of fewer, a rank on each host
-(`hvdkit hosts`), where network namespaces can be made. Memory is the peak of the largest rank.
+First `hvdkit parity` holds each side that divides the model, and its rival, in float64 against one process; then all
+sides of a round train directly after each other in random order, one thread a rank. All have the same samples a step,
+so a ratio is one of steps' medians in the same round. `bubble` is the share of a step in which a rank computes nothing,
+beside (p - 1) / (m + p - 1). Bytes are what hosts' interfaces count in a run of more steps less those in a run of
+fewer, a rank on each host (`hvdkit hosts`), where network namespaces can be made. Memory is the peak of the largest
+rank, and the states of the largest stage beside what `hvdkit memory` counts.
 
-What is done is kept in `runs/parallel` and not run again: give `--fresh` after a change of code. Needs a quiet machine,
+`--central` takes the sides and rivals that the documentation shows. What is done is kept in `runs/parallel` and not run
+again: give `--fresh` after a change of code. After `--minutes` no further round begins. Rounds need a quiet machine,
 with a core for each rank. Writes parallel.json and parallel.md beside itself; exit status 1 if parity does not hold.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,21 +30,28 @@ from benchmarks import harness
 from hvdkit.core.schedules import bubble
 from hvdkit.launch.namespaces import Network
 from hvdkit.recipe import registry, schema
+from hvdkit.recipe.schema import Recipe
 from hvdkit.simulator import memory as counting
 from hvdkit.simulator.sharding import values_sent
 from hvdkit.strategies.dense import ring_bytes
-from hvdkit.tasks.gpt import GPT, architecture
+from hvdkit.tasks import choose
+from hvdkit.tasks.gpt import GPT
 from hvdkit.tasks.task import parameter_count
 
-RECIPE, RANKS, SAMPLES, MICROBATCHES = "gpt-tiny", (2, 4), 16, 8
-MODELS: dict[str, list[str]] = {
-    "0.8M": [],
-    "25M": ["model={name: gpt, layers: 8, heads: 8, width: 512, context: 64, vocabulary: 256}"],
+RANKS, SAMPLES, MICROBATCHES = (2, 4), 16, 8
+GPT_KEYS = ["data.validation=0.01"]
+MODELS: dict[str, tuple[str, list[str]]] = {
+    "0.8M": ("gpt-tiny", GPT_KEYS),
+    "25M": (
+        "gpt-tiny",
+        [*GPT_KEYS, "model={name: gpt, layers: 8, heads: 8, width: 512, context: 64, vocabulary: 256}"],
+    ),
+    "ResNet-50": ("resnet50-synthetic", ["data.height=64", "data.width=64", "data.val_images=16"]),
 }
-WARMUP, MEASURED = 3, 12  # steps of a run
-FEWER, MORE, MBIT_PER_S = 4, 12, 1000.0  # of bytes
-ALWAYS = ["threads=1", "data.validation=0.01", "check_ranks=0", "schedule.warmup_epochs=0"]
-PARITY_STEPS = 5
+WARMUP, MEASURED = 2, {"0.8M": 20, "25M": 6, "ResNet-50": 6}  # steps of a run
+FEWER, MORE, MBIT_PER_S = 2, 6, 1000.0  # of bytes
+ALWAYS = ["threads=1", "check_ranks=0", "schedule.warmup_epochs=0"]
+PARITY_STEPS = 2
 BASE = "data"
 
 
@@ -58,7 +70,15 @@ class Side:
     def overrides(self, np: int, model: str) -> list[str]:
         """The recipe's keys; a data rank has its share of a step's samples."""
         keys = [key.replace("{np}", str(np)) for key in self.keys]
-        return [*MODELS[model], *ALWAYS, f"batch_size={SAMPLES // (1 if self.divides else np)}", *keys]
+        return [*MODELS[model][1], *ALWAYS, f"batch_size={SAMPLES // (1 if self.divides else np)}", *keys]
+
+    def recipe(self, np: int, model: str) -> Recipe:
+        """The recipe as it is trained."""
+        return schema.load(registry.locate(Path(MODELS[model][0])), self.overrides(np, model))
+
+    def rival_of(self, model: str) -> str | None:
+        """Its rival, if that trains the model."""
+        return None if self.divides and model == "ResNet-50" else self.rival
 
 
 def _stages(schedule: str) -> tuple[str, ...]:
@@ -73,6 +93,7 @@ SIDES = {
     "1f1b": Side(_stages("1f1b"), "pipelining"),
     "tensor": Side(("parallel.tensor={np}",), "fsdp-tp"),
 }
+CENTRAL = (BASE, "zero1", "1f1b", "tensor")
 
 
 def main() -> int:
@@ -81,45 +102,71 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, choices=RANKS, action="append", help="only so many (may be repeated)")
     parser.add_argument("--model", choices=MODELS, action="append", help="only this one (may be repeated)")
     parser.add_argument("--side", choices=SIDES, action="append", help=f"only this one, and {BASE}")
+    parser.add_argument("--central", action="store_true", help=f"{', '.join(CENTRAL)}; rivals of divided models alone")
     parser.add_argument("--no-bytes", action="store_true", help="leave out what needs network namespaces")
+    parser.add_argument("--checks", action="store_true", help="parity and bytes alone, which are kept")
+    parser.add_argument("--minutes", type=harness.positive, default=24 * 60, help="after them no round begins")
     args = parser.parse_args()
-    keep = harness.kept(args)
-    names = [name for name in SIDES if name == BASE or name in (args.side or SIDES)]
-    runs = [name for side in names for name in (side, f"{side}, {SIDES[side].rival}")]
+    keep, until = harness.kept(args), time.monotonic() + 60 * args.minutes
+    asked = args.side or (CENTRAL if args.central else SIDES)
+    names = [name for name in SIDES if name == BASE or name in asked]
     cells = {f"{np}-{model}": (np, model) for np in args.ranks or RANKS for model in args.model or MODELS}
+    runs = {cell: list(_runs(names, model, args.central)) for cell, (_, model) in cells.items()}
     proofs = {cell: {side: proved(side, *of, keep) for side in names} for cell, of in cells.items()}
-    rounds = harness.rounds(keep, cells, runs, args.rounds, partial(trained, cells))
-    sent = {}
-    for cell, (np, model) in cells.items() if not args.no_bytes else ():
-        with Network(np, MBIT_PER_S) as network:
-            sent[cell] = {side: measured_bytes(network, side, np, model, keep) for side in names}
+    sent = {cell: {} if args.no_bytes else all_bytes(names, *of, keep) for cell, of in cells.items()}
+    if args.checks:
+        return int(not _passed(proofs))
+    rounds: dict[str, list[dict[str, Any]]] = {cell: [] for cell in cells}
+    for number in range(args.rounds):
+        for cell, of in cells.items():
+            if time.monotonic() < until:
+                train = partial(trained, of)
+                rounds[cell].append(harness.one_round(keep / cell / f"{number:02d}", runs[cell], train))
     rows = [
-        row(side, *of, rounds[cell], proofs[cell], sent.get(cell, {})) for cell, of in cells.items() for side in names
+        row(side, *of, rounds[cell], proofs[cell][side], sent[cell].get(side))
+        for cell, of in cells.items()
+        for side in names
+        if rounds[cell]
     ]
     every = [result for one in rounds.values() for done in one for result in done.values()]
     outcome = {
-        "recipe": RECIPE,
         "samples": SAMPLES,
         "microbatches": MICROBATCHES,
-        "rounds": args.rounds,
-        "steps": MEASURED,
         "load": max(result["load"] for result in every),
         **{key: every[0][key] for key in ("framework", "framework_version", "horovod_version")},
         "rows": rows,
     }
     harness.publish("parallel", outcome, args.out)
-    return int(not all(one["parity"]["passed"] for one in rows))
+    return int(not _passed(proofs))
 
 
-def proved(side: str, np: int, model: str, keep: Path) -> dict[str, Any]:
-    """Whether a side and its rival compute the same, and the worst tensor's error over the steps, by name."""
+def _runs(names: Sequence[str], model: str, central: bool) -> Iterator[str]:
+    for name in names:
+        yield name
+        side = SIDES[name]
+        if (rival := side.rival_of(model)) and (side.divides or not central):
+            yield f"{name}, {rival}"
+
+
+def _passed(proofs: Mapping[str, Mapping[str, dict[str, Any] | None]]) -> bool:
+    return all(proof["passed"] for of_cell in proofs.values() for proof in of_cell.values() if proof)
+
+
+def proved(side: str, np: int, model: str, keep: Path) -> dict[str, Any] | None:
+    """Whether a side that divides the model, and its rival, compute what one process does.
+
+    The worst tensor's error over the steps, by name; None for whole models, which other benchmarks prove.
+    """
     found, folder = SIDES[side], keep / f"parity-{np}-{model}-{side}"
+    if not found.divides:
+        return None
     if not (folder / "parity.json").exists():
         harness.say(f"parity: {np} ranks, {model}, {side}")
-        asked = ["--framework", "pytorch", "--rival", str(found.rival), "--steps", str(PARITY_STEPS)]
+        rival = found.rival_of(model)
+        asked = ["--framework", "pytorch", *(["--rival", rival] if rival else []), "--steps", str(PARITY_STEPS)]
         where = ["-np", str(np), "--out", folder, "--overwrite"]
         try:
-            harness.hvdkit(["parity", RECIPE, *asked, *where, *found.overrides(np, model)])
+            harness.hvdkit(["parity", MODELS[model][0], *asked, *where, *found.overrides(np, model)])
         except harness.RunError:  # not passed, or not run
             if not (folder / "parity.json").exists():
                 raise
@@ -130,46 +177,67 @@ def proved(side: str, np: int, model: str, keep: Path) -> dict[str, Any]:
     }
 
 
-def trained(cells: Mapping[str, tuple[int, str]], cell: str, _: int, run: str, folder: Path) -> dict[str, Any]:
+def trained(of: tuple[int, str], run: str, folder: Path) -> dict[str, Any]:
     """Some steps of a side, or of its rival."""
-    (np, model), (side, _, rival) = cells[cell], run.partition(", ")
-    steps = WARMUP + MEASURED
+    (np, model), (side, _, rival) = of, run.partition(", ")
+    steps = WARMUP + MEASURED[model]
     keys = [f"steps={steps}", f"warmup_steps={WARMUP}", f"log_every={steps}"]
     options = ["--rival", rival] if rival else []
-    return harness.train("pytorch", np, RECIPE, [*SIDES[side].overrides(np, model), *keys], folder, options)
+    return harness.train("pytorch", np, MODELS[model][0], [*SIDES[side].overrides(np, model), *keys], folder, options)
 
 
-def measured_bytes(network: Network, side: str, np: int, model: str, keep: Path) -> float:
-    """What all hosts send in a step, headers counted, on average over those by which one run is longer than another."""
-    file = keep / f"bytes-{np}-{model}-{side}.json"
-    if not file.exists():
-        counted = []
-        for steps in (FEWER, MORE):
-            before = sum(network.sent_bytes().values())
-            keys = [*SIDES[side].overrides(np, model), f"steps={steps}", "warmup_steps=1", f"log_every={MORE}"]
-            where = ["-H", network.hosts_option()]
-            harness.train("pytorch", np, RECIPE, keys, file.with_suffix(""), where, start=network.run)
-            counted.append(sum(network.sent_bytes().values()) - before)
-        file.write_text(json.dumps((counted[1] - counted[0]) / (MORE - FEWER)))
-    return float(json.loads(file.read_text()))
+def all_bytes(names: Sequence[str], np: int, model: str, keep: Path) -> dict[str, float]:
+    """By side, what all hosts send in a step, headers counted, on average over those by which one run is longer."""
+    files = {side: keep / f"bytes-{np}-{model}-{side}.json" for side in names}
+    if not all(file.exists() for file in files.values()):
+        with Network(np, MBIT_PER_S) as network:
+            for side, file in files.items():
+                if not file.exists():
+                    harness.say(f"bytes: {np} ranks, {model}, {side}")
+                    counted = [_sent(network, side, np, model, steps, file.with_suffix("")) for steps in (FEWER, MORE)]
+                    file.write_text(json.dumps((counted[1] - counted[0]) / (MORE - FEWER)))
+    return {side: float(json.loads(file.read_text())) for side, file in files.items()}
 
 
-def counted_bytes(side: str, np: int, model: str) -> float:
-    """What all ranks send in a step by closed forms, in float32 and without headers.
+def _sent(network: Network, side: str, np: int, model: str, steps: int, folder: Path) -> int:
+    before = sum(network.sent_bytes().values())
+    keys = [*SIDES[side].overrides(np, model), f"steps={steps}", "warmup_steps=1", f"log_every={MORE}"]
+    where = ["-H", network.hosts_option()]
+    harness.train("pytorch", np, MODELS[model][0], keys, folder, where, start=network.run)
+    return sum(network.sent_bytes().values()) - before
+
+
+def counted_bytes(side: str, np: int, model: str) -> float | None:
+    """What all ranks send in a step by closed forms, in float32 and without headers; None for a divided ResNet.
 
     A pipeline sends vectors forward and gradients back between neighbors, and the table's gradients between both ends.
     Tensor parallelism sums activations 4 times a layer and twice more, and four numbers of each target's loss.
     """
-    recipe = schema.load(registry.locate(Path(RECIPE)), MODELS[model])
-    table = architecture(recipe.model)  # type: ignore[arg-type]
-    assert isinstance(table, GPT)
+    recipe = SIDES[side].recipe(np, model)
+    table = choose(recipe).architecture(counting.sample_shape(recipe))
+    if not SIDES[side].divides:
+        once = counting.gathered_once(table)
+        return 4.0 * np * values_sent(parameter_count(table), np, recipe.sharding, once=once)
+    if not isinstance(table, GPT):
+        return None
     values = SAMPLES * table.context * table.width
     if side == "tensor":
         return np * ring_bytes(4.0 * ((4 * table.layers + 2) * values + 4 * SAMPLES * table.context), np)
-    if SIDES[side].divides:
-        return 4.0 * (2 * (np - 1) * values + 2 * table.vocabulary * table.width)
-    stage = schema.load(registry.locate(Path(RECIPE)), SIDES[side].overrides(np, model)).sharding
-    return 4.0 * np * values_sent(parameter_count(table), np, stage, once=counting.gathered_once(table))
+    return 4.0 * (2 * (np - 1) * values + 2 * table.vocabulary * table.width)
+
+
+def states(side: str, np: int, model: str, result: Mapping[str, Any]) -> tuple[float, float]:
+    """MiB of the states of the rank with the most, and what `hvdkit memory` counts of them."""
+    recipe = SIDES[side].recipe(np, model)
+    shape, ranks = counting.sample_shape(recipe), recipe.data_ranks(np)
+    held = [stage["state_bytes"] for stage in result.get("stages") or [result]]
+    counted = [
+        counting.parts_of_stage(recipe, shape, "pytorch", False, ranks, recipe.sharding, number).model_dump()
+        for number in range(len(held))
+    ]
+    sums = [(sum(own.values()), sum(of[name] for name in own)) for own, of in zip(held, counted, strict=True)]
+    own, wanted = max(sums)
+    return own / 2**20, wanted / 2**20
 
 
 def row(
@@ -177,12 +245,13 @@ def row(
     np: int,
     model: str,
     rounds: Sequence[Mapping[str, dict[str, Any]]],
-    proofs: Mapping[str, dict[str, Any]],
-    sent: Mapping[str, float],
+    proof: dict[str, Any] | None,
+    sent: float | None,
 ) -> dict[str, Any]:
     """The figures of a side: medians over the rounds, and ratios within them."""
-    rival = SIDES[side].rival
-    own, theirs, base = ([one[name] for one in rounds] for name in (side, f"{side}, {rival}", BASE))
+    rival = SIDES[side].rival_of(model)
+    named = f"{side}, {rival}"
+    own, theirs, base = ([one[name] for one in rounds if name in one] for name in (side, named, BASE))
 
     def ratio(of: Sequence[Mapping[str, Any]], to: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return harness.interval([b["step_ms_p50"] / a["step_ms_p50"] for a, b in zip(of, to, strict=True)])
@@ -191,23 +260,27 @@ def row(
         found = [one["bubble"] for one in runs if one["bubble"] is not None]
         return harness.median_and_range(found) if found else None
 
+    held, counted = states(side, np, model, own[0])
     return {
-        "title": f"{np} ranks, {model} parameters",
+        "title": f"{np} ranks, {model if model.startswith('ResNet') else f'GPT of {model} parameters'}",
         "ranks": np,
         "model": model,
         "side": side,
-        "rival": rival,
-        "parity": proofs[side],
+        "rounds": len(own),
+        "steps": MEASURED[model],
+        "rival": rival if theirs else None,
+        "parity": proof,
         "step_ms": harness.median_and_range([one["step_ms_p50"] for one in own]),
         "as_fast_as_data": ratio(own, base),
-        "as_fast_as_rival": ratio(own, theirs),
+        "as_fast_as_rival": ratio(own, theirs) if theirs else None,
         "bubble": waited(own),
         "rival_bubble": waited(theirs),
         "bubble_of_equal_passes": bubble(np, MICROBATCHES) if side in ("gpipe", "1f1b") else None,
         "peak_rss_mib": harness.median_and_range([one["peak_rss_mib"] for one in own]),
-        "rival_peak_rss_mib": harness.median_and_range([one["peak_rss_mib"] for one in theirs]),
-        "state_mib": sum((own[0]["state_bytes"] or {}).values()) / 2**20,
-        "sent_bytes": sent.get(side),
+        "rival_peak_rss_mib": harness.median_and_range([one["peak_rss_mib"] for one in theirs]) if theirs else None,
+        "state_mib": held,
+        "counted_state_mib": counted,
+        "sent_bytes": sent,
         "counted_bytes": counted_bytes(side, np, model),
     }
 
