@@ -18,7 +18,17 @@ COMPILED = ("tensorflow", "keras")
 MESHES = ("gpipe 2", "1f1b 2", "gpipe 4", "1f1b 4")
 CHUNKS = ("interleaved 2", "interleaved 4", "interleaved in parts")
 SHARES = ("shares of stages", "shares of parts")
-CASES = (*MESHES, "1f1b in parts", CHUNKS[0], *SHARES, "shares with faults", "planted", "overflow", "dropout")
+CASES = (
+    *MESHES,
+    "1f1b in parts",
+    CHUNKS[0],
+    *SHARES,
+    "shares with faults",
+    "planted",
+    "overflow",
+    "counted",
+    "dropout",
+)
 
 
 def each(*cases: str) -> list[Any]:
@@ -167,6 +177,15 @@ def test_ranks_draw_what_the_whole_model_draws_and_other_masks_are_seen(report: 
 def test_an_overflow_on_one_stage_skips_the_update_of_all(framework: str, case: str, report: Any) -> None:
     changed = ["optimizer.loss_scale"] if "fp16" in CAPABILITIES[framework] else None
     assert report(framework, case) == [changed] * 4
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize(("framework", "case"), each("counted"))
+def test_a_loss_that_is_a_sum_is_divided_once(framework: str, case: str, report: Any) -> None:
+    """By the counts of all microbatches and data ranks, which the last stage alone sees; each of two meshes."""
+    for number, rank in enumerate(report(framework, case)):
+        for mesh, errors in rank.items():
+            assert not far(errors) and ("loss" in errors) == (mesh == "4" and number == 3), (mesh, far(errors))
 
 
 @pytest.mark.usefixtures("warm")

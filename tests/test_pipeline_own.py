@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hvdkit.results.parity import Parity
 from tests.conftest import Hvdkit
-from tests.divided import SETTINGS, continues
+from tests.divided import LARGEST_ERROR, SETTINGS, continues
 
 SCRIPT = """
 import numpy as np
@@ -53,6 +54,10 @@ if __name__ == "__main__":
     hvdkit.run_task("pytorch", Task)
 """
 BUFFER = '        self.register_buffer("scale", torch.ones(3))\n'
+COUNTED = SCRIPT.replace(
+    "return nn.functional.cross_entropy(outputs, targets)",
+    'return nn.functional.cross_entropy(outputs, targets, reduction="sum"), len(targets)',
+).replace(BUFFER, "")
 RECIPE = """
 name: chain
 model: {name: own, script: chain.py}
@@ -74,12 +79,38 @@ def written(folder: Path, script: str = SCRIPT.replace(BUFFER, "")) -> str:
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("schedule", ("1f1b", pytest.param("interleaved", marks=pytest.mark.thorough)))
 def test_a_run_continues_in_other_stages(schedule: str, hvdkit: Hvdkit, tmp_path: Path) -> None:
-    """As alone with the same microbatches, which its batch norms see."""
+    """As alone with the same microbatches, which its batch norms see; the loss is a sum, with a count."""
     stages = (*STAGES, f"parallel.schedule={schedule}", f"parallel.chunks={1 + (schedule == 'interleaved')}")
-    run, alone = ("train", written(tmp_path), *SETTINGS), ("batch_size=4", "accumulate=2")
+    run, alone = ("train", written(tmp_path, COUNTED), *SETTINGS), ("batch_size=4", "accumulate=2")
     results = continues(hvdkit, "pytorch", stages, tmp_path, run, alone)
     for key in ("val_loss", "val_accuracy", "train_loss"):
         assert results[0][key] == pytest.approx(results[1][key], rel=1e-10)
+
+
+SKEWED = """
+def skewed(x):
+    return 1.001 * x if torch.is_grad_enabled() else x
+"""
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("skewed", (False, True))
+def test_parity_holds_its_stages_to_one_process(skewed: bool, hvdkit: Hvdkit, tmp_path: Path) -> None:
+    """With blocks that compute in training what the model does not, it fails, and names what deviates first."""
+    script = SCRIPT.replace(BUFFER, "")
+    if skewed:
+        script = script.replace("pooled, self.head]", "pooled, skewed, self.head]").replace(
+            "class Task", f"{SKEWED}\nclass Task"
+        )
+    done = hvdkit("parity", written(tmp_path, script), *STAGES, "--steps", 2, "--out", "run", "threads=1", timeout=150)
+    assert done.returncode == int(skewed), done.stdout + done.stderr
+    result = Parity.model_validate_json((tmp_path / "run" / "parity.json").read_text())
+    stages = result.frameworks["pytorch"]
+    assert stages.passed is not skewed
+    if skewed:
+        assert stages.first_deviation == "loss" and stages.likely_cause == "the loss function", stages
+    else:
+        assert stages.worst_gradient and stages.step_f64 < LARGEST_ERROR and result.np == 2
 
 
 REFUSED = {
@@ -99,10 +130,6 @@ REFUSED = {
     "what does not fit": (
         SCRIPT.replace(BUFFER, "").replace("pooled, self.head]", "self.head]"),
         "parallel.pipeline: Net.blocks: number 4, Linear, cannot take what the one before it returns: RuntimeError",
-    ),
-    "sums and counts": (
-        SCRIPT.replace(BUFFER, "").replace("(outputs, targets)\n\nif", "(outputs, targets), len(targets)\n\nif"),
-        "loss: expected one value for a model in stages (parallel.pipeline), got (sum, count)",
     ),
 }
 

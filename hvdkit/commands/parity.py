@@ -42,7 +42,7 @@ from hvdkit.results.machine import this_machine
 from hvdkit.results.parity import FrameworkParity, Parity
 from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.tasks.task import parameter_count
-from hvdkit.worker.parity import SINGLE_BATCHES
+from hvdkit.worker.parity import NO_MEAN_OF_MICROBATCHES, SINGLE_BATCHES
 from hvdkit.worker.parity_trace import INCOMPARABLE, ParityPart
 
 # The reference: PyTorch under Horovod as its documentation shows it, without hvdkit's own optimizations.
@@ -154,16 +154,19 @@ def plan(
     for name in named:
         if name in registry.RIVALS and not registry.RIVALS[name].averaging:
             faults.append(f"--rival {name}: does not average gradients, so parity does not apply; leave it out")
-    if recipe.model.name == "own":
+    if recipe.model.name == "own" and (recipe.parallel.pipeline == 1 or set(frameworks) != {REFERENCE}):
         faults.append(
             "model own: parity needs the same model under every framework, as hvdkit has them; choose one "
-            "of their models, or compare with --no-parity"
+            f"of their models, compare with --no-parity, or hold its stages to one process (--framework {REFERENCE}, "
+            "parallel.pipeline=2)"
         )
     if recipe.data.name == "native":
         faults.append(
             "data native: parity needs the same bytes under every framework, which only hvdkit's own data sets give; "
             "choose one of them, or compare with --no-parity"
         )
+    if recipe.parallel.pipeline > 1 and recipe.loss.counts:
+        faults.append(f"loss: {NO_MEAN_OF_MICROBATCHES}; leave out loss.ignored_label and loss.class_weights")
     base = recipe.model_copy(update={"elastic": None, "early_stopping": None, "average_weights": None})
     wanted = [(*run, _precision(run[1]), False) for run in _judged(frameworks, named, np)]
     needed = ["fp64", *(["fp32"] if any(precision == "fp32" for _, _, precision, _ in wanted) else [])]
@@ -182,7 +185,10 @@ def plan(
 
 
 def able(recipe: Recipe) -> list[str]:
-    """The frameworks that are taken without `--framework`: all, or those that divide models as the recipe does."""
+    """The frameworks that are taken without `--framework`: all, or those that divide models as the recipe does; for a
+    script that of the reference."""
+    if recipe.model.name == "own":
+        return [REFERENCE]
     needed = set(dividing(recipe).values())
     return [name for name in FRAMEWORKS if needed <= CAPABILITIES[name]]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from hvdkit.core.seam import Adapter, CountedLoss, LossFunction
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import Scalar, Tensor, scalar
 from hvdkit.errors import RequestError
+
+if TYPE_CHECKING:
+    from hvdkit.core.pipeline import Pipeline
 
 _DTYPE = "float64"  # of counts: exact up to 2^53 targets, whatever the dtype of the loss
 
@@ -27,14 +31,18 @@ class Counting:
     power of two, so that sums and their gradients stay in float16's range. It changes no bit of a result, and is the
     same for all batches and ranks. `counts` says whether the loss returns pairs; None before the first batch.
 
-    Counts are tensors (1,) in float64, × `unit`.
+    Counts are tensors (1,) in float64, × `unit`. With `in_stages`, of a pipeline, they are added up as its last stage
+    calls the loss, and all stages are told before the update.
     """
 
-    def __init__(self, adapter: Adapter, loss: LossFunction | CountedLoss, targets: int = 1) -> None:
-        self._adapter, self._loss = adapter, loss
+    def __init__(
+        self, adapter: Adapter, loss: LossFunction | CountedLoss, targets: int = 1, in_stages: bool = False
+    ) -> None:
+        self._adapter, self._loss, self._in_stages = adapter, loss, in_stages
         self.unit = 2.0 ** -math.ceil(math.log2(max(1, targets)))
         self.counts: bool | None = None
         zero = adapter.from_numpy(np.zeros(1, _DTYPE))
+        self._told = False
         self.batch_count: Tensor = None  # of the last batch that was differentiated
         self._sum, self._last = adapter.variable(zero), adapter.variable(zero)
 
@@ -51,6 +59,8 @@ class Counting:
                 f"--rival {self._adapter.rival}: expected a loss that returns one value, got (sum, count)"
             )
         self.batch_count = count * self.unit
+        if self._in_stages:
+            self.add()
         return value * self.unit
 
     def of(self, outputs: Tensor, targets: Tensor) -> tuple[float, float | None]:
@@ -63,6 +73,18 @@ class Counting:
         """Add the count of the last batch to those of its update."""
         if self.counts:
             self._adapter.assign(self._sum, self._sum + self.batch_count)
+
+    def tell_stages(self, pipeline: Pipeline) -> None:
+        """Give all stages what the last one has counted in an update; collective over the pipeline.
+
+        Once they know that the loss returns one value, nothing is sent.
+        """
+        if self._told and not self.counts:
+            return
+        count = float(self._adapter.to_numpy(self._sum)[0])
+        counts, total = pipeline.from_last([float(bool(self.counts)), count])
+        self.counts, self._told = bool(counts), True
+        self._adapter.assign(self._sum, self._adapter.from_numpy(np.array([total], _DTYPE)))
 
     def average_and_update(
         self,

@@ -80,7 +80,8 @@ class Session(Stateful):
         if not isinstance(loss, Loss) or loss.counts:
             from hvdkit.core.counting import Counting  # a loss that is a mean does not need it
 
-            self.counting = Counting(adapter, adapter.cross_entropy(loss) if isinstance(loss, Loss) else loss, targets)
+            function = adapter.cross_entropy(loss) if isinstance(loss, Loss) else loss
+            self.counting = Counting(adapter, function, targets, in_stages=plan is not None)
         self.custom_loss = None if isinstance(loss, Loss) else self.counting
         if plan is not None and plan.chunks > 1:
             from hvdkit.core.chunks import Chunks  # most models are in one piece

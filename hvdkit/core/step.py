@@ -63,9 +63,11 @@ class Step:
             add = self.compiled(self.add)
             mean, self._count = self._pipeline(microbatches, self.to_device, self.scale, add)
             self._pipeline.share(self.sums)
+            if self._counting is not None:
+                self._counting.tell_stages(self._pipeline)
             self.end(self._count)
             self._mark(trace_events.UPDATED, self._trainable.parameters)
-            return mean
+            return mean if mean is None or self._counting is None else self._counting.mean(mean)
         self._count = len(microbatches)
         if self._count > 1:
             self.prepare()
@@ -139,7 +141,7 @@ class Step:
     def _to_sum(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What of one of several microbatches' gradients is summed."""
         gradients = self._stamped((trace_events.BACKWARD,), gradients)
-        if self._counting is not None:
+        if self._counting is not None and self._pipeline is None:
             self._counting.add()
         return self._average_over_ranks(gradients) if self._strategy.keeps_shares else gradients
 

@@ -60,11 +60,10 @@ def rules(recipe: Mapping[str, Any], parallel: Parallel) -> Iterator[tuple[objec
     yield few, "batch_size", "2 samples or more a microbatch, which batch norm sees", batch_size
     divided = "with a model that is divided over ranks (parallel.pipeline, parallel.tensor)"
     has_norms = not name.startswith("gpt")  # averages of statistics are whole
-    chunks = parallel.chunks > 1
+    chunks, parts = parallel.chunks > 1, parallel.tensor > 1 and not has_norms  # of the outputs, too
     whole = ("none",) if chunks or has_norms else ("none", "optimizer")
     for broken, key, expected, got in (
         (parallel.tensor > 1 and name == "own", "model.name", "a model of hvdkit's", name),
-        (stages > 1 and loss["class_weights"], "loss.class_weights", "none", "weights"),
         (method != "none", "compression", "none", method),
         (sync, "sync", "none", sync and f"every {sync['every']}"),
         (recipe["allreduce"] != "ring", "allreduce", "ring", recipe["allreduce"]),
@@ -72,7 +71,7 @@ def rules(recipe: Mapping[str, Any], parallel: Parallel) -> Iterator[tuple[objec
         (recipe["sharding"] not in whole, "sharding", " or ".join(whole), recipe["sharding"]),
         ((chunks or has_norms) and recipe["average_weights"], "average_weights", "null", "an average"),
         (recipe["elastic"], "elastic", "null", "elastic training"),
-        (loss["ignored_label"] is not None, "loss.ignored_label", "none", loss["ignored_label"]),
+        (parts and loss["ignored_label"] is not None, "loss.ignored_label", "none", loss["ignored_label"]),
         (recipe["tune"] == "measure", "tune", "rule or none", "measure"),
     ):
         yield broken, key, f"{expected} {divided}, as no more is built yet", got

@@ -26,8 +26,8 @@ from hvdkit.core.session import Gradients, Session
 from hvdkit.core.state import is_statistic
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.core.tensors import Scalar, Tensor, scalar
-from hvdkit.data.dataset import ArraySplit, Batch
-from hvdkit.errors import RunError
+from hvdkit.data.dataset import ArraySplit, Batch, arguments
+from hvdkit.errors import RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.recipe.communication import Parallel, Uncompressed
 from hvdkit.recipe.parallel import microbatches_of
@@ -44,7 +44,7 @@ from hvdkit.worker.parity_trace import (
     save_arrays,
     unequal,
 )
-from hvdkit.worker.setup import Script, Setup, start
+from hvdkit.worker.setup import Script, Setup, seed_alike, start
 
 if TYPE_CHECKING:
     from hvdkit.heartbeat import Heartbeat
@@ -53,6 +53,10 @@ FREE_STEPS = 5  # free-running losses that are compared; later ones diverge chao
 # Batches whose float32 gradients are compared. Rounding flips the sign of a few values before a ReLU, and a flip
 # changes gradients a thousand times as much as rounding itself. With several batches, every framework has some flips.
 SINGLE_BATCHES = 5
+_OF_ALL = 1e-6  # the least size that a gradient of a script's model is taken for, over that of all
+NO_MEAN_OF_MICROBATCHES = (
+    "parity of stages takes the mean of microbatches' gradients, which that of (sum, count) is not"
+)
 
 
 class Participant:
@@ -63,7 +67,8 @@ class Participant:
 
     Where `axes` divide the recipe's model, each rank of the leader has a whole copy, and trains it on the microbatches
     of a pipeline, one after the other. All ranks of a follower's copy have cross-entropies, by target in evaluation
-    mode; these are compared in place of outputs.
+    mode; these are compared in place of outputs, but for a model of the user's own. That one's weights are drawn anew
+    by its code, from the same seed, for each session.
 
     Raises RequestError as `Setup.session` and `StepPlan` do.
     """
@@ -74,8 +79,8 @@ class Participant:
         self._setup, self._adapter, self._mesh, self._part = setup, setup.adapter, setup.mesh, part
         self._recipe, self._heartbeat = recipe, heartbeat
         exact, single = (recipe.model_copy(update={"precision": precision}) for precision in (part.precision, "fp32"))
-        self._exact = setup.session(exact, setup.strategy(exact))
-        self._single = self._exact if exact == single else setup.session(single, setup.strategy(single, "single"))
+        self._exact = self._session(exact)
+        self._single = self._exact if exact == single else self._session(single, "single")
         self._plan = StepPlan(recipe, len(setup.dataset.train), setup.mesh.data.size)
         self._steps = self._plan.total_steps
         self._initial = self._exact.state()
@@ -83,6 +88,13 @@ class Participant:
         self._divided, self._parts = axes.divides, 1
         if axes.pipeline > 1 and self._exact.pipeline is None:
             self._parts = microbatches_of(axes, recipe.batch_size)
+        self._measures_losses = self._divided and not setup.task.own
+        self._order = list(setup.architecture.parameter_shapes())
+
+    def _session(self, recipe: Recipe, *name: str) -> Session:
+        if self._setup.task.own:
+            seed_alike(self._adapter, recipe)
+        return self._setup.session(recipe, self._setup.strategy(recipe, *name))
 
     def take_part(self) -> None:
         """Write the trace if this rank leads, then compare with it and write the findings.
@@ -98,7 +110,8 @@ class Participant:
 
     def lead(self) -> None:
         """Write the trace. Raises RunError if the reference's own loss is NaN or infinite."""
-        figures = LeaderNumbers(self._batches())
+        self._order = self._order or list(self._exact.trainable.parameters)
+        figures = LeaderNumbers(self._batches(), self._order)
         for number, batch in self._probe_batches():
             self._save(f"probe-{number}", named(self._gradients(self._exact, batch)))
         self._exact.load_state(self._initial)
@@ -124,7 +137,7 @@ class Participant:
     def follow(self) -> dict[str, Any]:
         """Compare with the trace and return the findings; only rank 0's are used."""
         expected = LeaderNumbers(**json.loads((self._part.folder / "leader.json").read_text()))
-        batches, probe = self._batches(), self._load("probe-0")
+        batches, probe, self._order = self._batches(), self._load("probe-0"), expected.order
 
         self._exact.load_state(self._initial)
         exact = self._gradients(self._exact, next(self._groups())[1][0])
@@ -140,7 +153,7 @@ class Participant:
         initial = unequal(self._initial, self._state(0))
         found: dict[str, Any] = {
             "framework": self._adapter.NAME,
-            "outputs": "cross-entropies" if self._divided else "logits",
+            "outputs": "cross-entropies" if self._measures_losses else "logits",
             "versions": self._adapter.versions(),
             "steps": self._steps,
             "precision": self._part.precision,
@@ -195,9 +208,13 @@ class Participant:
         return after
 
     def _in_network_order(self, got: Arrays, reference: Arrays) -> dict[str, float]:
-        """Errors by parameter, in order from the model's input to its output."""
-        unordered = errors(got, reference)
-        return {name: unordered[name] for name in self._setup.architecture.parameter_shapes()}
+        """Errors by parameter, in order from the model's input to its output.
+
+        A script's model may have parameters whose gradient is 0 but for rounding, as a bias before a batch norm.
+        """
+        norms = [np.linalg.norm(array) for array in reference.values()] if self._setup.task.own else []
+        unordered = errors(got, reference, _OF_ALL * float(np.linalg.norm(norms)))
+        return {name: unordered[name] for name in self._order}
 
     def _groups(self) -> Iterator[tuple[int, list[Batch]]]:
         """The number of each update and this rank's batches for it."""
@@ -224,9 +241,11 @@ class Participant:
         """As `Session.gradients`, of a batch or the mean of its microbatches."""
         if not self._divided:
             return session.gradients(batch)
-        outputs = session.losses(batch)
+        outputs = self._outputs(session, batch)
         of = _of_stages if session.pipeline and self._adapter.rival is None else type(session).gradients
         found = [of(session, part) for part in divided(batch, self._parts)]
+        if session.counting is not None and session.counting.counts:
+            raise RequestError(f"loss: {NO_MEAN_OF_MICROBATCHES}; return the mean")
 
         def mean(arrays: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
             return {name: np.mean([each[name] for each in arrays], axis=0) for name in arrays[0]}
@@ -261,8 +280,8 @@ class Participant:
         total = hashlib.sha256()
         for _, group in self._groups():
             for batch in group:
-                total.update(np.ascontiguousarray(batch.inputs).tobytes())
-                total.update(np.ascontiguousarray(batch.targets).tobytes())
+                for array in (*arguments(batch.inputs), batch.targets):
+                    total.update(np.ascontiguousarray(array).tobytes())
         copy = [total.hexdigest()]
         if self._mesh.model.size > 1:
             copy = self._adapter.allgather_object(copy[0], self._mesh.model, name="parity.batches.model")
@@ -301,7 +320,11 @@ class Participant:
 
     def _evaluation_logits(self) -> np.ndarray:
         batch = next(self._groups())[1][0]
-        return self._exact.losses(batch) if self._divided else self._exact.predict(batch.inputs)
+        return self._outputs(self._exact, batch)
+
+    def _outputs(self, session: Session, batch: Batch) -> np.ndarray:
+        """In evaluation mode, on all ranks of a copy of the model."""
+        return session.losses(batch) if self._measures_losses else session.predict(batch.inputs)
 
 
 def _of_stages(session: Session, batch: Batch) -> Gradients:

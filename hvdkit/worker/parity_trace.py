@@ -40,30 +40,36 @@ class ParityPart:
 class LeaderNumbers:
     """The leader's numbers: SHA-256 of each rank's batches, losses by step (means over all ranks), and evaluation.
 
+    `order` has the names of the parameters from the model's input to its output.
     `logits_f32` and `gradients_f32` (by batch and parameter) are the errors of the leader's own float32 results.
     """
 
     batches: list[str]
+    order: list[str]
     losses: list[float] = field(default_factory=list)
     logits_f32: float = 0.0
     gradients_f32: list[dict[str, float]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def error(got: Any, reference: Any) -> float:
-    """‖got − reference‖ / ‖reference‖ in float64; ‖got‖ if the reference is zero. INCOMPARABLE for NaN or infinity."""
+def error(got: Any, reference: Any, least: float = 0.0) -> float:
+    """‖got − reference‖ / ‖reference‖ in float64; ‖got‖ if the reference is zero. INCOMPARABLE for NaN or infinity.
+
+    Of a reference that is smaller than `least` that is taken in place of its size.
+    """
     expected = np.asarray(reference, np.float64)
-    size = float(np.linalg.norm(expected))
+    size = max(least, float(np.linalg.norm(expected)))
     distance = float(np.linalg.norm(np.asarray(got, np.float64) - expected))
     relative = distance / size if size else distance
     return relative if np.isfinite(relative) else INCOMPARABLE
 
 
-def errors(got: Arrays, reference: Arrays) -> dict[str, float]:
-    """Errors by tensor, in the reference's order; INCOMPARABLE for a tensor that only one side has."""
+def errors(got: Arrays, reference: Arrays, least: float = 0.0) -> dict[str, float]:
+    """Errors by tensor, `least` as above, in the reference's order; INCOMPARABLE for a tensor of one side alone."""
     names = [*reference, *(name for name in got if name not in reference)]
     return {
-        name: error(got[name], reference[name]) if name in got and name in reference else INCOMPARABLE for name in names
+        name: error(got[name], reference[name], least) if name in got and name in reference else INCOMPARABLE
+        for name in names
     }
 
 

@@ -66,8 +66,6 @@ def sanity_check(
     measures: dict[str, Measure] = {}
     if session.custom_loss is not None:
         _, count = _called("loss", shapes, lambda: session.loss_of(outputs, targets))
-        if count is not None and session.pipeline:
-            raise RequestError("loss: expected one value for a model in stages (parallel.pipeline), got (sum, count)")
         if count is not None and not (np.isfinite(count) and count >= 0):
             raise RequestError(f"loss: expected a count of 0 or more in (sum, count), got {count:.6g}")
         measures = {"loss": session.mean_loss, "metrics": task.metrics.of_batch}

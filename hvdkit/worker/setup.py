@@ -183,8 +183,7 @@ def start(
     mesh = Mesh(topology, axes.pipeline, axes.tensor, adapter.process_set)
     each = threads_per_rank(threads, topology.local_size)
     usage.pin_where_asked(topology.local_rank, topology.local_size, each)
-    startup.seed_alike(recipe.seed)  # until training begins, all ranks draw the same: samples, initial weights
-    adapter.seed(seed_of(recipe, 0))
+    seed_alike(adapter, recipe)  # until training begins, all ranks draw the same: samples, initial weights
     check_can(adapter, recipe if adapter.rival is None else recipe.model_copy(update={"sharding": "none"}), topology)
     check_alike(adapter, mesh.world, flat(recipe))
     task = script.task(recipe)
@@ -209,6 +208,12 @@ def seed_of(recipe: Recipe, stream: int, step: int = 0) -> int:
     layers, and are the same in each run of a recipe on such a mesh. Until the first step all ranks have rank 0's.
     """
     return (recipe.seed + 1_000_003 * step + 2_654_435_761 * stream) % 2**32
+
+
+def seed_alike(adapter: Adapter, recipe: Recipe) -> None:
+    """Seed all generators as before the first step, the same on all ranks."""
+    startup.seed_alike(recipe.seed)
+    adapter.seed(seed_of(recipe, 0))
 
 
 def seed_rank(adapter: Adapter, recipe: Recipe, stream: int, step: int) -> None:

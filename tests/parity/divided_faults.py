@@ -11,6 +11,7 @@ from hvdkit.core.pieces import Partition
 from hvdkit.core.pipeline import Pipeline
 from hvdkit.core.stages import Stages
 from hvdkit.core.step import Step
+from hvdkit.tasks.gpt import GPT
 
 Fault = Callable[[Any, Any], AbstractContextManager[Any]]  # (adapter, recipe module)
 
@@ -39,16 +40,50 @@ def scaled(sound: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-@contextmanager
-def no_sum(adapter: Any, module: Any) -> Iterator[None]:
-    """After the rows of one MLP, or the second convolution of one block."""
-    sound = adapter.leave_parts
+def by_ranks(sound: Callable[..., Any]) -> Callable[..., Any]:
+    """Gradients over the microbatches of all ranks, in place of those of a copy of the model."""
 
-    def leave(tensor: Any, group: Any, name: str) -> Any:
-        return tensor if any(part in name for part in ("h.1.mlp.", "layer2.0.")) else sound(tensor, group, name)
+    def passes(pipeline: Any, *how: Any) -> Any:
+        loss, count = sound(pipeline, *how)
+        return loss, 2 * count
 
-    with mock.patch.object(adapter, "leave_parts", leave, create=True):
-        yield
+    return passes
+
+
+def stale(sound: Callable[..., Any]) -> Callable[..., Any]:
+    """The weights of the last stage change between microbatches."""
+
+    def add(step: Any, gradients: Any) -> None:
+        sound(step, gradients)
+        for name, parameter in step._trainable.parameters.items():
+            if "ln_f.weight" in name:
+                step._adapter.assign(parameter, parameter - 0.1 * gradients[name])
+
+    return add
+
+
+def summed(wrong: Callable[..., Any]) -> Fault:
+    """After the rows of one MLP, or the second convolution of one block: `wrong(adapter, sound, tensor, …)`."""
+
+    @contextmanager
+    def fault(adapter: Any, module: Any) -> Iterator[None]:
+        sound = adapter.leave_parts
+
+        def leave(tensor: Any, group: Any, name: str) -> Any:
+            if any(part in name for part in ("h.1.mlp.", "layer2.0.")):
+                return wrong(adapter, sound, tensor, group, name)
+            return sound(tensor, group, name)
+
+        with mock.patch.object(adapter, "leave_parts", leave, create=True):
+            yield
+
+    return fault
+
+
+def off_by_one(adapter: Any, module: Any) -> AbstractContextManager[Any]:
+    """Each rank takes its vectors for those of the next tokens."""
+    sound = GPT.vocabulary_part.fget
+    return mock.patch.object(GPT, "vocabulary_part", property(lambda table: tuple(end + 1 for end in sound(table))))
 
 
 OF_STAGES: dict[str, Fault] = {
@@ -56,9 +91,13 @@ OF_STAGES: dict[str, Fault] = {
     "microbatch_dropped": changed(Step, "add", dropped),
     "activation_scaled": changed(Pipeline, "_send", scaled),
     "norm_of_a_stage": changed(Stages, "sum_of_squares", lambda sound: Partition.sum_of_squares),
+    "divided_by_ranks": changed(Pipeline, "__call__", by_ranks),
+    "stale_weights": changed(Step, "add", stale),
 }
 OF_PARTS: dict[str, Fault] = {
-    "no_sum_after_rows": no_sum,
+    "no_sum_after_rows": summed(lambda adapter, sound, tensor, *how: tensor),
+    "sum_too_many": summed(lambda adapter, sound, tensor, *how: adapter.enter_parts(sound(tensor, *how), *how)),
+    "vocabulary_off_by_one": off_by_one,
     "norm_of_a_part": changed(
         Partition, "sum_of_squares", lambda sound: lambda partition, norms: sum(norm * norm for norm in norms)
     ),

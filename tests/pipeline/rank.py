@@ -3,7 +3,7 @@
     python tests/pipeline/rank.py FRAMEWORK REPORT.json CASE…
 
 A case is a schedule with a number of stages or `in parts`, `few` steps of what is compiled soon, shares of the
-optimizer's state, `planted`, `overflow`, or `dropout`; for eight ranks `THREE_AXES`.
+optimizer's state, `counted`, `planted`, `overflow`, or `dropout`; for eight ranks `THREE_AXES`.
 Before each of the `forced` steps both load one state. Each fault that is planted is to be seen in the gradients, or in
 the weights after a step.
 """
@@ -96,12 +96,13 @@ class Pair:
         table: Architecture | None = None,
         synchronized: bool = False,
         shards: bool = False,
+        loss: Loss | None = None,
     ) -> None:
         chunks = 2 if schedule == "interleaved" else 1
         kinds = {"dtype": PRECISIONS[precision].parameters, "compute_dtype": PRECISIONS[precision].compute}
         layers = mesh.pipeline.size * chunks + more  # stages of unequal length, if there are more
         self.table = table = replace(table or replace(TABLE, layers=layers), recompute=recompute, **kinds)
-        adapter, loss, self.synchronized = adapters.load(framework), Loss(label_smoothing=0.1), synchronized
+        adapter, loss, self.synchronized = adapters.load(framework), loss or Loss(label_smoothing=0.1), synchronized
         build = build_of(framework, "resnet" if isinstance(table, ResNet) else "gpt")
         self.mesh, tables, plan, self.microbatches = mesh, [table], None, 1
         if mesh.pipeline.size > 1:
@@ -195,6 +196,15 @@ def trained(framework: str, mesh: Mesh, schedule: str, few: bool = False, shards
         "bytes": [session.state_bytes() for session in (pair.stages, pair.whole)],
         "sent": pair.stages.bytes_per_step,
     }
+
+
+def counted(framework: str, mesh: Mesh) -> dict[str, float]:
+    """Errors of steps with a loss that is a sum over a count, which is another one in each microbatch."""
+    found = []
+    for schedule in ("gpipe", "1f1b"):
+        pair = Pair(framework, mesh, schedule, loss=Loss(ignored_label=3, class_weights=list(range(1, 38))))
+        found += [pair.step(number, 1 + number % 2) | pair.after() for number in range(3)]
+    return most(found)
 
 
 def without_a_teacher(framework: str, mesh: Mesh) -> dict[str, float]:
@@ -394,6 +404,8 @@ def main(framework: str, report: Path, *cases: str) -> None:
             found[case] = without_a_teacher(framework, meshes[case])
         elif case == "planted":
             found[case] = planted(framework, meshes["2"])
+        elif case == "counted":
+            found[case] = {name: counted(framework, meshes[name]) for name in ("2", "4")}
         elif case == "overflow":
             found[case] = overflowed(framework, meshes["2"]) if "fp16" in adapter.CAPABILITIES else None
         elif case == "few":
