@@ -166,7 +166,7 @@ def test_ranks_that_differ_do_not_train(differs: str, told: str, hvdkit: Hvdkit,
         ("pytorch", 3),
         pytest.param("keras", 1, marks=pytest.mark.thorough),
         pytest.param("tensorflow", 3, marks=pytest.mark.thorough),
-        ("mxnet", 1),
+        pytest.param("mxnet", 1, marks=pytest.mark.thorough),
     ],
 )
 def test_ranks_draw_the_same_until_they_train(framework: str, np: int, hvdkit: Hvdkit, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe.communication import TopK
 from hvdkit.strategies.reducer import Reducer
 from hvdkit.strategies.transports import Ring
-from tests.conftest import KERAS_THOROUGH, ROOT
+from tests.conftest import KERAS_THOROUGH, ROOT, rest_thorough
 from tests.contract import kinds  # as the ranks import it
 from tests.launching import framework_job
 
@@ -81,7 +81,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("framework", KERAS_THOROUGH)
+@pytest.mark.parametrize("framework", rest_thorough("mxnet", "pytorch", "tensorflow", "keras"))
 def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(framework: str, trained: Any) -> None:
     folder = trained(framework)
     for rank in range(2):

@@ -31,10 +31,11 @@ CASES = (
 )
 
 
-def each(*cases: str) -> list[Any]:
-    """Frameworks and cases. Those that compile for long are thorough."""
+def each(*cases: str, first: str | None = None) -> list[Any]:
+    """Frameworks and cases. Those that compile for long are thorough or, where one is `first`, all others."""
     asked = [(name, case) for name in FRAMEWORKS for case in cases]
-    return [pytest.param(*both, marks=pytest.mark.thorough if both[0] in COMPILED else ()) for both in asked]
+    rest = COMPILED if first is None else set(FRAMEWORKS) - {first}
+    return [pytest.param(*both, marks=pytest.mark.thorough if both[0] in rest else ()) for both in asked]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize(("framework", "case"), each(*MESHES))
+@pytest.mark.parametrize(("framework", "case"), [*each(MESHES[0]), *each(*MESHES[1:], first="pytorch")])
 def test_stages_compute_what_the_whole_model_computes(framework: str, case: str, report: Any) -> None:
     """Each gradient and weight in 20 forced steps; weights after free ones, of three optimizers in PyTorch; evaluation;
     state.

@@ -204,7 +204,7 @@ def test_layers_that_are_updated_one_by_one_have_the_same_bits(
     [
         ("gpt-tiny", "pytorch"),
         pytest.param("gpt-tiny", "mxnet", marks=pytest.mark.thorough),
-        ("resnet20-digits", "mxnet"),
+        pytest.param("resnet20-digits", "mxnet", marks=pytest.mark.thorough),
     ],
 )
 def test_a_run_ends_with_the_same_weights(tmp_path: Path, recipe: str, framework: str) -> None:

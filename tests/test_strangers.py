@@ -83,7 +83,7 @@ def memory_mib(pid: int) -> float:
     return int(match[1]) / 1024
 
 
-@pytest.mark.parametrize(("files", "left"), [(1024, 0), (1024, 3), (64, 0)])
+@pytest.mark.parametrize(("files", "left"), [(1024, 3), (64, 0), pytest.param(1024, 0, marks=pytest.mark.thorough)])
 def test_silent_strangers_neither_end_a_port_nor_keep_others_out(files: int, left: int) -> None:
     with served(files, left) as (process, port, secret):
         strangers = silent(port, 2 * files)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hvdkit.adapters.capabilities import CAPABILITIES
-from tests.conftest import Hvdkit
+from tests.conftest import Hvdkit, rest_thorough
 from tests.divided import SMALL, continues, far, reports
 from tests.resuming import kill_ranks, under_way
 
@@ -26,7 +26,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("size", (2, 4))
+@pytest.mark.parametrize("size", rest_thorough(2, 4))
 @pytest.mark.parametrize("framework", COMPILED_THOROUGH)
 def test_parts_compute_what_the_whole_model_computes(framework: str, size: int, report: Any) -> None:
     """Each gradient and weight in 20 forced steps; weights after four free ones; evaluation; state.
