@@ -304,6 +304,7 @@ def published_profile(
     device: str,
     images_per_second: float | None = None,
     tokens_per_second: float | None = None,
+    precision: str | None = None,
     out: PathLike | None = None,
     overwrite: bool = False,
 ) -> Profile:

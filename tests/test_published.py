@@ -31,6 +31,8 @@ def test_one_rank_is_the_figure_and_all_parameters_are_sent() -> None:
     one, many = predicting.predict(found, clusters.load(Path("a100-nvlink-ib")), [1, 64], Settings()).points
     assert one.images_per_second == pytest.approx(2470, rel=1e-6)
     assert 0.5 * 64 * 2470 < many.images_per_second < 64 * 2470
+    half = calibrate(published.profile("resnet50", 2470, 256, "a100", precision="fp16"))
+    assert half.mixed and not calibrate(found).mixed
     # nothing was measured: at least a tenth of doubt
     assert calibrate(found).error_percent >= 10
 
@@ -60,6 +62,8 @@ def test_the_command_and_the_function_write_the_same(inside: Hvdkit, tmp_path: P
         (["--from", "resnet50", *FIGURE[:1], "nan", *FIGURE[2:]], "--images-per-second: expected a number"),
         (["--from", "resnet50", *FIGURE[:3], 0, *FIGURE[4:]], "--batch-size 0: expected"),
         (["--from", "resnet50", *FIGURE[:5], " "], "--device ' ': expected"),
+        (["--from", "resnet50", *FIGURE, "--precision", "fp8"], "--precision"),
+        (["--precision", "fp16"], "--from, --batch-size, --device: needed too"),
     ],
 )
 def test_bad_figures_are_one_line_and_status_2(

@@ -32,6 +32,9 @@ class PublishedProfileRequest(Request):
     images_per_second: Annotated[float | None, Option("the published figure, of one device, for --from")] = None
     tokens_per_second: Annotated[float | None, Option("the same for a GPT")] = None
     batch_size: Annotated[int, Option("images, or windows of 1,024 tokens, of the device in a step, for --from")]
+    precision: Annotated[
+        published.Precision | None, Option("the figure's (fp32): mixed precision loses more on full hosts, for --from")
+    ] = None
     device: Annotated[str, Option("the device of the figure, such as a100 or cpu, for --from")]
     out: Out = None
     overwrite: Overwrite = False
@@ -40,7 +43,12 @@ class PublishedProfileRequest(Request):
 def run(request: PublishedProfileRequest) -> Profile:
     """Make the profile. Raises RequestError with all that is wrong with the figure."""
     made = published.profile(
-        request.model, request.images_per_second, request.batch_size, request.device, request.tokens_per_second
+        request.model,
+        request.images_per_second,
+        request.batch_size,
+        request.device,
+        request.tokens_per_second,
+        request.precision or "fp32",
     )
     with paths.claimed(request.out or paths.default_out(made.recipe, "profile"), request.overwrite) as folder:
         return profile.write(made, folder).at(folder)

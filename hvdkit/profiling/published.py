@@ -7,13 +7,14 @@ proportion to their multiply-adds, gradients are float32, and input, update and 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import hvdkit
 from hvdkit.errors import Faults, nearest
 from hvdkit.results.profile import Layer, Link, Memory, Profile, ProfiledRank, Spread, StepSplit, Tensor, Tuning
 from hvdkit.tasks import gpt, resnet
 
+Precision = Literal["fp32", "bf16", "fp16"]
 _FORWARD = 1 / 3  # of compute
 _KINDS: dict[int, Any] = {1: "norm", 2: "dense", 4: "conv"}  # by the dimensions of the weights
 _CLASSES = {32: 10, 224: 1000}  # by the usual side of the images: CIFAR-10 and ImageNet
@@ -25,10 +26,12 @@ def profile(
     batch_size: int,
     device: str,
     tokens_per_second: float | None = None,
+    precision: Precision = "fp32",
 ) -> Profile:
     """The profile of `model` on one `device` ("cpu", or a GPU's name) that trains so many images or tokens per second.
 
-    `batch_size` is in images, or in windows of a GPT's 1,024 tokens. Raises RequestError with all faults.
+    `batch_size` is in images, or in windows of a GPT's 1,024 tokens; `precision` is that of the figure. Raises
+    RequestError with all faults.
     """
     faults, names = Faults(), (*resnet.NAMES, *gpt.NAMES)
     if model not in names:
@@ -50,7 +53,7 @@ def profile(
     if not (device.isprintable() and 0 < len(device.strip()) <= 100):
         faults.append(f"--device {device!r}: expected a name such as a100, or cpu")
     faults.report()
-    return _made(model, float(speed), batch_size, device.strip())
+    return _made(model, float(speed), batch_size, device.strip(), precision)
 
 
 def lines(profile: Profile) -> list[str]:
@@ -62,7 +65,7 @@ def lines(profile: Profile) -> list[str]:
     ]
 
 
-def _made(model: str, speed: float, batch_size: int, device: str) -> Profile:
+def _made(model: str, speed: float, batch_size: int, device: str, precision: Precision) -> Profile:
     if model in gpt.NAMES:
         transformer = gpt.published(model)
         unit, units_per_sample = "tokens", transformer.context
@@ -90,12 +93,13 @@ def _made(model: str, speed: float, batch_size: int, device: str) -> Profile:
         )
         for name in dict.fromkeys(name.rpartition(".")[0] for name in shapes)
     ]
+    said = "" if precision == "fp32" else f" in {precision}"
     split = _split(step_ms, forward_ms, backward_ms)
     parameters = sum(tensor.bytes for tensor in tensors)
     return Profile(
         schema_version=1,
         hvdkit_version=hvdkit.__version__,
-        published=f"a published figure, {speed:,.10g} {unit}/s on one {device} at batch size {batch_size}",
+        published=f"a published figure, {speed:,.10g} {unit}/s on one {device} at batch size {batch_size}{said}",
         framework="published",
         framework_version="",
         horovod_version=None,
@@ -112,7 +116,7 @@ def _made(model: str, speed: float, batch_size: int, device: str) -> Profile:
         unit=unit,
         units_per_sample=units_per_sample,
         accumulate=1,
-        precision="fp32",
+        precision=precision,
         compression="none",
         measured_steps=1,
         tensors=tensors,

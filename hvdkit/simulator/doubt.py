@@ -74,7 +74,8 @@ def expected(fitted: Calibration, base: Case) -> Doubt:
     if ranks > 1:
         if fitted.ranks == 1:
             both.append(ONE_RANK)
-            warnings.append("the profile is of one rank: it does not show how ranks on a host slow each other down")
+            known = "is not known" if fitted.on_cpu else "is taken from published runs"
+            warnings.append(f"the profile is of one rank: how ranks on a host slow each other down {known}")
         if base.rules.overlaps and not fitted.overlap_shown:
             warnings.append("no overlap of communication was measured; the interval includes a step without any")
         wire, told = _wire(base)
