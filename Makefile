@@ -106,7 +106,7 @@ test-all: runtimes programs ## As make test, also what it tries in one framework
 cluster-check: runtimes ## Install Slurm, two MPIs, sshd (root, Debian) and Ray, and test all launchers; with Docker, over containers
 	@$(call APT,openmpi-bin mpich slurm-wlm munge openssh-server openssh-client chromium fonts-dejavu-core)
 	@$(BIN)/python -m pip install --quiet -e '.[ray]' 'ray[default]'
-	@$(PYTEST) --dist loadfile tests/test_slurm.py tests/test_submit.py tests/test_launch_horovod.py \
+	@$(PYTEST) --dist loadfile tests/test_slurm.py tests/test_launch_clusters.py tests/test_submit.py tests/test_launch_horovod.py \
 		tests/test_ray.py tests/test_mpi.py tests/test_host_doctor.py tests/test_kubernetes_pods.py
 	@docker/check.sh --compose mxnet
 

@@ -90,19 +90,6 @@ def test_a_comparison_over_ssh_is_on_one_host_and_on_both(hosts: Sshd, mpi: dict
     assert [(row["np"], row["against"]) for row in told["ratios"]] == [(4, "np=2")]
 
 
-def test_a_program_runs_on_two_hosts_over_ssh(hosts: Sshd, mpi: dict[str, str], tmp_path: Path) -> None:
-    options = ["--launcher", "mpirun", "-np", "4", "-H", hosts.option(2), "--out", str(tmp_path / "run")]
-    launch = [*HVDKIT, "launch", *options, str(ROOT / "tests" / "launched" / "program.py")]
-    done = hosts.run([*launch, "none"], env=mpi, stderr=subprocess.PIPE, text=True, timeout=hygiene.patience(120))
-    assert done.returncode == 0, done.stderr
-    assert hosts_of(tmp_path / "run") == [("10.77.0.1", 0)] * 2 + [("10.77.0.2", 0)] * 2
-    options[-1] = str(tmp_path / "failed")
-    launch = [*HVDKIT, "launch", *options, str(ROOT / "tests" / "launched" / "program.py")]
-    done = hosts.run([*launch, "exits"], env=mpi, stderr=subprocess.PIPE, text=True, timeout=hygiene.patience(120))
-    assert done.returncode == 3, done.stderr
-    assert "rank 1 on 10.77.0.1 ended with exit code 3" in done.stderr
-
-
 def test_a_rank_on_the_other_host_that_is_killed_is_named(hosts: Sshd, mpi: dict[str, str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     train = [*LAUNCHED, "epochs=1000", "--framework", "mxnet", "-H", hosts.option(2), "--out", str(run)]

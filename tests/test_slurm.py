@@ -131,14 +131,25 @@ def test_a_comparison_is_one_command_in_an_allocation(slurm: Slurm, tmp_path: Pa
     assert "ranks 2 on h1, 2 on h2" in done.stdout
 
 
-def test_a_program_runs_on_two_hosts_and_the_rank_that_fails_is_named(slurm: Slurm, tmp_path: Path) -> None:
-    launch = [*ALLOCATION, *HVDKIT, "launch", "-np", "4"]
-    program = str(ROOT / "tests" / "launched" / "program.py")
-    done = call(slurm, [*launch, "--out", "run", program, "none"], tmp_path)
-    assert done.returncode == 0 and "[3] rank 3 of 4 none" in done.stdout, done.stderr
-    assert json.loads((tmp_path / "run" / "launch.json").read_text())["launcher"] == "slurm"
-    done = call(slurm, [*launch, "--out", "failed", program, "exits"], tmp_path)
-    assert (done.returncode, "rank 1 on h1 ended with exit code 3" in done.stderr) == (3, True), done.stderr
+def test_a_script_that_is_warned_goes_on_from_its_own_checkpoint(slurm: Slurm, tmp_path: Path) -> None:
+    """It is queued again, as `--requeue` says, and ends; what it printed at both starts is in the job's log."""
+    kept, script = tmp_path / "kept", str(ROOT / "tests" / "launched" / "resumes.py")
+    options = ["-np", "4", "--nodes", "2", "--time", "10", "--requeue", "--run", str(tmp_path / "run"), "--apply"]
+    done = call(slurm, [*HVDKIT, "submit", *options, "--", script, "--checkpoint", str(kept)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"^job (\d+): its output goes to (\S+),", done.stdout, re.MULTILINE)
+    assert found, done.stdout
+    job, log = found[1], Path(found[2])
+
+    def said() -> str:
+        return log.read_text() if log.exists() else slurm.log("slurmctld")[-2000:]
+
+    wait_for(kept.exists, said)
+    call(slurm, ["scancel", "--batch", "--signal=USR2", job], tmp_path)
+    start_again(slurm, job, said)
+    wait_for(lambda: "ended well" in said(), said)
+    assert "[3] starts at step 0\n" in said() and re.search(r"\[3\] starts at step [1-9]", said()), said()
+    wait_for(lambda: not call(slurm, ["squeue", "-h"], tmp_path).stdout)
 
 
 def test_a_comparison_is_submitted(slurm: Slurm, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A program in the form of Horovod's documentation, which knows nothing of hvdkit: `program.py FAULT`.
 
-After five collectives rank 1 commits FAULT, or all ranks do if its name begins with `all`.
+After five collectives rank 1, or that of FAULTY, commits FAULT, or all ranks do if its name begins with `all`.
 """
 
 import os
@@ -37,7 +37,7 @@ hvd.init()
 print(f"rank {hvd.rank()} of {hvd.size()}", *sys.argv[1:])
 fault = sys.argv[1]
 for step in range(8):
-    if step == 5 and (fault.startswith("all") or hvd.rank() == 1):
+    if step == 5 and (fault.startswith("all") or hvd.rank() == int(os.environ.get("FAULTY", "1"))):
         commit(fault)
     summed = hvd.allreduce(mx.nd.ones((2,)), average=False, name="gradients")
     assert summed.asnumpy().tolist() == [hvd.size()] * 2
