@@ -47,7 +47,7 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         before = ALLOCATION if isinstance(cluster, Slurm) else []
 
         def start(run: Path, fault: str) -> subprocess.Popen[str]:
-            options = ["launch", "-np", "4", *where, "--out", str(run), "--stall-timeout", "10"]
+            options = ["launch", "-np", "4", *where, "--out", str(run), "--stall-timeout", "30"]
             return cluster.start(
                 [*before, *HVDKIT, *options, PROGRAM, fault], cwd=run.parent, stderr=subprocess.PIPE, text=True,
                 stdout=subprocess.PIPE, env={"PYTHONPATH": str(ROOT), "FAULTY": "3", "OMP_NUM_THREADS": "1"},
@@ -60,7 +60,7 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_a_program_ends_on_the_other_host(fault: str, started: tuple[Start, str], tmp_path: Path) -> None:
     """Which rank it is to be, a variable says that hvdkit does not know."""
     start, host = started
-    said, told = start(tmp_path / "run", fault).communicate(timeout=hygiene.patience(120))
+    said, told = start(tmp_path / "run", fault).communicate(timeout=hygiene.patience(180))
     status, how = KINDS[fault]
     launched = json.loads((tmp_path / "run" / "launch.json").read_text())
     if status == 0:
