@@ -19,7 +19,7 @@ PAGES = sorted(path.name.removesuffix(".md.j2") for path in (ROOT / "benchmarks"
 
 
 # Those that are measured by who has the machine for it.
-MADE_ELSEWHERE = ("largest", "parallel", "validation")
+MADE_ELSEWHERE = ("largest", "parallel", "validation", "validation-rows")
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name not in MADE_ELSEWHERE])
