@@ -161,7 +161,15 @@ def test_a_command_has_the_runtime_and_a_module_and_options_of_horovodrun(hvdkit
         (["--python", sys.executable, "plain.py"], "it has no Horovod; see `hvdkit horovod wheel`"),
         (["-x", "1A", "plain.py"], "-x '1A': expected NAME, or NAME=VALUE"),
         (["-x", "NOT_SET_HERE", "--runtime", "mxnet", "plain.py"], "-x NOT_SET_HERE: expected a variable that is set"),
-        (["--min-np", "3", "--runtime", "mxnet", "plain.py"], "-np 1: expected 3 to 1, as --min-np and --max-np say"),
+        (
+            ["--min-np", "3", "--runtime", "mxnet", "plain.py"],
+            "-np 1: expected at least 3, as --min-np and --max-np say",
+        ),
+        (
+            ["--min-np", "3", "--max-np", "2", "--runtime", "mxnet", "plain.py"],
+            "--min-np 3: expected at most --max-np 2",
+        ),
+        (["wrong.py"], "wrong.py, line 1: no Python: "),
         (["--hostfile", "hosts", "plain.py"], "--hostfile: an option of horovodrun; here -H ./FILE"),
         (["--autotune", "plain.py"], "--autotune: an option of horovodrun; here -x HOROVOD_AUTOTUNE=1"),
         (
@@ -174,6 +182,7 @@ def test_what_is_refused_is_told_by_its_option(words: list[str], told: str, insi
     (tmp_path / "plain.py").write_text("print()\n")
     (tmp_path / "both.py").write_text("import helper\nimport horovod.torch as hvd\n")
     (tmp_path / "helper.py").write_text("from horovod import mxnet\n")
+    (tmp_path / "wrong.py").write_text("def f(:\n")
     done = inside("launch", *words)
     assert done.returncode == 2 and told in done.stderr, done.stderr
     assert not (tmp_path / "runs").exists()

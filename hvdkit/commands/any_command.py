@@ -16,7 +16,7 @@ from hvdkit import paths, programs
 from hvdkit.commands import COMMANDS, loading, own_script, recipe_paths
 from hvdkit.commands.request import Option, Request, plain
 from hvdkit.commands.submit_request import SubmitRequest
-from hvdkit.errors import Faults, RequestError
+from hvdkit.errors import Faults, RequestError, nearest
 from hvdkit.recipe import registry
 from hvdkit.recipe.schema import Recipe
 
@@ -88,6 +88,12 @@ def asked(request: SubmitRequest) -> AnyCommand | None:
         known = request.recipe.suffix in (".yaml", ".yml") or words[0] in {entry.name for entry in registry.entries()}
         if not known and shutil.which(words[0]):
             raise RequestError(f"{words[0]}: a program; give -- launch --runtime NAME -- {shlex.join(words)}")
+        names = [*(entry.name for entry in registry.entries()), *COMMANDS]
+        if not known and "/" not in words[0] and not nearest(words[0], names):
+            raise RequestError(
+                f"{words[0]}: no recipe, command or program; expected a recipe of `hvdkit recipes list` or its file, a "
+                "command such as compare RECIPE, or a script"
+            )
         return None
     module = import_module(f"hvdkit.commands.{command.replace(' ', '_').replace('-', '_')}")
     hints = get_type_hints(module.run)

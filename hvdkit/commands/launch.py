@@ -304,8 +304,11 @@ def _elastic(request: LaunchRequest, faults: Faults) -> ElasticBounds | None:
     if given == (None, None, None):
         return None
     least, most = request.min_np or request.np, request.max_np or request.np
-    if not least <= request.np <= most:
-        faults.append(f"-np {request.np}: expected {least} to {most}, as --min-np and --max-np say")
+    if request.min_np and request.max_np and least > most:
+        faults.append(f"--min-np {least}: expected at most --max-np {most}")
+    elif not least <= request.np <= most:
+        bounds = f"{least} to {most}" if request.max_np else f"at least {least}"
+        faults.append(f"-np {request.np}: expected {bounds}, as --min-np and --max-np say")
     if request.launcher not in ("auto", "direct", "horovodrun"):
         faults.append(f"--launcher {request.launcher}: elastic programs run by direct or horovodrun")
     if request.cycle_time_ms is not None or "HOROVOD_CYCLE_TIME" in os.environ:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from hvdkit.defaults import FRAMEWORK
@@ -52,8 +53,15 @@ def modules_of(script: Path) -> list[str]:
 def frameworks_of(script: Path) -> list[str]:
     """The frameworks whose Horovod a program imports, itself or by a file beside it; without one, those it imports.
 
-    One of several that have the same runtime counts, Keras before TensorFlow.
+    One of several that have the same runtime counts, Keras before TensorFlow. Raises RequestError for a script that is
+    no Python.
     """
+    with suppress(OSError):
+        try:
+            ast.parse(script.read_bytes())
+        except (SyntaxError, ValueError) as error:
+            where = f"{script}, line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else str(script)
+            raise RequestError(f"{where}: no Python: {getattr(error, 'msg', error)}; mend it") from None
     imported = _imports(script)[1]
     names = [[name for name in imported if name.startswith(prefix)] for prefix in ("horovod.", "")]
     for prefix, modules in zip(("horovod.", ""), names, strict=True):

@@ -133,6 +133,8 @@ def _planned(recipe: Recipe, request: PlanRequest) -> Ladder:
         notes.append(f"{ranks} ranks in place of {request.ranks}: {what}")
     if size is None:
         notes.append(f"what fits is unknown: {cluster.name} does not have its devices' memory; give --device 24GiB")
+    if gpu and recipe.device == "auto" and not (named or device.relative_speed):
+        notes.append(f"{device.name} is taken for a GPU, as it has memory of its own; give device=cpu for processors")
     if gpu and recipe.precision == "bf16" and half != "bf16" and device.relative_speed:
         notes.append(
             f"precision: {device.name} does not compute in bf16; give precision={half if half != 'none' else 'fp32'}"
