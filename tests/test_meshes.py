@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import mesh_rows
 from hvdkit.commands import predict as predict_command
+from hvdkit.core import cuts
 from hvdkit.core.schedules import bubble
 from hvdkit.errors import RequestError
 from hvdkit.recipe import registry, schema
@@ -63,8 +64,8 @@ def test_many_microbatches_take_as_long_as_all_of_them_simulated() -> None:
     for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2)):
         forward = [[1.0 + 0.3 * (stage % 3) + 0.1 * chunk for chunk in range(chunks)] for stage in range(4)]
         backward = [[2.1 * seconds for seconds in of] for of in forward]
-        ends = meshes.finished(schedule, 64, forward, backward, 0.05)
-        assert ends == pytest.approx(meshes._simulated(schedule, 64, forward, backward, 0.05), rel=1e-3)
+        ends = cuts.finished(schedule, 64, forward, backward, 0.05)
+        assert ends == pytest.approx(cuts._simulated(schedule, 64, forward, backward, 0.05), rel=1e-3)
 
 
 def test_a_message_takes_the_links_that_stages_are_apart() -> None:
@@ -197,7 +198,10 @@ def test_a_profile_of_whole_models_predicts_a_divided_one(axes: dict[str, int], 
         first = sum(work[: balanced([int(one) for one in work], 2)[0]]) / sum(work)
         expected = 60 * (7 / 8 * max(first, 1 - first) + 1 / 8)
         assert expected == pytest.approx(30 * share, rel=0.1)
-    assert point.step_ms == pytest.approx(expected + 2 + 3 / 2, rel=0.03)
+        # The chain is cut by the schedule, which is as fast as the evenest cut, or faster.
+        assert 30 * share + 3.5 <= point.step_ms <= 1.001 * (expected + 2 + 3 / 2)
+    if "tensor" in axes:
+        assert point.step_ms == pytest.approx(expected + 2 + 3 / 2, rel=0.03)
     assert point.low_ms < point.step_ms < point.high_ms
     assert point.memory_by_stage_mib and len(point.memory_by_stage_mib) == axes.get("pipeline", 1)
     assert point.memory_mib == max(point.memory_by_stage_mib)

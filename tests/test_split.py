@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from hvdkit.core import cuts
+from hvdkit.core.cuts import finished
+from hvdkit.core.schedules import actions, alive
+from hvdkit.recipe import registry, schema
 from hvdkit.recipe.communication import Parallel
 from hvdkit.tasks import gpt, resnet
 from hvdkit.tasks.parts import balanced
@@ -56,3 +62,127 @@ def test_the_output_layer_counts() -> None:
     assert blocks[-1] == 1 and sum(blocks) == 12
     tied = table.vocabulary * table.width  # the table of tokens is at both ends
     assert sum(map(parameter_count, stages)) == parameter_count(table) + tied
+
+
+def every_cut(count: int, runs: int) -> list[list[int]]:
+    return [
+        [stop - start for start, stop in pairwise((0, *ends, count))]
+        for ends in combinations(range(1, count), runs - 1)
+    ]
+
+
+def seconds(work: list[float], split: list[int], axes: Parallel, microbatches: int) -> float:
+    """A step by its schedule, backward twice as long as forward."""
+    ends = np.cumsum([0, *split])
+    passes = [sum(work[start:stop]) for start, stop in pairwise(ends)]
+    forward = [passes[stage :: axes.pipeline] for stage in range(axes.pipeline)]
+    return max(finished(axes.schedule, microbatches, forward, [[2 * one for one in of] for of in forward]))
+
+
+def most_bytes(state: list[float], values: list[float], split: list[int], axes: Parallel, microbatches: int) -> float:
+    """What the stage with the most keeps."""
+    ends, stages = np.cumsum([0, *split]), range(axes.pipeline)
+    kept = [0.0] * axes.pipeline
+    for run, (start, stop) in enumerate(pairwise(ends)):
+        stage, chunk = run % axes.pipeline, run // axes.pipeline
+        at_once = alive(
+            actions(axes.schedule, stage, axes.pipeline, microbatches, axes.chunks),
+            [int(number == chunk) for number in range(axes.chunks)],
+        )
+        kept[stage] += sum(state[start:stop]) + at_once * sum(values[start:stop])
+    return max(kept[stage] for stage in stages)
+
+
+SCHEDULES: list[tuple[int, int, str]] = [
+    (2, 1, "1f1b"), (3, 1, "1f1b"), (4, 1, "gpipe"), (2, 2, "interleaved"), (3, 2, "interleaved"), (2, 3, "interleaved")
+]  # fmt: skip
+
+
+def axes_of(stages: int, chunks: int, schedule: str, optimize: str = "speed") -> Parallel:
+    return Parallel.model_validate({"pipeline": stages, "chunks": chunks, "schedule": schedule, "optimize": optimize})
+
+
+@pytest.mark.parametrize("stages, chunks, schedule", SCHEDULES)
+def test_random_chains_take_a_step_within_a_hundredth_of_the_best_of_all_cuts(
+    stages: int, chunks: int, schedule: str
+) -> None:
+    random = np.random.default_rng(stages + 10 * chunks)
+    for _ in range(12):
+        axes, microbatches = axes_of(stages, chunks, schedule), stages * int(random.integers(1, 5))
+        count = int(random.integers(axes.runs, 11))
+        work = random.integers(1, 1000, count).tolist()
+        split = cuts.chosen(axes, work, microbatches)
+        best = min(seconds(work, cut, axes, microbatches) for cut in every_cut(count, axes.runs))
+        assert seconds(work, split, axes, microbatches) <= 1.01 * best, (work, split)
+
+
+def test_long_chains_are_cut_as_well_without_trying_every_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuts, "comb", lambda count, runs: 10**9)
+    random = np.random.default_rng(3)
+    for stages, schedule in ((2, "1f1b"), (3, "1f1b"), (4, "1f1b"), (3, "gpipe")):
+        for _ in range(10):
+            axes, count = axes_of(stages, 1, schedule), int(random.integers(stages, 12))
+            work = random.integers(1, 1000, count).tolist()
+            best = min(seconds(work, cut, axes, 8) for cut in every_cut(count, stages))
+            assert seconds(work, cuts.chosen(axes, work, 8), axes, 8) <= 1.01 * best
+
+
+@pytest.mark.parametrize("optimize", ["speed", "memory"])
+@pytest.mark.parametrize(
+    "stages, chunks, schedule", [(2, 1, "1f1b"), (3, 1, "1f1b"), (3, 1, "gpipe"), (2, 2, "interleaved")]
+)
+def test_a_stage_keeps_no_more_than_there_is_room_for(stages: int, chunks: int, schedule: str, optimize: str) -> None:
+    """As the best of all cuts: the fastest of those that fit, or the one that needs the least."""
+    random = np.random.default_rng(7)
+    for _ in range(10):
+        axes, count = axes_of(stages, chunks, schedule, optimize), int(random.integers(stages * chunks, 10))
+        work, state, values = (random.integers(1, 1000, count).tolist() for _ in range(3))
+        every = every_cut(count, axes.runs)
+        needs = sorted(most_bytes(state, values, cut, axes, 2 * stages) for cut in every)
+        room = needs[len(needs) // 3]
+        split = cuts.chosen(axes, work, 2 * stages, (state, values), room)
+        needed = most_bytes(state, values, split, axes, 2 * stages)
+        if optimize == "memory":
+            assert needed == pytest.approx(needs[0])
+            continue
+        fitting = [cut for cut in every if most_bytes(state, values, cut, axes, 2 * stages) <= room]
+        best = min(seconds(work, cut, axes, 2 * stages) for cut in fitting)
+        assert needed <= room and seconds(work, split, axes, 2 * stages) <= 1.01 * best
+
+
+@pytest.mark.parametrize(
+    "recipe, keys",
+    [
+        ("resnet20-digits", ["batch_size=32"]),
+        ("resnet20-digits", ["model.name=resnet50", "batch_size=32"]),
+        ("gpt-tiny", ["model={name: gpt2}", "batch_size=16"]),
+    ],
+)
+@pytest.mark.parametrize(
+    "axes", [{"pipeline": 2}, {"pipeline": 4}, {"pipeline": 2, "chunks": 2, "schedule": "interleaved"}]
+)
+def test_models_take_a_step_within_a_hundredth_of_the_best_of_all_cuts(
+    recipe: str, keys: list[str], axes: dict[str, Any]
+) -> None:
+    texts = [f"parallel.{key}={value}" for key, value in axes.items()]
+    asked = schema.load(registry.locate(Path(recipe)), [*keys, *texts])
+    table = gpt.published("gpt2") if "gpt2" in str(keys) else resnet.architecture(asked.model.name, 10)
+    work = cuts.costs_of(table)
+    split, count = cuts.resolved(asked, table).split, cuts.passes_of(asked)
+    assert split != "auto" and sum(split) == len(work)
+    best = min(seconds(work, cut, asked.parallel, count) for cut in every_cut(len(work), len(split)))
+    assert seconds(work, split, asked.parallel, count) <= 1.01 * best
+
+
+def test_least_memory_gives_the_first_stage_fewer_blocks() -> None:
+    """It keeps the most microbatches. The same numbers on all ranks, whatever computes them."""
+    asked = schema.load(registry.locate(Path("resnet20-digits")), ["batch_size=64", "parallel.pipeline=3"])
+    table = resnet.architecture("resnet20", 10)
+    fast = cuts.resolved(asked, table)
+    lean = asked.model_copy(update={"parallel": asked.parallel.model_copy(update={"optimize": "memory"})})
+    least = cuts.resolved(lean, table)
+    assert least == cuts.resolved(lean, table)
+    state, values = cuts._kept(lean, table, len(table.blocks))
+    assert isinstance(least.split, list) and isinstance(fast.split, list)
+    needs = [most_bytes(state, values, split, fast, 12) for split in (least.split, fast.split)]
+    assert needs[0] < needs[1]

@@ -16,6 +16,7 @@ from hvdkit.adapters.capabilities import CHOSEN as OF_ADAPTERS
 from hvdkit.adapters.capabilities import chosen
 from hvdkit.commands.checked_run import Plan, environment, program
 from hvdkit.commands.checks import data_ranks
+from hvdkit.core import cuts
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.errors import RequestError
 from hvdkit.heartbeat import NOTED
@@ -23,7 +24,7 @@ from hvdkit.recipe import parallel, schema, yaml_files
 from hvdkit.recipe.data import MOST_FOUND
 from hvdkit.recipe.schema import ImageFolder, Recipe, flat
 from hvdkit.report import mesh
-from hvdkit.report.tabular import Table, markdown, number, on_hosts, percent, size
+from hvdkit.report.tabular import Cell, Table, markdown, number, on_hosts, percent, size
 from hvdkit.results.dry_run import DryRun, PlannedRank, PlannedRun
 from hvdkit.results.memory import Parts
 from hvdkit.results.train import PlannedStage, TrainResult
@@ -34,6 +35,7 @@ from hvdkit.worker import stages
 from hvdkit.worker.tuning import CHOSEN, SHARED, listed
 
 _MOST_RANKS = 8  # named one by one
+_BAR = 24  # characters
 # Keys of a recipe that do not change how long a step takes; the number of threads is in the result.
 _ANY_SPEED = {
     "name", "epochs", "steps", "seed", "schedule", "loss", "checkpoint", "log_every", "tensorboard", "warmup_steps",
@@ -137,7 +139,14 @@ def _stages(plan: Plan) -> list[PlannedStage] | None:
         return None
     hosts = [rank.hostname for rank in plan.placement.places]
     shape = plan.samples.shape if plan.samples else None
-    return stages.planned(tasks.choose(plan.recipe).architecture(shape), axes, hosts)
+    table = tasks.choose(plan.recipe).architecture(shape)
+    found = stages.planned(table, cuts.resolved(plan.recipe, table), hosts)
+    if axes.pipeline > 1 and table.work_by_block():
+        ranks, gpu = data_ranks(plan.recipe, plan.np, plan.rival), _on_gpus(plan)
+        for number, stage in enumerate(found):
+            needs = memory.parts_of_stage(plan.recipe, shape, plan.framework, gpu, ranks, plan.recipe.sharding, number)
+            stage.needs_bytes = needs.total
+    return found
 
 
 def _memory(plan: Plan) -> Parts | None:
@@ -271,8 +280,9 @@ def lines(plan: DryRun) -> list[str]:
 
 
 def _stage_lines(run: PlannedRun) -> list[str]:
-    """A table of a pipeline's stages; no lines without several."""
+    """A table of a pipeline's stages, with a bar for the work of each; no lines without several."""
     stages = list(enumerate(run.stages or []))
+    most = max((stage.work or 0.0 for _, stage in stages), default=0.0)
     table = Table.of(
         "stages",
         stages,
@@ -280,9 +290,11 @@ def _stage_lines(run: PlannedRun) -> list[str]:
             "stage": lambda row: number(row[0]),
             "blocks": lambda row: mesh.blocks(row[1].blocks),
             "parameters": lambda row: number(row[1].parameters),
+            "a rank needs": lambda row: "–" if row[1].needs_bytes is None else size(row[1].needs_bytes),
             "of the work": lambda row: percent(row[1].work),
+            "": lambda row: Cell("█" * round(_BAR * row[1].work / most) if row[1].work else ""),
         },
-    )
+    ).without_empty()
     return markdown(table).splitlines() if len(stages) > 1 else []
 
 

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hvdkit import tasks
-from hvdkit.core import trace_events
+from hvdkit.core import cuts, trace_events
 from hvdkit.core.group import coordinates
 from hvdkit.core.schedules import Action, actions, bubble
 from hvdkit.profiling import breakdown
 from hvdkit.profiling.assemble import Findings
 from hvdkit.profiling.breakdown import TracedStep
-from hvdkit.recipe.parallel import microbatches_of
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.pipeline import Doing, PipelineRank, PipelineStep, Span
 from hvdkit.worker import stages
@@ -40,7 +39,7 @@ def measured(findings: Findings, recipe: Recipe) -> PipelineStep:
     of_stages = [
         {kind: float(np.mean(times[stage, kind])) for kind in ("forward", "backward")} for stage in range(axes.pipeline)
     ]
-    microbatches = microbatches_of(axes, recipe.batch_size) * recipe.accumulate
+    microbatches, table = cuts.passes_of(recipe), tasks.choose(recipe).architecture()
     stages_of = range(axes.pipeline)
     listed = [actions(axes.schedule, stage, axes.pipeline, microbatches, axes.chunks) for stage in stages_of]
     predicted = timed(listed, of_stages)
@@ -57,7 +56,7 @@ def measured(findings: Findings, recipe: Recipe) -> PipelineStep:
         tensor=axes.tensor,
         chunks=axes.chunks,
         microbatches=microbatches,
-        of_stages=stages.planned(tasks.choose(recipe).architecture(), axes, hosts),
+        of_stages=stages.planned(table, cuts.resolved(recipe, table), hosts),
         measured_steps=len(rows),
         step_ms=float(np.mean(lengths)),
         predicted_ms=length,

@@ -147,13 +147,14 @@ class Parallel(Strict):
     schedule: Literal["gpipe", "1f1b", "interleaved"] = Field("1f1b", description="the order of a stage's passes")
     chunks: int = Field(1, ge=1, le=2**20, description="runs of blocks that each stage has; for interleaved")
     split: Annotated[Literal["auto"] | list[int], BeforeValidator(_split)] = Field(
-        "auto", description="how many blocks each stage has; auto: so that the work is even"
+        "auto", description="how many blocks each stage has; auto: so that a step takes the least time or memory"
     )
+    optimize: Literal["speed", "memory"] = Field("speed", description="what split: auto makes the least of a step")
 
     @model_validator(mode="after")
     def _keys_go_together(self) -> Parallel:
         stages = self.pipeline
-        for key in ("microbatches", "schedule", "chunks", "split"):
+        for key in ("microbatches", "schedule", "chunks", "split", "optimize"):
             got = getattr(self, key)
             if stages == 1 and got != type(self).model_fields[key].default:
                 raise ValueError(f"expected {key} only where pipeline is above 1, got {got} and pipeline 1")

@@ -108,7 +108,8 @@ class PlannedStage(Figures):
     """The `ranks` that have these `blocks` of a model, and what comes before or after them, in one part or several.
 
     `parameters` counts those of all parts, `work` is their share (0 to 1) of a forward pass's multiply-adds, None where
-    it is unknown. `hosts` has the host of each of the ranks.
+    it is unknown. `hosts` has the host of each of the ranks. `needs_bytes` is what a rank keeps by the count of `hvdkit
+    memory`, where that was asked.
     """
 
     blocks: list[str]
@@ -116,6 +117,7 @@ class PlannedStage(Figures):
     work: float | None = None
     ranks: list[int]
     hosts: list[str]
+    needs_bytes: int | None = None
 
 
 class TrainedStage(PlannedStage):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from hvdkit import tasks
+from hvdkit.core import cuts
 from hvdkit.errors import RequestError
 from hvdkit.recipe.parallel import check_ranks, microbatches_of
 from hvdkit.recipe.schema import Recipe, revise
@@ -47,13 +48,13 @@ def divided(
     Raises RequestError if the axes are not those of so many ranks.
     """
     check_ranks(recipe.parallel, ranks)
-    shape, axes, work = memory.sample_shape(recipe), recipe.parallel, fitted.workload
+    shape, work = memory.sample_shape(recipe), fitted.workload
     chain = chains.of_recipe(recipe, shape)
     if chain is None:
         return None
     table = tasks.choose(recipe).architecture(shape)
-    runs = [table.staged(axes, run).stage for run in range(axes.runs)] if axes.pipeline > 1 else [None]
-    split = [stage.stop - stage.start if stage else len(chain.blocks) for stage in runs]
+    axes = cuts.resolved(recipe, table)
+    split = axes.split if axes.pipeline > 1 else [len(chain.blocks)]
     seconds = work.compute_s * (0.75 if profiled.get("recompute") else 1.0)
     device = _device(chain, work.batch_size, seconds, cluster, fitted.on_cpu)
     device = replace(device, flop_per_s=device.flop_per_s * speed)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from hvdkit import tasks
 from hvdkit.adapters import capabilities
+from hvdkit.core import cuts
 from hvdkit.core.pieces import BUCKET_BYTES, BUCKETS_AT_ONCE, ROOT_BLOCK
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.schedules import actions, alive
@@ -56,8 +57,8 @@ def parts_of_stage(
     recipe: Recipe, shape: tuple[int, ...] | None, framework: str, gpu: bool, ranks: int, stage: Stage, number: int
 ) -> Parts:
     """As `parts`, on the ranks of one stage of a pipeline, counted from 0."""
-    axes, precision = recipe.parallel, PRECISIONS[recipe.precision]
-    whole = tasks.choose(recipe).architecture(shape)
+    whole, precision = tasks.choose(recipe).architecture(shape), PRECISIONS[recipe.precision]
+    axes = cuts.resolved(recipe, whole)
     tables = [whole]
     if axes.pipeline > 1:  # a stage's chunks
         tables = [whole.staged(axes, run) for run in range(number, axes.runs, axes.pipeline)]

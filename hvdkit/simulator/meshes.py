@@ -12,22 +12,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from hvdkit.core.schedules import actions
+from hvdkit.core.cuts import BACKWARD, finished
 from hvdkit.recipe.communication import Parallel
 from hvdkit.results.bench import Collective
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.costs import Network
-from hvdkit.tasks.parts import balanced
+from hvdkit.tasks.parts import evenly
 
-_STEADY = 4  # times as many microbatches as stages, after which each takes as long as the one before
 _SERIAL = 0.4  # of launches, for which the device waits, as when it computes again with the same random numbers
 _OF_SUM = 2  # launches
 _MOST_SAMPLES = 64  # of a microbatch that is searched
-_BACKWARD = 2  # times a forward pass: gradients of inputs, and of weights
 
 
 class BlockWork(NamedTuple):
@@ -153,11 +151,8 @@ class Divided:
         axes = self.axes
         if axes.split != "auto":
             return axes.split
-        return list(
-            _balanced(
-                tuple(int(block.multiply_adds + block.whole_multiply_adds) for block in self.chain.blocks), axes.runs
-            )
-        )
+        work = (block.multiply_adds + block.whole_multiply_adds for block in self.chain.blocks)
+        return evenly(tuple(work), axes.runs)
 
     @cached_property
     def runs(self) -> list[Sequence[BlockWork]]:
@@ -169,7 +164,7 @@ class Divided:
         """The seconds of a run's forward and backward pass, and what of both are sums of the tensor group."""
         sums = {block: sum(map(self._sum, block.sums)) for block in set(blocks)}
         forward = sum(self._work(block, 1, sums[block]) for block in blocks)
-        backward = sum(self._work(block, _BACKWARD, sums[block]) for block in blocks)
+        backward = sum(self._work(block, BACKWARD, sums[block]) for block in blocks)
         again = forward if self.recompute else 0.0
         return forward, backward + again, (3 if self.recompute else 2) * sum(sums[block] for block in blocks)
 
@@ -256,76 +251,6 @@ class Divided:
         return self.links.seconds("allreduce", 2, stride, self.chain.shared / axes.tensor * self.chain.gradient_bytes)
 
 
-def finished(
-    schedule: str,
-    microbatches: int,
-    forward: Sequence[Sequence[float]],
-    backward: Sequence[Sequence[float]],
-    hop_s: float = 0.0,
-) -> list[float]:
-    """When each stage has finished its passes, whose seconds are given by stage and chunk.
-
-    Of many microbatches only the first are simulated, as then each takes as long as the one before it.
-    """
-    stages = len(forward)
-    few = _STEADY * stages + microbatches % stages
-    if microbatches <= few + stages:
-        return _simulated(schedule, microbatches, forward, backward, hop_s)
-    ends, later = (_simulated(schedule, count, forward, backward, hop_s) for count in (few, few + stages))
-    rounds = (microbatches - few) / stages
-    return [end + rounds * (after - end) for end, after in zip(ends, later, strict=True)]
-
-
-def _simulated(
-    schedule: str,
-    microbatches: int,
-    forward: Sequence[Sequence[float]],
-    backward: Sequence[Sequence[float]],
-    hop_s: float,
-) -> list[float]:
-    stages, chunks = len(forward), len(forward[0])
-    listed = [actions(schedule, stage, stages, microbatches, chunks) for stage in range(stages)]
-    clocks, at = [0.0] * stages, [0] * stages
-    arrived: dict[tuple[int, str, int, int], float] = {}  # by receiver, what, microbatch, chunk
-    links: dict[tuple[int, int], float] = {}  # from a stage to another: when the link is free
-    waits: dict[int, tuple[int, str, int, int]] = {}
-    ready = [*range(stages)]
-    while ready:
-        stage = ready.pop()
-        of_stage, clock, index = listed[stage], clocks[stage], at[stage]
-        while index < len(of_stage):
-            kind, number, chunk = of_stage[index]
-            if kind == "forward":
-                clock += forward[stage][chunk]
-            elif kind == "backward":
-                clock += backward[stage][chunk]
-            else:
-                way, _, what = kind.partition(" ")
-                if way == "receive":
-                    message = (stage, what, number, chunk)
-                    if message not in arrived:
-                        waits[stage] = message
-                        break
-                    clock = max(clock, arrived.pop(message))
-                else:
-                    run = chunk * stages + stage + (1 if what == "activation" else -1)
-                    target = run % stages
-                    message = (target, what, number, run // stages)
-                    free = max(clock, links.get((stage, target), 0.0)) + hop_s
-                    arrived[message] = links[stage, target] = free
-                    if waits.get(target) == message:
-                        del waits[target]
-                        ready.append(target)
-            index += 1
-        clocks[stage], at[stage] = clock, index
-    return clocks
-
-
-@lru_cache(maxsize=256)
-def _balanced(work: tuple[int, ...], runs: int) -> tuple[int, ...]:
-    return tuple(balanced(work, runs))
-
-
 def calibrated(chain: ModelWork, samples: int, seconds: float, memory_bytes_per_s: float, launch_s: float) -> Processor:
     """The device whose forward and backward of so many samples through the whole chain take `seconds`.
 
@@ -354,7 +279,7 @@ def fitted(
 def _alone(chain: ModelWork, samples: int, processor: Processor) -> float:
     no_links: MeshLinks = None  # type: ignore[assignment]
     way = Divided(chain, Parallel.model_construct(data=1, tensor=1, pipeline=1), 1, samples, processor, no_links)
-    return sum(way._work(block, 1 + _BACKWARD, 0.0) for block in chain.blocks)
+    return sum(way._work(block, 1 + BACKWARD, 0.0) for block in chain.blocks)
 
 
 def candidates(devices: int, blocks: int, most_tensor: int, heads: int | None = None) -> Iterator[Parallel]:

@@ -78,39 +78,38 @@ def block_of(parameter: str) -> str:
 
 
 def stage_of(parallel: Parallel, index: int, work: Sequence[int]) -> Stage:
-    """Run `index` of those into which a chain of blocks is cut that take so much work."""
-    split = _balanced(tuple(work), parallel.runs) if parallel.split == "auto" else parallel.split
+    """Run `index` of those into which a chain of blocks is cut that take so much work.
+
+    `split: auto` is even here; `core/cuts.py` knows the schedule too, and gives numbers.
+    """
+    split = evenly(tuple(work), parallel.runs) if parallel.split == "auto" else parallel.split
     start = sum(split[:index])
     return Stage(start, start + split[index], len(work))
 
 
 @lru_cache(maxsize=256)
-def _balanced(work: tuple[int, ...], runs: int) -> list[int]:
+def evenly(work: tuple[float, ...], runs: int) -> list[int]:
+    """As `balanced`, remembered."""
     return balanced(work, runs)
 
 
-def balanced(work: Sequence[int], runs: int) -> list[int]:
+def balanced(work: Sequence[float], runs: int, kept: Sequence[Sequence[float]] = (), room: float = inf) -> list[int]:
     """How many elements of a chain each of `runs` runs has, at least one, so that the most work of one is the least.
 
-    Exactly, by dynamic programming over the ends of runs; among the best cuts that with the least sum of squares.
+    Exactly, by dynamic programming over the ends of runs; among the best cuts that with the least sum of squares. With
+    `kept`, what each run would keep of each element, none keeps more than `room`, or than the least that is possible.
     """
-    ends, count = list(accumulate(work, initial=0)), len(work)
-    least = [float(end) for end in ends]  # the most work of a run, if the first so many elements are k runs
-    for k in range(2, runs + 1):
-        before, least = least, [inf] * (count + 1)
-        for stop in range(k, count + 1):
-            for cut in range(stop - 1, k - 2, -1):
-                size = ends[stop] - ends[cut]
-                if size >= least[stop]:  # earlier cuts make it longer
-                    break
-                least[stop] = min(least[stop], max(before[cut], size))
+    count, ends = len(work), [list(accumulate(work, initial=0))] * runs
+    held = [list(accumulate(of, initial=0)) for of in kept] or [[0] * (count + 1)] * runs
+    room = max(room, _least(held, held, inf)) if kept else room
+    most = _least(ends, held, room)
     squares, cuts = [0.0, *[inf] * count], list[list[int]]()
-    for k in range(1, runs + 1):
+    for k in range(runs):
         found, cut_at = [inf] * (count + 1), [0] * (count + 1)
-        for stop in range(k, count + 1):
-            for cut in range(stop - 1, k - 2, -1):
-                size = ends[stop] - ends[cut]
-                if size > least[count]:
+        for stop in range(k + 1, count + 1):
+            for cut in range(stop - 1, k - 1, -1):
+                size = ends[k][stop] - ends[k][cut]
+                if size > most or held[k][stop] - held[k][cut] > room:
                     break
                 if squares[cut] + size * size < found[stop]:
                     found[stop], cut_at[stop] = squares[cut] + size * size, cut
@@ -121,6 +120,21 @@ def balanced(work: Sequence[int], runs: int) -> list[int]:
         split.insert(0, stop - cut_at[stop])
         stop = cut_at[stop]
     return split
+
+
+def _least(ends: Sequence[Sequence[float]], held: Sequence[Sequence[float]], room: float) -> float:
+    """The least that the largest run can be, if none keeps more than `room`; both are sums up to each end, by run."""
+    count = len(ends[0]) - 1
+    least = [0.0, *[inf] * count]  # the largest run, if the first so many elements are the first runs
+    for k in range(len(ends)):
+        before, least = least, [inf] * (count + 1)
+        for stop in range(k + 1, count + 1):
+            for cut in range(stop - 1, k - 1, -1):
+                size = ends[k][stop] - ends[k][cut]
+                if size >= least[stop] or held[k][stop] - held[k][cut] > room:  # earlier cuts make it longer
+                    break
+                least[stop] = min(least[stop], max(before[cut], size))
+    return least[count]
 
 
 def check_stages(parallel: Parallel, blocks: int) -> None:

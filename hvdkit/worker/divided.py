@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from hvdkit.core import cuts
 from hvdkit.core.group import Mesh
 from hvdkit.core.pieces import Piece
 from hvdkit.core.pipeline import Plan
@@ -38,7 +39,7 @@ class Share(NamedTuple):
 
 def share_of(whole: Architecture, mesh: Mesh, recipe: Recipe) -> Share:
     """This rank's share. Raises RequestError if a parameter cannot be cut as its table says."""
-    axes, tables, plan = recipe.parallel, [whole], None
+    axes, tables, plan = cuts.resolved(recipe, whole), [whole], None
     if mesh.pipeline.size > 1:
         if not isinstance(whole, OwnArchitecture):
             tables = [whole.staged(axes, number) for number in _numbers(axes, mesh)]
@@ -62,6 +63,8 @@ def own_chunks(adapter: Adapter, task: Task, model: Model, dataset: Dataset, mes
         expected = "expected samples that can be read by number, to try the blocks on"
         raise RequestError(f"parallel.pipeline: {expected}, got a {type(train).__name__}")
     work = chain.check(arguments(train.batch(np.arange(2) % len(train)).inputs))
+    if axes.split == "auto":
+        axes = axes.model_copy(update={"split": cuts.chosen(axes, work, cuts.passes_of(recipe))})
     stages = [stage_of(axes, number, work) for number in _numbers(axes, mesh)]
     return [chain.chunk(stage.start, stage.stop) for stage in stages]
 

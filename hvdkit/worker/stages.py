@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from hvdkit.core import cuts
 from hvdkit.results.train import PlannedStage, TrainedStage
 from hvdkit.tasks.parts import block_of
 from hvdkit.tasks.task import Architecture, parameter_count
@@ -47,7 +48,7 @@ def figures(setup: Setup, loop: Loop, state_bytes: Sequence[Mapping[str, int]], 
     busy, took = (fmean(times[warmup:]) if times else 0.0 for times in (passes, seconds))
     rows = setup.adapter.allgather_object((busy, took), setup.mesh.world, name="stages")
     stages, shares = [], []
-    for stage in planned(setup.architecture, setup.recipe.parallel, hosts):
+    for stage in planned(setup.architecture, cuts.resolved(setup.recipe, setup.architecture), hosts):
         shares.append(fmean(1 - rows[rank][0] / (rows[rank][1] or 1) for rank in stage.ranks))
         busy_ms = 1e3 * fmean(rows[rank][0] for rank in stage.ranks) if pipeline else None
         largest = max((state_bytes[rank] for rank in stage.ranks), key=lambda sizes: sum(sizes.values()))
