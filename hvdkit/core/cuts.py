@@ -126,7 +126,7 @@ def _chosen(
             best, least = split, own
     moves = _moved(best)
     for _ in range(most_tries):
-        if (split := next(moves, None)) is None:
+        if not (split := next(moves, [])):
             break
         if _better(own := score(split), least):
             best, least, moves = split, own, _moved(split)

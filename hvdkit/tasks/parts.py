@@ -77,7 +77,7 @@ def block_of(parameter: str) -> str:
     return ".".join(words[: numbered + 1])
 
 
-def stage_of(parallel: Parallel, index: int, work: Sequence[int]) -> Stage:
+def stage_of(parallel: Parallel, index: int, work: Sequence[float]) -> Stage:
     """Run `index` of those into which a chain of blocks is cut that take so much work.
 
     `split: auto` is even here; `core/cuts.py` knows the schedule too, and gives numbers.
