@@ -1,7 +1,8 @@
 """hvdkit: one recipe, for a ResNet or a GPT, under PyTorch, TensorFlow, Keras and MXNet over real Horovod.
 
 The commands are functions here too, such as `hvdkit.train` (docs/python.md), and scripts of users need no other import:
-`hvdkit.Own`, `hvdkit.run_task` (docs/own-model.md). Importing this package loads no framework, no Horovod and no NumPy;
+`hvdkit.Own`, `hvdkit.run_task` (docs/own-model.md), or for a loop of their own `hvdkit.scaled`, `shard`, `mean`,
+`checkpoints` (docs/own-scripts.md). Importing this package loads no framework, no Horovod and no NumPy;
 a name is loaded when it is first used.
 """
 
@@ -17,6 +18,8 @@ _LAZY = {
     "Metrics": "hvdkit.tasks.task",
     **dict.fromkeys(("ArraySplit", "Batch"), "hvdkit.data.dataset"),
     **dict.fromkeys(("NativeJob", "NativePipeline"), "hvdkit.data.user_pipeline"),
+    **dict.fromkeys(("scaled", "shard", "mean"), "hvdkit.adapters.own_loop"),
+    "checkpoints": "hvdkit.adapters.own_checkpoints",
 }
 # Functions that are made of a module in hvdkit/commands/.
 _COMMANDS = {

@@ -5,6 +5,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hvdkit.adapters.own_checkpoints import checkpoints as checkpoints
+from hvdkit.adapters.own_loop import mean as mean
+from hvdkit.adapters.own_loop import scaled as scaled
+from hvdkit.adapters.own_loop import shard as shard
 from hvdkit.commands.dry_run import dry_run as dry_run
 from hvdkit.commands.submit import Submitted
 from hvdkit.core.loop import Handler as Handler
