@@ -72,6 +72,10 @@ def say(line: str) -> None:
         print(f"{SAID}{line}", flush=True)
 
 
+# What has failed in an operation, of which the framework says later, and by another error, that it failed.
+hidden: list[Exception] = []
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if the message is empty."""
     return str(error).partition("\n")[0] or type(error).__name__

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from hvdkit.core.seam import Adapter
 from hvdkit.errors import HvdkitError, RequestError, Stopped
-from hvdkit.heartbeat import Heartbeat, first_line, lost_a_peer
+from hvdkit.heartbeat import Heartbeat, first_line, hidden, lost_a_peer
 from hvdkit.recipe import schema
 from hvdkit.worker import startup
 from hvdkit.worker.setup import Script
@@ -136,7 +136,8 @@ def _exit_status(work: Callable[[Heartbeat], None]) -> int:
         heartbeat.failed("request" if isinstance(error, RequestError) else "error", str(error))
         print(f"error: {error}", file=sys.stderr, flush=True)
         return _left_with(error.__cause__) or error.exit_status
-    except BaseException as error:  # the shutdown is skipped for all: if it is slow, other ranks fail first
+    except BaseException as raised:  # the shutdown is skipped for all: if it is slow, other ranks fail first
+        error = hidden[0] if hidden and isinstance(raised, Exception) else raised
         if isinstance(error, Exception) and lost_a_peer(error):
             heartbeat.failed("communication", str(error))
             print(f"error: another rank is gone: {first_line(error)}", file=sys.stderr, flush=True)

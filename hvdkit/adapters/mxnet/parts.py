@@ -12,7 +12,7 @@ import mxnet as mx
 
 from hvdkit.core.group import Group
 from hvdkit.core.seam import Adapter
-from hvdkit.heartbeat import first_line, say
+from hvdkit.heartbeat import first_line, hidden, say
 
 _OPERATOR = "hvdkit_parts"
 _uses: dict[str, tuple[Adapter, Group, str, bool]] = {}  # by key: also whether forward sums, or else backward
@@ -43,17 +43,21 @@ class _Operator(mx.operator.CustomOp):
         self._adapter, self._group, self._name, self._forward = adapter, group, name, forward
 
     def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
-        self.assign(out_data[0], req[0], self._summed(in_data[0], self._forward))
+        self._put(out_data[0], req[0], in_data[0], self._forward)
 
     def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
-        self.assign(in_grad[0], req[0], self._summed(out_grad[0], not self._forward))
+        self._put(in_grad[0], req[0], out_grad[0], not self._forward)
 
-    def _summed(self, tensor: Any, here: bool) -> Any:
+    def _put(self, where: Any, req: Any, tensor: Any, here: bool) -> None:
+        """Put the tensor there, or its sum over the ranks if they are to be added up `here`."""
         try:
-            return self._adapter.allreduce([tensor], self._group, "sum", self._name)[0] if here else tensor
+            if here:
+                (tensor,) = self._adapter.allreduce([tensor], self._group, "sum", self._name)
+            self.assign(where, req, tensor)
         except Exception as error:  # MXNet says that an operator has failed, and not why
             why = f"{type(error).__name__}: {first_line(error)}"
             say(f"rank {self._group.ranks[self._group.index]}: {self._name}: {why}")
+            hidden.append(error)
             raise
 
 
