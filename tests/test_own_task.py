@@ -146,7 +146,7 @@ FITS_NOT = "import torch\nTask.model = lambda task: torch.nn.Linear(5, 1)\nrun_t
         ("tensorflow", "import torch", "line 21: ModuleNotFoundError: No module named 'torch'; the line is `imp"),
         ("keras", "run_task(tensorflow, Task)", "it trains with tensorflow, got --framework keras; give --framework t"),
         ("pytorch", "", 'without training; expected `if __name__ == "__main__": hvdkit.run_task("pytorch", …)` at its'),
-        ("pytorch", "from hvdkit.config import Loss", "ImportError: hvdkit.config is hvdkit.recipe.schema now"),
+        ("pytorch", "from hvdkit.config import Loss", "ModuleNotFoundError: No module named 'hvdkit.config'"),
         ("pytorch", "run_task('pytroch', Task)", "one of pytorch, tensorflow, keras, mxnet, got 'pytroch'"),
         ("pytorch", "run_task(pytorch, Tusk)", "line 21: NameError: name 'Tusk' is not defined; the line is `run_t"),
         ("pytorch", "def (", "line 21: SyntaxError: invalid syntax"),

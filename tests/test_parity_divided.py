@@ -40,7 +40,7 @@ PLANTED = {
     ("gpt", "vocabulary_off_by_one"): (PARTS, "logits_f64", "cross-entropies", "forward"),
     ("gpt", "norm_of_a_part"): (PARTS, "weights_f64", "transformer.", "update"),
     ("resnet", "microbatch_dropped"): (STAGES, "gradients_f64", "gradient of", "backward"),
-    ("resnet", "activation_scaled"): (STAGES, "gradients_f64", "layer2.0.bn1.running_mean", "running statistics"),
+    ("resnet", "activation_scaled"): (STAGES, "gradients_f64", "layer3.0.bn1.running_mean", "running statistics"),
     ("resnet", "no_sum_after_rows"): (PARTS, "logits_f64", "layer2.0.bn2.running_mean", "forward"),
     ("resnet", "norm_of_a_part"): (PARTS, "weights_f64", "", "update"),
 }
