@@ -137,14 +137,14 @@ def _exit_status(work: Callable[[Heartbeat], None]) -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return _left_with(error.__cause__) or error.exit_status
     except BaseException as raised:  # the shutdown is skipped for all: if it is slow, other ranks fail first
-        error = hidden[0] if hidden and isinstance(raised, Exception) else raised
-        if isinstance(error, Exception) and lost_a_peer(error):
-            heartbeat.failed("communication", str(error))
-            print(f"error: another rank is gone: {first_line(error)}", file=sys.stderr, flush=True)
+        cause = hidden[0] if hidden and isinstance(raised, Exception) else raised
+        if isinstance(cause, Exception) and lost_a_peer(cause):
+            heartbeat.failed("communication", str(cause))
+            print(f"error: another rank is gone: {first_line(cause)}", file=sys.stderr, flush=True)
             return 1
-        heartbeat.failed("error", _unexpected(error))
+        heartbeat.failed("error", _unexpected(cause))
         traceback.print_exc()
-        return _left_with(error) or 1
+        return _left_with(cause) or 1
     heartbeat.finished()
     return 0
 
