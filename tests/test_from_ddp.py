@@ -25,7 +25,8 @@ def test_a_script_for_ddp_trains_the_same_weights_under_horovod(name: str, hvdki
     python = find("pytorch").python
     torchrun = [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     before = [*torchrun, str(SCRIPTS / f"{name}.py"), str(tmp_path / "before")]
-    subprocess.run(before, cwd=tmp_path, check=True, capture_output=True, timeout=hygiene.patience(120))
+    ddp = subprocess.run(before, cwd=tmp_path, capture_output=True, text=True, timeout=hygiene.patience(120))
+    assert ddp.returncode == 0, ddp.stdout + ddp.stderr
     after = [str(SCRIPTS / f"{name}_horovod.py"), str(tmp_path / "after")]
     done = hvdkit("launch", "-np", "2", "--out", str(tmp_path / "run"), *after)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch.distributed import destroy_process_group, init_process_group
+from torch.distributed import barrier, destroy_process_group, init_process_group
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
@@ -65,6 +65,7 @@ def main(weights):
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
         trainer = Trainer(model, loader, optimizer, weights + ".snapshot")
         trainer.train(epochs)
+        barrier()  # no rank looks for a snapshot that rank 0 still writes
     assert trainer.first == 2
     if trainer.rank == 0:
         torch.save([parameter.detach() for parameter in model.parameters()], weights)
