@@ -20,7 +20,8 @@ from pydantic.fields import FieldInfo
 
 import hvdkit
 from hvdkit.adapters.capabilities import CAPABILITIES
-from hvdkit.commands import COMMANDS, PANELS
+from hvdkit.cli.generated import printable
+from hvdkit.commands import COMMANDS, EXAMPLES, PANELS
 from hvdkit.commands.request import Argument, Option, Request, function, plain
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.recipe.schema import Location, Recipe
@@ -68,7 +69,8 @@ def _command(name: str) -> Iterator[str]:
     words = [_usage(key, *field) for key, field in fields.items() if isinstance(field[1], Argument)]
     yield f"### hvdkit {name}\n"
     yield f"{COMMANDS[name]}\n"
-    yield f"```\n{' '.join(['hvdkit', name, *words])} [OPTIONS]\n```\n"
+    yield f"```\n{' '.join(['hvdkit', name, *words])} [OPTIONS]\n"
+    yield "\n".join(EXAMPLES[name]) + "\n```\n"
     yield "| option | default | meaning |"
     yield "|---|---|---|"
     for key, (info, option) in fields.items():
@@ -77,7 +79,9 @@ def _command(name: str) -> Iterator[str]:
         shown = f"`{_usage(key, info, option)}`" if isinstance(option, Argument) else shown
         yield _row(shown, _default(info, option), option.help + ("; repeat" if _repeats(info, option) else ""))
     if hasattr(module, "preview"):
-        yield _row("`--dry-run`, `--json`", "", "show what would be started, and start and write nothing; as JSON")
+        yield _row("`--dry-run`", "", "show what would be started, and start and write nothing")
+    if printable(module):
+        yield _row("`--json`", "", "print the result as JSON: what the command's file has")
     yield ""
 
 

@@ -256,7 +256,6 @@ def test_what_is_refused_is_refused_in_a_dry_run_too(inside: Hvdkit, tmp_path: P
     for words, part in (
         (("--out", "full", "--dry-run"), "the folder is not empty"),
         (("batch_size=5000", "--dry-run"), "batch_size: expected at most 1437"),
-        (("--json",), "--json: expected --dry-run with it"),
     ):
         done = inside("train", DIGITS, *words)
         assert done.returncode == 2 and part in done.stderr, done.stderr

@@ -17,6 +17,8 @@ app = typer.Typer(
     context_settings=HELP,
     pretty_exceptions_enable=False,
     help="One recipe, for a ResNet or a GPT, under PyTorch, TensorFlow, Keras and MXNet over real Horovod.",
+    epilog="`hvdkit COMMAND -h` explains a command, with examples. "
+    "Begin with: hvdkit train resnet20-digits --framework pytorch -np 2",
 )
 _panels = {word: panel for panel, words in PANELS.items() for word in words.split()}
 _groups = {"": app}

@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import is_dataclass
 from functools import cached_property
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
-from hvdkit.commands import COMMANDS
+from hvdkit.commands import COMMANDS, EXAMPLES
 from hvdkit.errors import Faults, RequestError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from hvdkit.commands.request import Option, Request
 
 _DRY_RUN = typer.Option("--dry-run", help="show what would be started, and start and write nothing")
-_JSON = typer.Option("--json", help="with --dry-run: as JSON")
+_JSON = typer.Option("--json", help="print the result as JSON: what the command's file has")
 
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -32,6 +33,7 @@ _WIDTH = 160  # characters of a table where there is no terminal
 class _Lazy(TyperCommand):
     """A command in a list, of which only name and help are known; it becomes the whole one when it is used."""
 
+    command: str
     module: str
 
     @cached_property
@@ -41,7 +43,8 @@ class _Lazy(TyperCommand):
         # What follows the first argument of a command with OWN_WORDS is not the command's.
         own = hasattr(import_module(f"hvdkit.commands.{self.module}"), "OWN_WORDS")
         settings = {"allow_interspersed_args": False} if own else None
-        app.command(self.name, help=self.help, context_settings=settings)(_callback(self.module))
+        epilog = examples(self.command)
+        app.command(self.name, help=self.help, epilog=epilog, context_settings=settings)(_callback(self.module))
         command: Any = typer.main.get_command(app)
         return command  # type: ignore[no-any-return]
 
@@ -55,7 +58,13 @@ class _Lazy(TyperCommand):
 
 def lazy(command: str) -> type[TyperCommand]:
     """The class of a command, by its name in `COMMANDS`: of `runtime build` in `hvdkit/commands/runtime_build.py`."""
-    return type("Lazy", (_Lazy,), {"module": command.replace(" ", "_").replace("-", "_")})
+    module = command.replace(" ", "_").replace("-", "_")
+    return type("Lazy", (_Lazy,), {"command": command, "module": module})
+
+
+def examples(command: str) -> str:
+    """What stands below a command's options: lines that can be typed, each a paragraph of its own."""
+    return "\n\n".join(["Examples:" if EXAMPLES[command][1:] else "Example:", *EXAMPLES[command]])
 
 
 def _callback(name: str) -> Callable[..., int]:
@@ -68,12 +77,12 @@ def _callback(name: str) -> Callable[..., int]:
     needed = set(_needed(mine)) & set(_needed(other))
     parameters = [_parameter(name, *field, name in needed) for name, field in fields.items()]
     if hasattr(module, "preview"):
-        parameters += [_named("dry_run", bool, _DRY_RUN, False), _named("json", bool, _JSON, False)]
+        parameters.append(_named("dry_run", bool, _DRY_RUN, False))
+    if printable(module):
+        parameters.append(_named("json", bool, _JSON, False))
 
     def callback(context: typer.Context, **values: Any) -> int:
         dry, as_json = values.pop("dry_run", False), values.pop("json", False)
-        if as_json and not dry:
-            raise RequestError("--json: expected --dry-run with it")
         given = {name: not value if _turned(fields[name][1]) else value for name, value in values.items()}
         sources = {name: context.get_parameter_source(name) for name in context.params}
         typed = frozenset(name for name, source in sources.items() if source and source.name == "COMMANDLINE")
@@ -92,13 +101,31 @@ def _callback(name: str) -> Callable[..., int]:
             typer.echo(plan.model_dump_json(indent=2) if as_json else "\n".join(lines(plan)))
             return 0
         result = command.run(request)
-        show(command.lines(request, result))
+        if as_json:
+            from pydantic import TypeAdapter
+
+            typer.echo(TypeAdapter(printable(command)).dump_json(result, indent=2).decode())
+        else:
+            show(command.lines(request, result))
         return command.status(result) if hasattr(command, "status") else 0
 
     parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return callback
+
+
+def printable(module: ModuleType) -> Any:
+    """The type of a command's result if `--json` can print it: models and dataclasses, and lists of them; else None.
+
+    A command with OWN_WORDS has another program's output on standard output.
+    """
+    from pydantic import BaseModel
+
+    result = get_type_hints(getattr(module, "returned", module.run))["return"]
+    kinds = get_args(result) or (result,)
+    models = all(isinstance(kind, type) and (issubclass(kind, BaseModel) or is_dataclass(kind)) for kind in kinds)
+    return result if models and not hasattr(module, "OWN_WORDS") else None
 
 
 def _request(module: ModuleType) -> type[Request]:

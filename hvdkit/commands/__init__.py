@@ -46,3 +46,49 @@ PANELS = {
     "Measure and predict": "profile bench predict plan advise memory",
     "Environment": "doctor hosts runtime horovod",
 }
+# What `-h` shows below the options of a command: a line or more that can be typed.
+EXAMPLES = {
+    "train": (
+        "hvdkit train resnet20-digits --framework pytorch -np 2",
+        "hvdkit train gpt-tiny -np 2 epochs=2 optimizer.learning_rate=0.002 --out runs/gpt",
+        "hvdkit train resnet20-digits -np 8 -H node1:4,node2:4 --out runs/digits --resume",
+    ),
+    "launch": ("hvdkit launch -np 4 train.py --epochs 5", "hvdkit launch -np 4 --runtime pytorch -- ./run.sh"),
+    "evaluate": ("hvdkit evaluate runs/photos --framework mxnet", "hvdkit evaluate runs/photos data.path=others"),
+    "export": ("hvdkit export runs/photos --out model.onnx",),
+    "compare": (
+        "hvdkit compare resnet20-digits -np 1 -np 2 --rounds 6",
+        "hvdkit compare resnet20-digits --framework pytorch -np 2 --rival plain --rival ddp",
+    ),
+    "parity": ("hvdkit parity resnet20-digits -np 2 --steps 5",),
+    "predict-images": ("hvdkit predict-images runs/photos picture.jpg --top 3",),
+    "diff": ("hvdkit diff runs/first runs/second",),
+    "generate": ('hvdkit generate runs/gpt --prompt "The statement " --tokens 200',),
+    "submit": (
+        "hvdkit submit resnet20-digits -np 8 --nodes 2 --gpus-per-node 4 --time 2:00:00 --apply",
+        "hvdkit submit -np 8 --nodes 2 --requeue -- train.py --epochs 5",
+    ),
+    "bench links": ("hvdkit bench links -H node1,node2 --every 10m --for 24h",),
+    "bench": ("hvdkit bench allreduce -np 8 -H node1:4,node2:4 --out runs/links",),
+    "hosts": ("hvdkit hosts -n 4 --mbit-per-s 100 -- hvdkit train resnet20-digits -np 4",),
+    "predict": (
+        "hvdkit predict runs/profile/profile.json --cluster aws-p3-16xlarge -n 8 -n 64",
+        "hvdkit predict runs/profile/profile.json --cluster aws-p3-16xlarge --sweep n=8,16,...,1024",
+    ),
+    "advise": ("hvdkit advise runs/profile/profile.json --cluster aws-p3-16xlarge -n 64",),
+    "plan": ("hvdkit plan gpt2 model.name=gpt2-xl --cluster aws-p3-16xlarge -n 64 --apply xl.yaml",),
+    "memory": ("hvdkit memory resnet50-imagenet batch_size=128 -n 8 --device 16GiB",),
+    "profile": (
+        "hvdkit profile resnet20-digits --framework pytorch -np 2",
+        "hvdkit profile --from resnet50 --device a100 --images-per-second 400 --batch-size 64",
+    ),
+    "report": ("hvdkit report runs/compared",),
+    "doctor": ("hvdkit doctor", "hvdkit doctor -H node1:4,node2:4"),
+    "runtime build": ("hvdkit runtime build pytorch",),
+    "runtime add": ("hvdkit runtime add pytorch --python /opt/conda/bin/python",),
+    "runtime list": ("hvdkit runtime list",),
+    "horovod wheel": ("hvdkit horovod wheel --python /opt/conda/bin/python --out wheels",),
+    "recipes list": ("hvdkit recipes list",),
+    "recipes copy": ("hvdkit recipes copy gpt-tiny mine", "hvdkit recipes copy pytorch mine"),
+    "tokenizer train": ("hvdkit tokenizer train mine.txt --out tokens.json --vocabulary 8192",),
+}

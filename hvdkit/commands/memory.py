@@ -52,7 +52,6 @@ class MemoryRequest(Request):
         ),
     ] = None
     framework: Framework = FRAMEWORK
-    as_json: Annotated[bool, Option("print memory.json instead of the table", ("--json",), in_python=False)] = False
     out: Annotated[Path | None, Option("a folder for memory.json", shown="none")] = None
     overwrite: Overwrite = False
 
@@ -71,9 +70,6 @@ def run(request: MemoryRequest) -> MemoryNeed:
 
 def lines(request: MemoryRequest, result: MemoryNeed) -> Iterator[str | Table]:
     """A table for each number of ranks."""
-    if request.as_json:
-        yield result.model_dump_json(indent=2)
-        return
     yield report.title(result)
     yield from (terminal(table, "") for table in report.tables(result))
     yield from report.notes(result)

@@ -65,7 +65,6 @@ class PlanRequest(Request):
     )
     samples: Annotated[int | None, Option("samples of an epoch", shown="the recipe's data"), Field(ge=1)] = None
     apply: Annotated[Path | None, Option("write the recipe of what was chosen", metavar="NEW.yaml")] = None
-    as_json: Annotated[bool, Option("print plan.json instead of the table", ("--json",), in_python=False)] = False
     out: Annotated[Path | None, Option("a folder for plan.json", shown="none")] = None
     overwrite: Overwrite = False
 
@@ -88,9 +87,6 @@ def run(request: PlanRequest) -> Ladder:
 
 def lines(request: PlanRequest, result: Ladder) -> Iterator[str | Table]:
     """A table of the rungs, and what was chosen."""
-    if request.as_json:
-        yield result.model_dump_json(indent=2)
-        return
     yield report.title(result)
     table = report.table(result)
     yield terminal(table, "", wrap_from=len(table.columns) - 1)
