@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Once, or each command and each rank does it where Python is told to write no bytecode, as in many containers.
 COMPILE := $(BIN)/python -m compileall -q hvdkit
 
-.PHONY: help bootstrap runtimes driver compare bench bench-start bench-tools bench-resnet50 validate bench-hosts bench-batch-sizes \
+.PHONY: help bootstrap runtimes driver compare bench bench-all bench-start bench-tools bench-resnet50 validate bench-hosts bench-batch-sizes \
 	bench-simulator check-simulator bench-network bench-memory bench-sharding horovod-matrix gpu-check programs check checked test test-all cluster-check docs lint image-check clean
 
 help: ## Show this list
@@ -31,6 +31,9 @@ compare: driver ## Train the digits with all four frameworks at 1 and 2 ranks; t
 
 bench: runtimes ## Speed and memory beside loops by hand, Horovod by hand, DDP and processes apart; two hours, quiet, resumable
 	@$(BIN)/python -m benchmarks.cost
+
+bench-all: runtimes ## All figures of README and docs/ anew, in one go: a day, quiet, resumable; --list says what is left
+	@$(BIN)/python -m benchmarks.everything $(ARGS)
 
 bench-sharding: runtimes ## Memory and speed of each stage of sharding, and docs/images/sharding.png; 15 minutes, resumable
 	@$(BIN)/python -m benchmarks.sharding

@@ -23,7 +23,11 @@ def main() -> None:
     rounds = harness.rounds(harness.kept(args), ["seeds"], frameworks, args.rounds, run)["seeds"]
     rows = [one[name] for one in rounds for name in frameworks]
     seeds = [number + 1 for number in range(args.rounds)]
-    outcome = {"ranks": RANKS, "seeds": seeds, "frameworks": frameworks, "runs": rows}
+    accuracies = {
+        name: harness.median_and_range([row["val_accuracy"] for row in rows if row["framework"] == name])
+        for name in frameworks
+    }
+    outcome = {"accuracies": accuracies, "ranks": RANKS, "seeds": seeds, "frameworks": frameworks, "runs": rows}
     harness.publish("accuracy", outcome, args.out)
 
 

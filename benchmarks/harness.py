@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hvdkit import __version__
 from hvdkit.errors import HvdkitError, RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.launch.namespaces import Network, Unavailable
@@ -40,6 +41,38 @@ TIMEOUT_S = 900.0
 # Of ranks that take turns: overrides of the recipe, and how many steps of a turn are left out and measured.
 Side = tuple[list[str], int, int]
 Start = Callable[..., Any]  # subprocess.run, or what takes the same arguments, such as `hosts.Network.run`
+# The code whose speed or result a benchmark measures, if not all of hvdkit; results name it (`measures`).
+_TRAINING = ["hvdkit/core", "hvdkit/adapters", "hvdkit/strategies", "hvdkit/data", "hvdkit/runtimes/patches", "recipes"]
+MEASURES = {
+    "shared_memory": ["hvdkit/runtimes/patches/31-shared-memory.patch"],
+    "simulator": ["hvdkit/simulator"],
+    "elastic": ["hvdkit/worker", "hvdkit/launch", "hvdkit/runtimes/patches"],
+    "data": ["hvdkit/data"],
+    "start": ["hvdkit/cli", "hvdkit/commands/train.py", "hvdkit/launch", "hvdkit/worker", "hvdkit/adapters"],
+    "tools": ["hvdkit/cli", "hvdkit/report", "hvdkit/simulator", "hvdkit/runtimes"],
+}
+# What holds the sides of a result to the same work, where it keeps no parity check beside them.
+NO_PARITY = {
+    "accuracy": "each run is the recipe, and the result is its accuracy",
+    "batch_norm": "the result is an error, no speed",
+    "bench-network": "the methods compute something else; the accuracy beside each says what it costs",
+    "data": "nothing that is trained is compared",
+    "elastic": "nothing that is trained is compared",
+    "gpt_loss": "benchmarks/parity/gpt-tiny",
+    "gpt_network": "the methods compute something else; the bits per byte beside each say what it costs",
+    "horovod-matrix": "nothing that is trained is compared",
+    "largest": "no speeds are compared",
+    "memory": "no speeds are compared",
+    "order": "tests/test_priority.py: the same bits in each order",
+    "ways": "tests/hosts/ways.py: each way gives the right averages",
+    "parity": "each check says whether it passed",
+    "parallel": "each row that has a rival has its own",
+    "sharding": "tests/test_sharding.py: each stage trains as the whole does",
+    "shared_memory": "tests/test_shared_memory_bits.py: the same sums",
+    "simulator": "nothing that is trained is compared",
+    "start": "nothing that is trained is compared",
+    "tools": "nothing that is trained is compared",
+}
 _LINE = 160  # characters of a line of a result
 _OUTPUT_SHOWN = 2000  # characters of a failed command's output
 _BEGAN = time.monotonic()
@@ -156,9 +189,9 @@ def with_interval(found: Mapping[str, Any], digits: int) -> str:
 def publish(name: str, outcome: Mapping[str, Any], folder: Path) -> None:
     """Write NAME.json and NAME.md, and print the page.
 
-    `outcome` gets the command, the date and the machine.
+    `outcome` gets what `facts` gives, the code that it measures, and what holds its sides to the same work.
     """
-    text = text_of(facts(command()) | dict(outcome))
+    text = text_of(facts(command(), name) | dict(outcome))
     shown = page(name, json.loads(text))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / f"{name}.json", text + "\n")
@@ -190,11 +223,20 @@ def command() -> str:
     return " ".join(["python", "-m", ".".join(module.parts), *sys.argv[1:]])
 
 
-def facts(command: str) -> dict[str, Any]:
-    """The command that makes a result, today's date and this machine."""
+def facts(command: str, name: str | None = None) -> dict[str, Any]:
+    """The command that makes a result, today's date, this version and machine; of a result `name` what it measures."""
     from hvdkit.results.machine import this_machine
 
-    return {"command": command, "measured": today(), "machine": this_machine().model_dump()}
+    made = {"command": command, "measured": today(), "machine": this_machine().model_dump(), **code()}
+    return made | ({"measures": MEASURES.get(name, _TRAINING), "parity": NO_PARITY.get(name)} if name else {})
+
+
+def code() -> dict[str, str | None]:
+    """The version of hvdkit and the commit, None outside a repository."""
+    done = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return {"hvdkit": __version__, "commit": done.stdout.strip() or None}
 
 
 def today() -> str:

@@ -7,7 +7,7 @@ discovery script prints. A schedule, drawn from the run's number, kills a rank, 
 moment, or all; offers a slot or takes one; kills each rank of one slot for a while; or lets the script fail. After each
 event the next updates have to come within 30 s. At the end: status 0, all epochs done, no more updates gone than lie
 between two commits, and `recoveries` that fit what happened. Runs that are done are kept in `runs/elastic_chaos`: give
-`--fresh` after a change of code. Writes elastic_chaos.json and elastic_chaos.md beside itself; exit status 1 where a
+`--fresh` after a change of code. Writes elastic.json and elastic.md into benchmarks/; exit status 1 where a
 run has faults.
 """
 
@@ -59,7 +59,7 @@ def main() -> int:
             found |= harness.rounds(kept, asked, ["run"], runs, one)
     outcome = {name: summary([each["run"] for each in runs]) for name, runs in found.items()}
     setting = {"ranks": RANKS, "min_np": LEAST, "max_np": MOST, "batch_size": BATCH_SIZE, "commit_every": COMMIT_EVERY}
-    harness.publish("elastic_chaos", setting | {"promise_s": PROMISE_S, "frameworks": outcome}, args.out)
+    harness.publish("elastic", setting | {"promise_s": PROMISE_S, "frameworks": outcome}, args.out)
     return 1 if any(one["faulty"] for one in outcome.values()) else 0
 
 
