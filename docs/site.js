@@ -23,3 +23,19 @@ if (location.protocol === "file:") {
     terminate() {}
   };
 }
+
+// Which version is read, beside the title. versions.js lies above the versions' folders and lists them, newest first.
+addEventListener("DOMContentLoaded", () => {
+  const title = document.querySelector(".md-header__title");
+  const [own, ...others] = [document.documentElement.dataset.version, ...(window.hvdkitVersions || [])];
+  if (!title || !own) return;
+  const select = document.createElement("select");
+  select.className = "version";
+  select.ariaLabel = "Version of hvdkit";
+  for (const version of others.includes(own) ? others : [own, ...others]) {
+    select.add(new Option(version, version, false, version === own));
+  }
+  const root = document.documentElement.dataset.root;
+  select.addEventListener("change", () => { location.href = `${root}${select.value}/index.html`; });
+  title.after(select);
+});
