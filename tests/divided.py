@@ -103,4 +103,5 @@ def check_stages(result: dict[str, Any], framework: str, divided: list[str]) -> 
         sizes = stage["state_bytes"]
         assert sizes == pytest.approx({name: counted[name] for name in sizes}, rel=0.05)
         assert timed is bool(stage["busy_ms"])
+        assert len(stage["peak_rss_mib"]) == len(stage["ranks"]) and min(stage["peak_rss_mib"]) > 100
     assert 0 < result["bubble"] < 1 if timed else result["bubble"] is None

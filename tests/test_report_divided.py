@@ -58,7 +58,7 @@ def a_run(tmp_path: Path) -> Path:
     shares = [
         {"blocks": [f"layer{rank + 1}.0"], "parameters": 2, "ranks": [rank], "hosts": ["here"]} for rank in (0, 1)
     ]
-    result["stages"] = [stage | {"busy_ms": 20.5, "state_bytes": state} for stage in shares]
+    result["stages"] = [stage | {"busy_ms": 20.5, "state_bytes": state, "peak_rss_mib": [345.4]} for stage in shares]
     result |= {"bubble": 0.25, "shared_memory_ranks": 2}
     (tmp_path / "result.json").write_text(json.dumps(result))
     return tmp_path
@@ -91,6 +91,6 @@ def test_pages_draw_the_mesh_and_the_step(a_run: Path, a_profile: Path, tmp_path
                 assert chart["colours"] >= (4 if name == "pipeline" else 1) and chart["rows"] >= 1, chart
             text = opened.run("document.body.innerText")
             if path == pages[0]:
-                assert "Bubble: 25 % of a step" in text and "layer2.0" in text
+                assert "Bubble: 25 % of a step" in text and "layer2.0" in text and text.count("345") == 4
             else:
                 assert "bubble 40 %, the mean of 3 steps" in text and "with passes of one length 33 %" in text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hvdkit.core.group import coordinates
 from hvdkit.report.canvas import INK, MUTED, SURFACE, Chart, brief, drawing, series
 from hvdkit.report.tabular import Cell
-from hvdkit.results.train import PlannedStage
+from hvdkit.results.train import PlannedStage, TrainedStage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,6 +57,12 @@ class Mesh(NamedTuple):
     def hosts(self) -> dict[int, str]:
         """The host of each rank."""
         return {rank: host for stage in self.stages for rank, host in zip(stage.ranks, stage.hosts, strict=True)}
+
+    @property
+    def memory(self) -> dict[int, float]:
+        """The most memory that each rank's process had in a run, in MiB."""
+        trained = [stage for stage in self.stages if isinstance(stage, TrainedStage)]
+        return {rank: mib for own in trained for rank, mib in zip(own.ranks, own.peak_rss_mib, strict=False)}
 
     def place(self, rank: int) -> tuple[int, int, int]:
         """A rank's place along the data, the pipeline and the tensor axis."""
@@ -126,7 +132,8 @@ def chart(mesh: Mesh) -> Iterator[Chart]:
             canvas.table.rows.append([Cell(text) for text in cells])
         ways = dict.fromkeys(talk.way for talk in talks)
         summary = f"A mesh of {mesh.shape}; ranks exchange tensors through {' and '.join(ways)}."
-        yield canvas.chart(summary, "A full line is memory of one host, a dashed one is sockets.")
+        more = " MiB: the most memory that a rank's process had." if mesh.memory else ""
+        yield canvas.chart(summary, f"A full line is memory of one host, a dashed one is sockets.{more}")
 
 
 def draw(axes: Axes, mesh: Mesh, colours: Mapping[str, str] = _PAGE) -> None:
@@ -134,7 +141,7 @@ def draw(axes: Axes, mesh: Mesh, colours: Mapping[str, str] = _PAGE) -> None:
     from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
     width, several = mesh.data * mesh.tensor, len(set(mesh.hosts.values())) > 1
-    high, half = 0.17, min(0.4, 0.09 * max(4, 10 / width))
+    memory, high, half = mesh.memory, 0.17, min(0.4, 0.09 * max(4, 10 / width))
 
     def at(rank: int) -> tuple[float, float]:
         data, stage, tensor = mesh.place(rank)
@@ -168,11 +175,12 @@ def draw(axes: Axes, mesh: Mesh, colours: Mapping[str, str] = _PAGE) -> None:
             )
         )
         name = f"{rank} on {brief(host, 10)}" if several else f"rank {rank}"
+        name += f"\n{memory[rank]:,.0f} MiB" if rank in memory else ""
         axes.text(x, y, name, color=colours["ink"], size=9, ha="center", va="center")
     for number, stage in enumerate(mesh.stages):
         told = blocks(stage.blocks).replace("transformer.h.", "blocks ")
-        text = f"stage {number}: {brief(told, 30)}, {stage.parameters / 1e6:.3g} M parameters"
+        text = f"stage {number}: {brief(told, 30)}, {stage.parameters:,} parameters"
         ground = {"fc": colours["ground"], "ec": "none", "pad": 1.5}
-        axes.text(-0.5, number - high - 0.07, text, color=colours["muted"], size=9, ha="left", va="bottom", bbox=ground)
-    axes.set(xlim=(-0.55, at(mesh.stages[-1].ranks[-1])[0] + 0.5), ylim=(mesh.pipeline - 0.5, -0.42))
+        axes.text(-0.5, number - high - 0.15, text, color=colours["muted"], size=9, ha="left", va="bottom", bbox=ground)
+    axes.set(xlim=(-0.55, at(mesh.stages[-1].ranks[-1])[0] + 0.5), ylim=(mesh.pipeline - 0.6, -0.5))
     axes.set_axis_off()

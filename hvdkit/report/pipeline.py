@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvdkit.report import plotting
-from hvdkit.report.canvas import BAD, GRID, MUTED, SURFACE, Chart, drawing, series
+from hvdkit.report.canvas import BAD, GRID, INK, MUTED, SURFACE, Chart, drawing, series
 from hvdkit.report.tabular import Cell, number
 from hvdkit.results.pipeline import Doing, PipelineStep, Span
 
@@ -24,9 +24,10 @@ _INCHES: dict[str, str] = {  # the colours of a picture
     "update": "#5aa469", "input": "#8c8c8c", "other": "#dddddd", "ink": "#222222", "on backward": "#ffffff",
 }  # fmt: skip
 _PAGE: dict[str, str] = {
-    "forward": series(0), "backward": series(6), "wait": GRID, "send": BAD, "average": series(1),
-    "update": series(2), "input": series(4), "other": MUTED, "ink": SURFACE, "on backward": SURFACE,
+    "forward": series(0), "backward": series(0), "wait": GRID, "send": BAD, "average": series(1),
+    "update": series(2), "input": series(4), "other": MUTED, "ink": INK, "on backward": SURFACE,
 }  # fmt: skip
+_FAINT = 0.35  # of forward passes, where they have the colour of backward ones
 
 
 def headings(step: PipelineStep) -> tuple[str, str]:
@@ -94,7 +95,11 @@ def _draw(figure: Figure, step: PipelineStep, colours: Mapping[str, str], points
     below.set_xlabel("ms from the step's begin")
     from matplotlib.patches import Patch
 
-    patches = [Patch(color=colours[doing], label=text) for doing, text in _SHOWN.items() if doing in used]
+    patches = [
+        Patch(facecolor=colours[doing], alpha=_alpha(doing, colours), label=text)
+        for doing, text in _SHOWN.items()
+        if doing in used
+    ]
     ncols = 4 if points > 500 else 3
     figure.legend(handles=patches, loc="outside lower left", ncols=ncols, frameon=False, fontsize=9)
 
@@ -106,10 +111,15 @@ def _rows(axes: Axes, rows: Sequence[Sequence[Span]], colours: Mapping[str, str]
         for span in spans:
             took, used[span.doing] = span.end_ms - span.start_ms, None
             high = 0.7 if span.doing in ("forward", "backward") else 0.4
-            axes.broken_barh([(span.start_ms, took)], (row - high / 2, high), color=colours[span.doing], lw=0)
+            colour, alpha = colours[span.doing], _alpha(span.doing, colours)
+            axes.broken_barh([(span.start_ms, took)], (row - high / 2, high), color=colour, alpha=alpha, lw=0)
             if high > 0.5 and took > 10 * pixel:
                 axes.plot([span.end_ms] * 2, [row - high / 2, row + high / 2], color="white", lw=0.6)
                 text = str(span.microbatch) + "′" * span.chunk
                 ink = colours["on backward" if span.doing == "backward" else "ink"]
                 axes.text(span.start_ms + took / 2, row, text, color=ink, fontsize=8, ha="center", va="center")
     return used
+
+
+def _alpha(doing: Doing, colours: Mapping[str, str]) -> float:
+    return _FAINT if doing == "forward" and colours["forward"] == colours["backward"] else 1.0

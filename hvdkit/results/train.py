@@ -123,11 +123,13 @@ class PlannedStage(Figures):
 class TrainedStage(PlannedStage):
     """A stage in a run. `busy_ms` is how long its forward and backward passes take in a step, the mean over the
     measured steps and its ranks; None without a pipeline, and where an engine computes in the background.
-    `state_bytes` are as the run's, of its largest rank.
+    `state_bytes` are as the run's, of its largest rank. `peak_rss_mib` has the most memory that each of its ranks'
+    processes had.
     """
 
     busy_ms: float | None
     state_bytes: dict[str, int]
+    peak_rss_mib: list[float] = Field(default_factory=list)
 
 
 class TrainResult(Figures, Result, file="result.json", of="the result of a training run"):

@@ -10,6 +10,7 @@ from hvdkit.core import cuts
 from hvdkit.results.train import PlannedStage, TrainedStage
 from hvdkit.tasks.parts import block_of
 from hvdkit.tasks.task import Architecture, parameter_count
+from hvdkit.worker.measurement import peak_rss_mib
 
 if TYPE_CHECKING:
     from hvdkit.core.loop import Loop
@@ -46,11 +47,13 @@ def figures(setup: Setup, loop: Loop, state_bytes: Sequence[Mapping[str, int]], 
     warmup = max(0, min(setup.recipe.warmup_steps, len(seconds) - 1))  # as in `measurement.gather`
     passes = pipeline.busy if pipeline else []
     busy, took = (fmean(times[warmup:]) if times else 0.0 for times in (passes, seconds))
-    rows = setup.adapter.allgather_object((busy, took), setup.mesh.world, name="stages")
+    rows = setup.adapter.allgather_object((busy, took, peak_rss_mib()), setup.mesh.world, name="stages")
     stages, shares = [], []
     for stage in planned(setup.architecture, cuts.resolved(setup.recipe, setup.architecture), hosts):
         shares.append(fmean(1 - rows[rank][0] / (rows[rank][1] or 1) for rank in stage.ranks))
         busy_ms = 1e3 * fmean(rows[rank][0] for rank in stage.ranks) if pipeline else None
         largest = max((state_bytes[rank] for rank in stage.ranks), key=lambda sizes: sum(sizes.values()))
-        stages.append(TrainedStage(**stage.model_dump(), busy_ms=busy_ms, state_bytes=dict(largest)))
+        memory = [rows[rank][2] for rank in stage.ranks]
+        own = {"busy_ms": busy_ms, "state_bytes": dict(largest), "peak_rss_mib": memory}
+        stages.append(TrainedStage(**stage.model_dump(), **own))
     return {"stages": stages, "bubble": fmean(shares) if pipeline and seconds else None}
