@@ -64,6 +64,11 @@ def advise(
     spot_interruption: float | None = None,
     apply: PathLike | None = None,
     policy: str | None = None,
+    accumulate: int | None = None,
+    recompute: bool = False,
+    precision: str | None = None,
+    image_size: int | None = None,
+    sequence_length: int | None = None,
     settings: Settings | None = None,
     framework: str | None = None,
     np: int | None = None,
@@ -256,6 +261,11 @@ def predict(
     cluster: PathLike,
     ranks: Wholes,
     policy: str | None = None,
+    accumulate: int | None = None,
+    recompute: bool = False,
+    precision: str | None = None,
+    image_size: int | None = None,
+    sequence_length: int | None = None,
     settings: Settings | None = None,
     out: PathLike | None = None,
     overwrite: bool = False,
@@ -308,14 +318,17 @@ def published_profile(
     device: str,
     images_per_second: float | None = None,
     tokens_per_second: float | None = None,
+    sequences_per_second: float | None = None,
+    sequence_length: int | None = None,
     precision: str | None = None,
+    gradients: str | None = None,
     out: PathLike | None = None,
     overwrite: bool = False,
 ) -> Profile:
     """Make a profile for `predict` and `advise` from a published figure of one device; nothing is measured.
 
-    `model` is one of hvdkit's, such as `resnet50` or `gpt2`; `device` is a GPU's name, or `cpu`. `batch_size` counts
-    images, or a GPT's windows of 1,024 tokens.
+    `model` is one of hvdkit's, such as `resnet50` or `gpt2`, or `bert-base`, `vit-b-16`, `t5-base` and their sizes;
+    `device` is a GPU's name, or `cpu`. `batch_size` counts images, or windows of `sequence_length` tokens.
     """
 
 def report(
@@ -358,6 +371,11 @@ def sweep(
     cluster: PathLike,
     ranks: Wholes | None = None,
     policy: str | None = None,
+    accumulate: int | None = None,
+    recompute: bool = False,
+    precision: str | None = None,
+    image_size: int | None = None,
+    sequence_length: int | None = None,
     settings: Settings | None = None,
     out: PathLike | None = None,
     overwrite: bool = False,

@@ -17,7 +17,18 @@ from hvdkit.commands import predict
 from hvdkit.commands import profile as profiling
 from hvdkit.commands.fields import FRAMEWORKS_HELP, LAUNCHERS, OF_HOSTS, OF_RECIPES, SETTINGS, Overwrite, profile_file
 from hvdkit.commands.loading import loaded
-from hvdkit.commands.predict import Out, Policy, PredictPlan, Question, WhatIf
+from hvdkit.commands.predict import (
+    Accumulate,
+    ImageSize,
+    Out,
+    Policy,
+    Precision,
+    PredictPlan,
+    Question,
+    Recompute,
+    SequenceLength,
+    WhatIf,
+)
 from hvdkit.commands.profile import ProfilePlan
 from hvdkit.commands.request import Accepts, Argument, Option, Request, say
 from hvdkit.data.counts import KNOWN
@@ -97,6 +108,11 @@ class AdviseRequest(Request):
     ] = None
     apply: Annotated[Path | None, Option("write the recipe with the largest certain gain", metavar="NEW.yaml")] = None
     policy: Policy = None
+    accumulate: Accumulate = None
+    recompute: Recompute = False
+    precision: Precision = None
+    image_size: ImageSize = None
+    sequence_length: SequenceLength = None
     settings: WhatIf = None
     framework: Annotated[
         str | None,
@@ -197,7 +213,7 @@ def _of_recipe(request: AdviseRequest) -> tuple[ProfilePlan, Question]:
 
 def _question(request: AdviseRequest, ranks: int | None) -> Question:
     several = [] if ranks is None else [ranks]
-    return predict.question(request.cluster, several, request.settings or [], request.policy)
+    return predict.question(request.cluster, several, predict.what_ifs(request), request.policy)
 
 
 def profiled(measuring: ProfilePlan, question: Question, folder: Path) -> PredictPlan:

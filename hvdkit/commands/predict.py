@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from hvdkit import paths
 from hvdkit.commands.fields import SETTINGS, Overwrite, profile_file
@@ -44,6 +46,14 @@ Policy = Annotated[str | None, Option("when gradients are sent, such as horovod,
 WhatIf = Annotated[
     list[str] | None, SETTINGS, Option("a what-if, such as batch_size=64", ("--set",), metavar="KEY=VALUE")
 ]
+Accumulate = Annotated[
+    int | None, Option("what if: times as many batches for an update as in the profile"), Field(ge=1, le=2**20)
+]
+Recompute = Annotated[bool, Option("what if: blocks compute their activations again in backward")]
+Precision = Annotated[Literal["fp32", "fp16", "bf16"] | None, Option("what if: in another precision")]
+ImageSize = Annotated[int | None, Option("what if: images of so many pixels a side"), Field(ge=8, le=8192)]
+SequenceLength = Annotated[int | None, Option("what if: windows of so many tokens"), Field(ge=1, le=2**20)]
+_KEYS = ("accumulate", "recompute", "precision", "image_size", "sequence_length")  # those of `--set`, as options
 Out = Annotated[Path | None, Option("the folder to write into", shown="runs/<model>-<command>-<time>")]
 
 
@@ -65,6 +75,11 @@ class PredictRequest(Request):
         ),
     ]
     policy: Policy = None
+    accumulate: Accumulate = None
+    recompute: Recompute = False
+    precision: Precision = None
+    image_size: ImageSize = None
+    sequence_length: SequenceLength = None
     settings: WhatIf = None
     out: Out = None
     overwrite: Overwrite = False
@@ -73,7 +88,7 @@ class PredictRequest(Request):
 def run(request: PredictRequest) -> Prediction:
     """Predict, and draw the step at the most ranks. Raises RequestError with file, key and what was expected; RunError
     where nothing can be written."""
-    asked = question(request.cluster, request.ranks, request.settings or [], request.policy)
+    asked = question(request.cluster, request.ranks, what_ifs(request), request.policy)
     plan = asked.of(read(request.profile), may_divide=True)
     target = request.out or paths.default_out(plan.profile.recipe, "predict")
     with paths.claimed(target, request.overwrite, inputs=[request.profile, request.cluster]) as folder:
@@ -130,6 +145,16 @@ class Question:
         if not (may_divide and self.settings.parallel):
             refusals.check(calibration.calibrate(profile), links, ranks, self.settings)
         return PredictPlan(profile, links, ranks, self.settings)
+
+
+def what_ifs(request: Request) -> list[str]:
+    """What a request asks for as `--set` takes it, its options too. Raises RequestError for what it says twice."""
+    values = request.model_dump(include={"settings", *_KEYS})
+    texts, given = values.pop("settings") or [], {key: value for key, value in values.items() if value}
+    for key in given:
+        if any(text.partition("=")[0] == key for text in texts):
+            raise RequestError(f"--set {key}: expected it once, got {request.declared()[key][1].option(key)} too")
+    return [*texts, *(f"{key}={str(value).lower()}" for key, value in given.items())]
 
 
 def question(cluster: Path | None, ranks: Sequence[int], texts: Sequence[str], policy: str | None) -> Question:

@@ -10,7 +10,18 @@ from typing import Annotated, Any
 from hvdkit import paths
 from hvdkit.commands import predict
 from hvdkit.commands.fields import Overwrite, texts
-from hvdkit.commands.predict import ClusterFile, Out, Policy, ProfileFile, WhatIf
+from hvdkit.commands.predict import (
+    Accumulate,
+    ClusterFile,
+    ImageSize,
+    Out,
+    Policy,
+    Precision,
+    ProfileFile,
+    Recompute,
+    SequenceLength,
+    WhatIf,
+)
 from hvdkit.commands.request import Accepts, Option, Request
 from hvdkit.recipe import grid as grids
 from hvdkit.report import csv_files, plotting
@@ -50,6 +61,11 @@ class SweepRequest(Request):
         list[int] | None, Option("number of ranks; may be repeated", ("-n", "-np", "--np"), shown="--sweep n=…")
     ] = None
     policy: Policy = None
+    accumulate: Accumulate = None
+    recompute: Recompute = False
+    precision: Precision = None
+    image_size: ImageSize = None
+    sequence_length: SequenceLength = None
     settings: WhatIf = None
     out: Out = None
     overwrite: Overwrite = False
@@ -58,7 +74,7 @@ class SweepRequest(Request):
 def run(request: SweepRequest) -> Sweep:
     """Predict. Raises RequestError with file, key and what was expected; RunError where nothing can be written."""
     profile, links = predict.read(request.profile), clusters.load(request.cluster)
-    whatifs = sweeping.checked(request.grid, request.ranks or [], request.settings or [], request.policy, links)
+    whatifs = sweeping.checked(request.grid, request.ranks or [], predict.what_ifs(request), request.policy, links)
     calibration.calibrate(profile)
     target = request.out or paths.default_out("sweep", "predict")
     with paths.claimed(target, request.overwrite, inputs=[request.profile, request.cluster]) as folder:

@@ -1,22 +1,38 @@
 """A profile from one published figure: images or tokens per second of one device. Nothing is measured.
 
 What the figure does not say is assumed: backward takes twice as long as forward, both are divided among the layers in
-proportion to their multiply-adds, gradients are float32, and input, update and the work between steps take no time.
+proportion to their multiply-adds, and input, update and the work between steps take no time.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Literal
 
 import hvdkit
 from hvdkit.errors import Faults, nearest
-from hvdkit.results.profile import Layer, Link, Memory, Profile, ProfiledRank, Spread, StepSplit, Tensor, Tuning
+from hvdkit.profiling.published_models import MODELS
+from hvdkit.results.profile import (
+    ITEM_BYTES,
+    Layer,
+    Link,
+    Memory,
+    Profile,
+    ProfiledRank,
+    Spread,
+    StepSplit,
+    Tensor,
+    Tuning,
+)
 from hvdkit.tasks import gpt, resnet
 
 Precision = Literal["fp32", "bf16", "fp16"]
+NAMES = (*resnet.NAMES, *gpt.NAMES, *MODELS)
+_DTYPES: dict[Precision, Any] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _FORWARD = 1 / 3  # of compute
 _KINDS: dict[int, Any] = {1: "norm", 2: "dense", 4: "conv"}  # by the dimensions of the weights
+_SIDE = 224
 _CLASSES = {32: 10, 224: 1000}  # by the usual side of the images: CIFAR-10 and ImageNet
 
 
@@ -27,33 +43,44 @@ def profile(
     device: str,
     tokens_per_second: float | None = None,
     precision: Precision = "fp32",
+    sequences_per_second: float | None = None,
+    sequence_length: int | None = None,
+    gradients: Precision = "fp32",
 ) -> Profile:
     """The profile of `model` on one `device` ("cpu", or a GPU's name) that trains so many images or tokens per second.
 
-    `batch_size` is in images, or in windows of a GPT's 1,024 tokens; `precision` is that of the figure. Raises
+    `batch_size` is in images, or in windows of `sequence_length` tokens (None: a GPT's 1,024, BERT's 128, T5's 512), as
+    `sequences_per_second` is; `precision` is that of the figure, `gradients` that in which they are sent. Raises
     RequestError with all faults.
     """
-    faults, names = Faults(), (*resnet.NAMES, *gpt.NAMES)
-    if model not in names:
-        known = ", ".join(names)
-        faults.append(f"--from {model}: expected one of {known}{nearest(model, names)}; or profile a recipe")
-    unit, other = ("tokens", "images") if model in gpt.NAMES else ("images", "tokens")
-    speeds = {"images": images_per_second, "tokens": tokens_per_second}
-    speed = speeds[unit] if speeds[other] is None else None
-    if model in names and speeds == {"images": None, "tokens": None}:
-        faults.append(f"--{unit}-per-second: needed too, beside --from {model}")
-    elif model in names and speed is None:
-        faults.append(f"--{other}-per-second: expected --{unit}-per-second, and only that, for {model}")
-    speed = next((known for known in speeds.values() if known is not None), 1.0) if speed is None else speed
-    if not 0.1 <= speed <= 1e9:
-        faults.append(f"--{unit}-per-second {speed:g}: expected those of one device, from 0.1 to 1e9")
+    faults = Faults()
+    if model not in NAMES:
+        faults.append(f"--from {model}: expected one of {', '.join(NAMES)}{nearest(model, NAMES)}; or profile a recipe")
+    of_text = model in gpt.NAMES or (model in MODELS and MODELS[model].unit == "tokens")
+    most = MODELS[model].most if model in MODELS else 1024
+    length = sequence_length or (MODELS[model].size if model in MODELS else most)
+    if sequence_length is not None and not (of_text and 1 <= sequence_length <= most):
+        faults.append(f"--sequence-length {sequence_length}: expected 1 to {most} tokens, of a language model")
+    speeds = {"images": images_per_second, "tokens": tokens_per_second, "sequences": sequences_per_second}
+    given = [name for name, speed in speeds.items() if speed is not None]
+    able = ["tokens", "sequences"] if of_text else ["images"]
+    options = " or ".join(f"--{name}-per-second" for name in able)
+    if model in NAMES and not given:
+        faults.append(f"{options}: needed too, beside --from {model}")
+    elif model in NAMES and not (len(given) == 1 and given[0] in able):
+        wrong = next(name for name in given if name not in able or len(given) > 1)
+        faults.append(f"--{wrong}-per-second: expected {options}, and only that, for {model}")
+    for name in given:
+        if not 0.1 <= (speeds[name] or 0.0) <= 1e9:
+            faults.append(f"--{name}-per-second {speeds[name]:g}: expected those of one device, from 0.1 to 1e9")
     if not 1 <= batch_size <= 2**24:
-        samples = "images" if unit == "images" else "windows"
+        samples = "windows" if of_text else "images"
         faults.append(f"--batch-size {batch_size}: expected the {samples} of one device and step, 1 to {2**24}")
     if not (device.isprintable() and 0 < len(device.strip()) <= 100):
         faults.append(f"--device {device!r}: expected a name such as a100, or cpu")
     faults.report()
-    return _made(model, float(speed), batch_size, device.strip(), precision)
+    speed = float(speeds[given[0]] or 0.0) * (length if given == ["sequences"] else 1)
+    return _made(model, speed, batch_size, device.strip(), precision, length if of_text else 1, gradients)
 
 
 def lines(profile: Profile) -> list[str]:
@@ -65,16 +92,21 @@ def lines(profile: Profile) -> list[str]:
     ]
 
 
-def _made(model: str, speed: float, batch_size: int, device: str, precision: Precision) -> Profile:
-    if model in gpt.NAMES:
-        transformer = gpt.published(model)
-        unit, units_per_sample = "tokens", transformer.context
-        shapes, work = transformer.parameter_shapes(), transformer.work_by_layer()
+def _made(
+    model: str, speed: float, batch_size: int, device: str, precision: Precision, units: int, gradients: Precision
+) -> Profile:
+    unit = "tokens" if units > 1 or model in gpt.NAMES else "images"
+    if model in MODELS:
+        unit = MODELS[model].unit
+        shapes, work = MODELS[model].shapes, MODELS[model].work_by_layer(units if unit == "tokens" else _SIDE)
+    elif model in gpt.NAMES:
+        transformer = replace(gpt.published(model), context=units)
+        shapes, work = gpt.published(model).parameter_shapes(), transformer.work_by_layer()
     else:
         side = resnet.architecture(model, 2).usual_side
-        table, unit, units_per_sample = resnet.architecture(model, _CLASSES[side]), "images", 1
+        table = resnet.architecture(model, _CLASSES[side])
         shapes, work = table.parameter_shapes(), table.work_by_layer(side)  # by layer, in forward order
-    step_ms = 1e3 * batch_size * units_per_sample / speed
+    step_ms = 1e3 * batch_size * units / speed
     forward_ms, all_work = step_ms * _FORWARD, sum(work.values())
     backward_ms = step_ms - forward_ms
     tensors, done, last = [], 0, ""
@@ -82,12 +114,13 @@ def _made(model: str, speed: float, batch_size: int, device: str, precision: Pre
         layer = name.rpartition(".")[0]
         if layer != last:
             done, last = done + work.get(layer, 0), layer
-        size, ready = 4 * math.prod(shape), backward_ms * (done / all_work)
-        tensors.append(Tensor(name=name, shape=list(shape), dtype="float32", bytes=size, ready_ms=ready, layer=layer))
+        ready, dtype = backward_ms * (done / all_work), _DTYPES[gradients]
+        size = ITEM_BYTES[dtype] * math.prod(shape)
+        tensors.append(Tensor(name=name, shape=list(shape), dtype=dtype, bytes=size, ready_ms=ready, layer=layer))
     layers = [
         Layer(
             name=name,
-            kind=_KINDS[len(shapes[f"{name}.weight"])],
+            kind=_KINDS.get(len(shapes.get(f"{name}.weight", ())), "other"),
             forward_ms=forward_ms * work.get(name, 0) / all_work,
             backward_ms=backward_ms * work.get(name, 0) / all_work,
         )
@@ -95,7 +128,9 @@ def _made(model: str, speed: float, batch_size: int, device: str, precision: Pre
     ]
     said = "" if precision == "fp32" else f" in {precision}"
     split = _split(step_ms, forward_ms, backward_ms)
-    parameters = sum(tensor.bytes for tensor in tensors)
+    said += "" if gradients == "fp32" else f", gradients in {gradients}"
+    said += f", windows of {units} tokens" if unit == "tokens" and (model in MODELS or units != 1024) else ""
+    parameters = sum(4 * math.prod(tensor.shape) for tensor in tensors)
     return Profile(
         schema_version=1,
         hvdkit_version=hvdkit.__version__,
@@ -114,7 +149,7 @@ def _made(model: str, speed: float, batch_size: int, device: str, precision: Pre
         threads=1,
         batch_size=batch_size,
         unit=unit,
-        units_per_sample=units_per_sample,
+        units_per_sample=units,
         accumulate=1,
         precision=precision,
         compression="none",

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from hvdkit.errors import RequestError
 from hvdkit.recipe.faults import explain
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import case_memory, piecewise_linear, step
+from hvdkit.simulator import case_memory, piecewise_linear, step, what_ifs
 from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level, Measured, Software
 from hvdkit.simulator.compression_costs import METHODS, CompressionSetting
 from hvdkit.simulator.costs import Network, level
@@ -57,9 +57,11 @@ class Calibration:
         """The least expected error of compute."""
         return _UNCHECKED_ERROR if self.check_percent is None else max(_LEAST_ERROR, abs(self.check_percent))
 
-    def crowding(self, network: Network) -> float:
+    def crowding(self, case: Case) -> float:
         """By what factor compute takes longer than in the profile, as more ranks share a host, or hosts a step."""
-        return Crowding(self.ranks, self.hosts, self.mixed, self.on_cpu).factor(network)
+        asked = case.workload.precision
+        mixed = self.mixed if asked == self.workload.precision else asked in MIXED
+        return Crowding(self.ranks, self.hosts, mixed, self.on_cpu).factor(case.network)
 
     def jitter(self, cluster: Cluster) -> float:
         """The coefficient of variation of compute: what was measured, else what is assumed of the cluster."""
@@ -68,13 +70,14 @@ class Calibration:
     def case(self, cluster: Cluster, ranks: int, settings: Settings) -> Case:
         """The what-if `settings` of this workload, on so many ranks of a cluster; what is None is as in `known`."""
         chosen = self.known.model_copy(update={key: value for key, value in settings if value is not None})
+        work = what_ifs.applied(self.workload, settings, cluster.device)
         compression, sync, allreduce = chosen.compression or CompressionSetting(), chosen.sync, chosen.allreduce
         mib, cycle_ms = chosen.fusion_threshold_mib, chosen.cycle_time_ms
         # hvdkit packs gradients unless Horovod takes them as they are; the profile timed this for its own settings
         same = (sync, allreduce) == (self.known.sync, self.known.allreduce)
         own = compression == self.known.compression and (same or compression.method not in ("none", "fp16"))
         return Case(
-            workload=self.workload,
+            workload=work,
             network=Network(cluster, ranks, chosen.hosts),
             policy=chosen.policy or "horovod",
             compression=compression,
@@ -88,7 +91,7 @@ class Calibration:
             servers=chosen.servers,
             sharding=chosen.sharding or "none",
             streams=1 if cluster.software.synchronous else chosen.streams or cluster.software.streams,
-            batch=(chosen.batch_size or self.workload.batch_size) / self.workload.batch_size,
+            batch=(chosen.batch_size or work.batch_size) / work.batch_size,
             accumulate=chosen.accumulate,
             speed=chosen.speed,
             jitter=self.jitter(cluster) if chosen.jitter is None else chosen.jitter,
@@ -112,6 +115,7 @@ def calibrate(profile: Profile) -> Calibration:
     on_cpu = profile.device == "cpu"
     recipe = case_memory.recipe_of(profile)
     work = replace(of_profile(profile), recipe=recipe, framework=profile.framework, published=bool(profile.published))
+    work = replace(work, precision=profile.precision, shape=case_memory.shape_of(profile, recipe))
     fitted = Calibration(work, known, None, overlapped, profile.np, on_cpu, profile.processor)
     fitted = replace(fitted, measured_jitter=not profile.published and profile.measured_steps > 1)
     fitted = replace(fitted, hosts=profile.hosts, mixed=profile.precision in MIXED)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdkit.errors import RequestError
+from hvdkit.profiling import published_models
 from hvdkit.recipe import registry, schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.memory import Parts, Stage
@@ -20,7 +21,7 @@ from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.simulator import memory, sharding
 from hvdkit.simulator.case import Case
 from hvdkit.simulator.workload import Workload
-from hvdkit.tasks import gpt
+from hvdkit.tasks import gpt, resnet
 
 
 class Need(NamedTuple):
@@ -39,19 +40,32 @@ def recipe_of(profile: Profile) -> Recipe | None:
             return schema.revise(settings, "the profile")
         name = "gpt2" if profile.model in gpt.NAMES else "resnet50-synthetic"
         size = [f"model.name={profile.model}", f"batch_size={profile.batch_size}", "accumulate=1", "precision=fp32"]
+        if profile.model in resnet.NAMES:
+            side = resnet.architecture(profile.model, 2).usual_side
+            size += [f"data.height={side}", f"data.width={side}"]
         return schema.load(registry.locate(Path(name)), size)
     except RequestError:
         return None
+
+
+def shape_of(profile: Profile, recipe: Recipe | None) -> tuple[int, ...] | None:
+    """Of a sample; None if it is unknown. A window of text may be shorter than the recipe's model takes."""
+    if profile.unit == "tokens":
+        return (profile.units_per_sample,)
+    known = published_models.MODELS.get(profile.model)
+    if recipe is None:
+        return (known.size, known.size, 3) if known else None
+    return memory.sample_shape(recipe)
 
 
 def need(case: Case) -> Need | None:
     """What a rank of the case needs; None if that is unknown."""
     work, room = case.workload, room_bytes(case)
     if work.recipe and room is not None and not work.state_bytes.total:
-        ways = ("fp32", "fp16") if work.published else (work.recipe.precision,)
-        for precision in ways:
-            counted = _counted(work, 1, "none", precision)
-            if counted.total <= room:
+        given, precision = work.given or work, work.recipe.precision
+        for way in ("fp32", "fp16") if work.published and work.precision == given.precision else ():
+            precision = way
+            if _counted(given, 1, "none", precision).total <= room:
                 break
         counted = _counted(work, case.data_ranks, case.stage, precision, case.accumulate)
         of_batch = ((counted.activations or 0) + (counted.batch or 0)) * case.batch
@@ -96,7 +110,7 @@ def _counted(work: Workload, ranks: int, stage: Stage, precision: str, accumulat
     assert work.recipe is not None
     recipe = work.recipe.model_copy(update={"precision": precision, "accumulate": work.recipe.accumulate * accumulate})
     framework = work.framework if work.framework in FRAMEWORKS else "pytorch"
-    return memory.parts(recipe, memory.sample_shape(recipe), framework, True, ranks, stage)
+    return memory.parts(recipe, work.shape, framework, True, ranks, stage)
 
 
 def _buffers(case: Case) -> float:

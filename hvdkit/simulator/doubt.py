@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.step import Case
+from hvdkit.simulator.workload import FIXED_PARTS, PER_DOUBLING
 
 # Priors in percent, each half the width of a 90 % interval.
 ONE_RANK = 4.0  # a profile of one rank does not show how ranks on a host slow each other down
 LESS_PER_DOUBLING = 1.0  # of compute, for each doubling of ranks beyond the profile's
 MORE_PER_DOUBLING = 4.0  # the same: input, stragglers and shared memory make steps longer rather than shorter
-PER_DOUBLING = 5.0  # of batch size, device speed, or the bytes of a collective beyond those that were measured
 ESTIMATED_COMPRESSION = 10.0  # of communication, where a method's compute time is counted and not measured
-FIXED_PARTS = (0.0, 0.25)  # of compute, the part that does not depend on the batch size where one size was measured
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,11 @@ def expected(fitted: Calibration, base: Case) -> Doubt:
         both.append(100 * (of_device(base.speed) - 1))
         unlike.append(both[-1])
         warnings.append(f"a device {base.speed:g} times as fast was not measured: its time is scaled")
+    for change in base.workload.changes:
+        less.append(100 * (change.shorter - 1))
+        more.append(100 * (change.longer - 1))
+        unlike.append(less[-1])
+        warnings.append(change.told)
     ranks = base.data_ranks
     doublings = math.log2(max(1.0, ranks / fitted.ranks))
     less.append(LESS_PER_DOUBLING * doublings)

@@ -300,7 +300,7 @@ class Ensemble:
 def ensemble(fitted: Calibration, base: Case) -> Ensemble:
     """The cases that give a prediction for `base` and its interval."""
     ranks, how = base.data_ranks, (base.every, base.jitter, base.seed)
-    crowded = fitted.crowding(base.network)
+    crowded = fitted.crowding(base)
     factors = crowded * slowest(ranks, *how)
     mean = float(factors.mean())
     # That more ranks than were profiled wait longer, because each varies on its own, was not measured.
@@ -382,7 +382,7 @@ def _lone(case: Case) -> tuple[object, ...]:
 def schedule(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> StepSchedule:
     """Steps of the slowest rank, with every layer and bucket, for the same case as `point`."""
     base = fitted.case(cluster, ranks, settings)
-    factors = fitted.crowding(base.network) * slowest(ranks, base.every, base.jitter, base.seed)
+    factors = fitted.crowding(base) * slowest(ranks, base.every, base.jitter, base.seed)
     return engine.run(step.detailed(replace(base, slow=float(factors.mean()))), _ITERATIONS)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hvdkit.errors import RequestError
 from hvdkit.results.memory import Stage
-from hvdkit.simulator import case_memory
+from hvdkit.simulator import case_memory, what_ifs
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.settings import Settings
@@ -49,7 +49,9 @@ def refusal(case: Case, settings: Settings) -> str | None:
             f"streams: expected 1, got {settings.streams}: policy {case.policy} sends its buckets one after the other; "
             "leave streams out, or take another policy"
         )
-    return _sharding(case) or _hosts(case, settings.hosts) or _memory(case)
+    work = case.workload.given or case.workload
+    changed = what_ifs.refusal(work, settings, cluster.device)
+    return changed or _sharding(case) or _hosts(case, settings.hosts) or _memory(case)
 
 
 def cheapest(case: Case) -> Stage | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
@@ -52,12 +52,17 @@ class Settings(Strict):
     may be under way at once (HOROVOD_NUM_NCCL_STREAMS). `speed` is the device's, relative to the profile's.
     `jitter` is the coefficient of variation of a rank's compute. `hosts` is how many hosts the ranks are spread
     over, as evenly as possible; None fills each before the next. `link` is by the name of the level. `parallel` is
-    of a model that the ranks divide, with the keys that a recipe has there.
+    of a model that the ranks divide, with the keys that a recipe has there. `image_size` is a side in pixels,
+    `sequence_length` the tokens of a window (`what_ifs`).
     """
 
     policy: str | None = None
     batch_size: int | None = Field(None, ge=1, le=2**24)
     accumulate: int = Field(1, ge=1, le=2**20)
+    recompute: bool | None = None
+    precision: Literal["fp32", "fp16", "bf16"] | None = None
+    image_size: int | None = Field(None, ge=8, le=8192)
+    sequence_length: int | None = Field(None, ge=1, le=2**20)
     compression: Annotated[
         CompressionSetting | None, BeforeValidator(lambda v: {"method": v} if isinstance(v, str) else v)
     ] = None

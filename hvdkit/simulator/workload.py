@@ -22,6 +22,8 @@ from hvdkit.simulator.sharding import NO_STATES, STAGES, States, held_of, suppor
 from hvdkit.tasks.parts import block_of
 
 FIXED_PART = 0.08  # of forward and backward: TensorFlow's published speeds at batch 32 and 64 (docs/simulator.md)
+FIXED_PARTS = (0.0, 0.25)  # from where to where it may be
+PER_DOUBLING = 5.0  # percent: of batch or input size, device speed, or the bytes of a collective beyond those measured
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,15 @@ class Gradient:
     shape: tuple[int, ...]
     bytes: int
     segment_s: float
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a what-if has changed: by what factors compute may take `shorter` or `longer` than expected, and a note."""
+
+    shorter: float
+    longer: float
+    told: str
 
 
 @dataclass(frozen=True, eq=False)  # hashed by identity, so that results for a workload can be cached
@@ -51,7 +62,8 @@ class Workload:
     back.
     `curve` has forward and backward at the batch sizes (samples per rank) that were measured, this one's among them;
     None if it is the only one.
-    Speeds count the `unit`, such as tokens, of which a sample has `units_per_sample`.
+    Speeds count the `unit`, such as tokens, of which a sample has `units_per_sample`. `shape` is a sample's, None if it
+    is unknown. `changes` are those of what-ifs, which were made of the `given` workload.
     """
 
     name: str
@@ -79,6 +91,10 @@ class Workload:
     curve: BatchCurve | None = None
     unit: str = "images"
     units_per_sample: int = 1
+    precision: str = "fp32"
+    shape: tuple[int, ...] | None = None
+    changes: tuple[Change, ...] = ()
+    given: Workload | None = None
 
     @lru_cache(maxsize=4096)  # noqa: B019 - of all workloads together
     def parts(self, batch: float) -> ComputeTimes:

@@ -114,11 +114,11 @@ class ResNet(Architecture):
         """Multiply-adds of a forward pass of one image of `side` × `side` pixels, in convolutions and linear layer."""
         return sum(self.work_by_layer(side).values())
 
-    def work_by_layer(self, side: int) -> dict[str, int]:
+    def work_by_layer(self, side: int, other_side: int | None = None) -> dict[str, int]:
         """The same by layer: all convolutions and the linear layer `fc`, by their full names."""
         work = {
             name: conv.inputs * conv.outputs * conv.kernel**2 * height * width
-            for name, conv, height, width in self.maps(side, side)
+            for name, conv, height, width in self.maps(side, other_side or side)
         }
         return work | {"fc": self.features * self.classes}
 
