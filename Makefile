@@ -6,7 +6,7 @@ BIN := .venv/bin
 COMPILE := $(BIN)/python -m compileall -q hvdkit
 
 .PHONY: help bootstrap runtimes driver compare bench bench-all bench-start bench-tools bench-resnet50 validate bench-hosts bench-batch-sizes \
-	bench-simulator check-simulator bench-network bench-memory bench-sharding horovod-matrix gpu-check programs check checked test test-all cluster-check docs lint image-check clean
+	bench-simulator check-simulator bench-network bench-memory bench-sharding horovod-matrix gpu-check programs check checked test test-all cluster-check docs release lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
@@ -115,6 +115,9 @@ cluster-check: runtimes ## Install Slurm, two MPIs, sshd (root, Debian) and Ray,
 
 docs: bootstrap ## Make the site of README and docs/: build/site/index.html, with search
 	@$(BIN)/python -m scripts.site
+
+release: bootstrap ## Build and check what is published: sdist, wheel and SHA256SUMS in dist
+	@$(BIN)/python -m scripts.release
 
 lint: bootstrap ## Check style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -6,7 +6,7 @@ The commands are functions here too, such as `hvdkit.train` (docs/python.md), an
 a name is loaded when it is first used.
 """
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 # Type checkers read __init__.pyi.
 _LAZY = {

@@ -16,6 +16,7 @@ from urllib.parse import urlparse
 
 import pytest
 
+from scripts import release
 from tests import hygiene
 from tests.conftest import ROOT, Hvdkit, run
 
@@ -41,8 +42,9 @@ def finish(command: list[str | Path], cwd: Path, timeout: float, **environment: 
 def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The sdist of the checkout, and the wheel built from that sdist alone."""
     folder = tmp_path_factory.mktemp("dist")
-    finish([sys.executable, "-m", "build", "--outdir", folder, ROOT], folder, 180)
-    return next(folder.glob("*.tar.gz")), next(folder.glob("*.whl"))
+    made = release.build(ROOT, folder)
+    assert finish(["sha256sum", "--check", "--quiet", release.SUMS], folder, 60) == ""
+    return made
 
 
 def test_the_wheel_holds_the_package_and_its_recipes(packages: tuple[Path, Path]) -> None:
