@@ -51,7 +51,7 @@ def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lanes:
     lanes = Lanes()
     monkeypatch.setenv("HVDKIT_RUNTIMES", str(tmp_path / "runtimes"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(machine, "require", lambda names: None)
+    monkeypatch.setattr(machine, "require", lambda names, compiling: None)
 
     def create(name: str, log: Any) -> Path:
         store.python_of(name).parent.mkdir(parents=True)
@@ -112,6 +112,18 @@ def test_on_two_cores_one_runtime_compiles_at_a_time(lanes: Lanes, monkeypatch: 
     assert lanes.most_compiling == 1
     wanted = [f"compile {name}" for name in build._ORDER if name in pins.RUNTIMES]  # those of baselines only by name
     assert [what for what in lanes.did if what.startswith("compile")] == wanted
+
+
+def test_with_wheels_in_a_folder_nothing_is_compiled(
+    lanes: Lanes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(machine, "require", lambda names, compiling: asked.append(compiling))
+    monkeypatch.setattr(wheel, "published", lambda name, gpu, folder: folder / f"{name}.whl")
+    monkeypatch.setattr(environment, "install_horovod", lambda name, made, log: asked.append(made))
+    build.run(build.RuntimeBuildRequest(names=["mxnet"], gpu=False, find_links=tmp_path))
+    assert asked == [False, tmp_path / "mxnet.whl"]
+    assert lanes.did == ["create mxnet", "install mxnet", "prove mxnet"]
 
 
 def test_on_many_cores_all_compile_at_once(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,7 @@ def test_what_was_built_for_the_cpu_stays_where_cuda_comes_later(
     store.save(runtime)
     found = cuda.Installed("13.0", Path("/cuda"))
     monkeypatch.setattr(cuda, "find", lambda python=None: cuda.Cuda(found, found))
-    monkeypatch.setattr(machine, "require", lambda names: pytest.fail(f"a build of {list(names)} was begun"))
+    monkeypatch.setattr(machine, "require", lambda names, compiling: pytest.fail(f"a build of {list(names)} was begun"))
     build.run(RuntimeBuildRequest(names=["pytorch"], gpu=None))
     assert "ready: pytorch" in capsys.readouterr().out
     assert store.find("pytorch") == runtime

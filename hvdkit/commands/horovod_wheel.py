@@ -12,13 +12,12 @@ from typing import Annotated
 
 from rich.console import Console
 
-from hvdkit.commands.request import Option, Request, say
+from hvdkit.commands.request import Argument, Option, Request, say
 from hvdkit.errors import RequestError, RunError
-from hvdkit.files import write_atomic
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import direct
-from hvdkit.runtimes import store, wheel
+from hvdkit.runtimes import pins, store, wheel
 from hvdkit.runtimes.collectives_proof import RANKS
 from hvdkit.runtimes.environment import OLDEST_PYTHON
 from hvdkit.runtimes.process import Cancellation, Log, output, pip_of, unwritable
@@ -30,36 +29,62 @@ _PROOF_TIMEOUT_S = 300
 
 
 class HorovodWheelRequest(Request):
-    """Build a Horovod for the environment of `python` and test it there; the wheel goes to the folder `out`.
+    """Build a Horovod for the environment of `python`, or for the runtimes of `frameworks`, and test it there.
 
-    The environment is not changed. `gpu` is as for `hvdkit runtime build`.
+    Without either, it is built for each runtime of a framework that is there. The wheels go to the folder `out`; no
+    environment is changed. `gpu` is as for `hvdkit runtime build`.
     """
 
-    python: Annotated[Path, Option("the interpreter of the environment, with its frameworks")]
+    frameworks: Annotated[
+        list[str] | None, Argument("pytorch, tensorflow, keras, mxnet: for their runtimes", shown="all runtimes")
+    ] = None
+    python: Annotated[Path | None, Option("an interpreter of your own, with its frameworks, in place of runtimes")] = (
+        None
+    )
     gpu: Annotated[bool | None, Option("", ("--gpu/--cpu",), shown="GPU where CUDA is found")] = None
-    out: Annotated[Path, Option("the folder of the wheel")] = Path()
+    out: Annotated[Path, Option("the folder of the wheels")] = Path()
 
 
-def run(request: HorovodWheelRequest) -> Path:
-    """The wheel. Raises RequestError if Horovod cannot be built for that environment or `out` cannot be written,
-    RunError if the build or the test fails."""
-    target, out = find(request.python, request.gpu), request.out
+def run(request: HorovodWheelRequest) -> list[Path]:
+    """The wheels. Raises RequestError if Horovod cannot be built for that environment, a runtime is not built or `out`
+    cannot be written, RunError if a build or a test fails."""
+    out = request.out
+    targets = [find(python, request.gpu) for python in _interpreters(request)]
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RequestError(
             f"--out: {error.filename or out}: {error.strerror}; name a folder that can be made"
         ) from error
-    say([f"Horovod for {target.describe()} in {target.python}"])
-    wheel = proved(target, Console(stderr=True))
-    path = out / wheel.name
-    write_atomic(path, wheel.read_bytes())
-    return path
+    made = []
+    for target in targets:
+        say([f"Horovod for {target.describe()} in {target.python}"])
+        made.append(wheel.publish(proved(target, Console(stderr=True)), target, out))
+    return made
 
 
-def lines(request: HorovodWheelRequest, result: Path) -> Iterator[str]:
-    """Where it is, and how it is installed."""
-    yield from (str(result), f"install it: {install_command(request.python, result)}")
+def _interpreters(request: HorovodWheelRequest) -> list[Path]:
+    if request.python:
+        if request.frameworks:
+            raise RequestError("--python, FRAMEWORKS: expected one of them, got both")
+        return [request.python]
+    runtimes = [store.find(name) for name in request.frameworks or ()]
+    if not request.frameworks and not (runtimes := [r for r in store.installed() if r.name in pins.RUNTIMES]):
+        raise RequestError("no runtime is built; run `hvdkit runtime build`, or name an interpreter with --python")
+    return list(dict.fromkeys(runtime.python for runtime in runtimes))
+
+
+def lines(request: HorovodWheelRequest, result: list[Path]) -> Iterator[str]:
+    """Where they are, and how they are installed."""
+    yield from map(str, result)
+    if request.python:
+        yield f"install it: {install_command(request.python, result[0])}"
+        return
+    for made in result:
+        version = made.name.split("-")[1]
+        framework = version.partition("+")[2].partition(".hvdkit")[0]
+        links = shlex.quote(str(request.out))
+        yield f"install it beside {framework}: pip install --find-links {links} horovod=={version}"
 
 
 def install_command(python: Path, wheel: Path) -> str:

@@ -25,7 +25,7 @@ from hvdkit.launch.launchers import direct
 from hvdkit.runtimes import cuda, environment, machine, pins, store, wheel
 from hvdkit.runtimes import target as targets
 from hvdkit.runtimes.process import Cancellation, Log, unwritable
-from hvdkit.runtimes.progress import CREATE, INSTALL, PROVE, BuildProgress
+from hvdkit.runtimes.progress import COMPILE, CREATE, INSTALL, PROVE, BuildProgress
 from hvdkit.runtimes.store import Runtime
 from hvdkit.runtimes.target import Target
 from hvdkit.worker.proof import RANKS
@@ -42,13 +42,17 @@ class RuntimeBuildRequest(Request):
     """Build the runtimes `names`, or those of all frameworks, that are missing or out of date, and test each.
 
     `gpu` forces a build with (True) or without (False) CUDA and NCCL; None takes them where both are found. A user's
-    own interpreter, added under a runtime's name, is replaced only where that name is asked for.
+    own interpreter, added under a runtime's name, is replaced only where that name is asked for. With `find_links`,
+    Horovod is a wheel that `hvdkit horovod wheel` has written into that folder, and nothing is compiled.
     """
 
     names: Annotated[list[str] | None, Argument("pytorch, tensorflow, mxnet, deepspeed", shown="the first three")] = (
         None
     )
     gpu: Annotated[bool | None, Option("", ("--gpu/--cpu",), shown="GPU where CUDA is found")] = None
+    find_links: Annotated[
+        Path | None, Option("take Horovod from the wheels in this folder and compile nothing", metavar="DIR")
+    ] = None
 
 
 def run(request: RuntimeBuildRequest) -> None:
@@ -62,8 +66,9 @@ def run(request: RuntimeBuildRequest) -> None:
         names_ready = ", ".join(f"{runtime.name} ({runtime.describe()})" for runtime in ready)
         console.print(f"ready: {names_ready}", markup=False, highlight=False, soft_wrap=True)
     if todo := {name: on_gpu[name] for name in _ORDER if name in on_gpu.keys() - {runtime.name for runtime in ready}}:
-        machine.require(todo)
-        _Build(todo, console).run()
+        wheels = {name: wheel.published(name, todo[name], request.find_links) for name in todo if request.find_links}
+        machine.require(todo, compiling=not wheels)
+        _Build(todo, console, wheels).run()
 
 
 def lines(request: RuntimeBuildRequest, result: None) -> Iterator[str]:
@@ -99,9 +104,9 @@ class _Build:
     are at it at once. A compile keeps all cores busy, but not at its ends, where others install or prove.
     """
 
-    def __init__(self, gpu: dict[str, bool], console: Console) -> None:
-        """`gpu` has for each runtime to build, in order, whether with CUDA and NCCL."""
-        self._gpu = gpu
+    def __init__(self, gpu: dict[str, bool], console: Console, wheels: dict[str, Path]) -> None:
+        """`gpu` has for each runtime to build, in order, whether with CUDA and NCCL; `wheels` are compiled already."""
+        self._gpu, self._wheels = gpu, wheels
         self._progress = BuildProgress(console, list(gpu))
         self._cancelled = Cancellation()
 
@@ -159,6 +164,10 @@ class _Build:
         log = prepared.result()
         if log is None:
             return None
+        if name in self._wheels:
+            self._progress.stage(name, COMPILE, f"Horovod is {self._wheels[name]}")
+            self._progress.skip(name)
+            return self._wheels[name]
         python = store.python_of(name)
         target = Target(python, targets.versions(python), self._gpu[name])
         if target.gpu:

@@ -117,12 +117,12 @@ def python_abi(python: Path) -> str:
     return output([python, "-c", probe]) or str(python)
 
 
-def missing(names: Iterable[str]) -> list[Missing]:
-    """Everything that is missing on this machine for building the runtimes `names`."""
+def missing(names: Iterable[str], compiling: bool = True) -> list[Missing]:
+    """Everything that is missing on this machine for building the runtimes `names`, with or without a compilation."""
     faults = []
-    if compiler() is None:
+    if compiling and compiler() is None:
         faults.append(Missing("a C++ compiler (g++)", "sudo apt-get install g++"))
-    if make() is None:
+    if compiling and make() is None:
         faults.append(Missing("make", "sudo apt-get install make"))
     for name in names:
         python = python_for(name)
@@ -134,14 +134,16 @@ def missing(names: Iterable[str]) -> list[Missing]:
         packages = {"dev": f"the headers of {python} (Python.h)", "venv": f"the module venv of {python}"}
         lacking = output([python, "-c", _PRINT_LACKING])
         for suffix in packages if lacking is None else lacking.split():
+            if suffix == "dev" and not compiling:
+                continue
             debian = f"python{python_abi(python).split()[0]}-{suffix}"
             faults.append(Missing(packages[suffix], f"sudo apt-get install {debian}"))
     return list(dict.fromkeys(faults))
 
 
-def require(names: Iterable[str]) -> None:
+def require(names: Iterable[str], compiling: bool = True) -> None:
     """Raise RequestError with everything that is missing, if this machine cannot build the runtimes `names`."""
-    refuse("building a runtime needs what is missing here", missing(names))
+    refuse("building a runtime needs what is missing here", missing(names, compiling))
 
 
 def refuse(why: str, faults: list[Missing]) -> None:

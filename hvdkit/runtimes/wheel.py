@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
 import tarfile
+import zipfile
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hvdkit.errors import RunError
+from packaging.version import Version
+
+import hvdkit
+from hvdkit.errors import RequestError, RunError
 from hvdkit.files import unwritable, write_atomic
 from hvdkit.runtimes import cuda, machine, patches, pins, store
 from hvdkit.runtimes.process import Log, environment, pip
 from hvdkit.runtimes.target import Target
 
+_MADE_FROM = "made-from.json"
 _SDIST = f"horovod-{pins.HOROVOD_VERSION}.tar.gz"
 _PERCENT = re.compile(r"\[\s*(\d+)%\]")
 
@@ -30,6 +37,10 @@ _BUILD_VARIABLES = (
     *("AR", "CC", "CXX", "CFLAGS", "CPPFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "CCL_ROOT", "CCL_CONFIGURATION"),
     *(f"HOROVOD_{name}" for name in _OF_HOROVOD),
 )
+
+
+# What a wheel from elsewhere has in common with one that is built here; the compiler may be another.
+_OF_ANY_MACHINE = ("horovod", "patches", "python", "mpi", "cuda", "nccl", "flags")
 
 
 def key(ingredients: Mapping[str, object]) -> str:
@@ -153,11 +164,74 @@ def obtain(target: Target, scratch: Path, log: Log, on_percent: Callable[[int], 
         if built is None:
             raise RunError(f"compiling Horovod left no wheel in {scratch}; the whole log: {log.path}")
         made_from = json.dumps(ingredients, indent=2, sort_keys=True, default=str) + "\n"
-        write_atomic(folder / "made-from.json", made_from, elsewhere="set XDG_CACHE_HOME")
+        write_atomic(folder / _MADE_FROM, made_from, elsewhere="set XDG_CACHE_HOME")
         write_atomic(folder / built.name, built.read_bytes(), elsewhere="set XDG_CACHE_HOME")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder / built.name
+
+
+def publish(built: Path, target: Target, folder: Path) -> Path:
+    """Write the wheel `built` into `folder` as one for others, and return its path.
+
+    Its version says what it is for, such as `0.28.1+torch2.13.0.hvdkit1.0.0`: wheels for several frameworks can lie in
+    one folder, and pip prefers each to Horovod's own release. It holds what it was built from, for `published`.
+    """
+    words = [f"{module}{Version(target.versions[module]).public}" for module in target.modules]
+    if target.gpu and (nvcc := cuda.find(target.python).nvcc):
+        words.append(f"cu{nvcc.major}")
+    version = f"{pins.HOROVOD_VERSION}+{'.'.join(words)}.hvdkit{hvdkit.__version__}"
+    old, new = (f"horovod-{number}.dist-info/" for number in (pins.HOROVOD_VERSION, version))
+    path = folder / built.name.replace(f"-{pins.HOROVOD_VERSION}-", f"-{version}-")
+    made, record = io.BytesIO(), []
+    with zipfile.ZipFile(built) as source, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as copy:
+        contents = [(member, source.read(member)) for member in source.infolist() if member.filename != f"{old}RECORD"]
+        member = zipfile.ZipInfo(f"{old}{_MADE_FROM}")
+        member.external_attr = 0o100644 << 16
+        contents.append((member, built.with_name(_MADE_FROM).read_bytes()))
+        for member, content in contents:
+            if member.filename == f"{old}METADATA":
+                content = content.replace(
+                    f"\nVersion: {pins.HOROVOD_VERSION}\n".encode(), f"\nVersion: {version}\n".encode()
+                )
+            member.filename = member.filename.replace(old, new)
+            copy.writestr(member, content, zipfile.ZIP_DEFLATED)
+            digest = urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+            record.append(f"{member.filename},sha256={digest},{len(content)}\n")
+        copy.writestr(f"{new}RECORD", "".join([*record, f"{new}RECORD,,\n"]))
+    write_atomic(path, made.getvalue())
+    return path
+
+
+def published(name: str, gpu: bool, folder: Path) -> Path:
+    """The wheel in `folder`, by `publish`, that serves the runtime `name`.
+
+    Raises RequestError where there is none, with what each wheel for the framework was built from that differs here.
+    """
+    pin, why = pins.ALL[name], []
+    here = json.loads(json.dumps(runtime_ingredients(name, gpu), default=str))
+    for path in sorted(folder.glob("horovod-*.whl"), reverse=True):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                inside = [member for member in archive.namelist() if member.endswith(f"/{_MADE_FROM}")]
+                made = json.loads(archive.read(inside[0])) if inside else {}
+        except (OSError, zipfile.BadZipFile) as error:
+            raise RequestError(f"--find-links: {path} cannot be read ({error}); fetch it again") from error
+        if pin.module not in made.get("framework", {}):
+            continue
+        differing = [key for key in _OF_ANY_MACHINE if made[key] != here[key]]
+        if Version(made["framework"][pin.module]).public != pin.version(gpu):
+            differing.append("framework")
+        # The processor may have more than the one for which it was compiled.
+        if not set(made["architecture"].split()) <= set(here["architecture"].split()):
+            differing.append("architecture")
+        if not differing:
+            return path
+        why.append(f"; {path.name} differs in {', '.join(differing)}")
+    raise RequestError(
+        f"--find-links {folder}: expected a wheel of Horovod for the runtime '{name}' of this hvdkit, Python and "
+        f"machine, found none{''.join(why)}; make one with `hvdkit horovod wheel {name} --out {folder}`"
+    )
 
 
 def build_environment(target: Target, tools: Path) -> dict[str, str]:
