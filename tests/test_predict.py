@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ def test_a_profile_is_predicted_by_the_ring_drawn_and_traced(hvdkit: Hvdkit, fil
     assert done.returncode == 0, done.stderr
     folder = files[0].parent / "o"
     eight, one = json.loads((folder / "predict.json").read_text())["points"]
+    shown = re.findall(r"^ +(\d+) +([\d.]+) +[\d.]+–[\d.]+ +[\d,]+ +[█·]{5} ", done.stdout, re.MULTILINE)
+    assert shown == [("8", f"{eight['step_ms']:.1f}"), ("1", "65.0")], done.stdout
     assert one["step_ms"] == pytest.approx(65.0)
     assert eight["images_per_second"] == pytest.approx(8 * 32 / eight["step_ms"] * 1e3)
     assert eight["low_ms"] < eight["step_ms"] < eight["high_ms"]

@@ -83,7 +83,7 @@ def test_the_page_opens_without_errors_or_network_and_every_chart_is_drawn(brows
     assert comparison.machine.processor in text
     assert "One run each" in text and "Only hvdkit was measured" in text, "what is missing is said"
     first = "document.querySelector('.findings li')"
-    assert opened.run(f"{first}.className") == "caution"
+    assert opened.run(f"{first}.className") == "answer"
     across = f"{first}.getBoundingClientRect().width / document.querySelector('main').clientWidth"
     assert opened.run(across) > 0.99, "the loudest"
 

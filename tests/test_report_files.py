@@ -53,7 +53,7 @@ def test_a_tie_is_an_interval_that_holds_one(real: Path) -> None:
     change(real, level)
 
     def fastest() -> str:
-        return next(each.text for each in page.make(collect.read(real), "").findings if "Fastest" in each.lead)
+        return next(each.text for each in page.make(collect.read(real), "").findings if each.kind == "answer")
 
     assert fastest().startswith(("A tie of tensorflow and keras", "A tie of keras and tensorflow"))
 
@@ -86,10 +86,10 @@ def test_few_rounds_say_how_sure_they_are_and_are_paired_by_their_number(real: P
         document["runs"] = [result for result in document["runs"] if result["round"] <= 3]
 
     change(real, three)
-    caution, *others = page.make(collect.read(real), "").findings
+    answer, caution, *others = page.make(collect.read(real), "").findings
     assert (caution.kind, caution.lead) == ("caution", "Only 3 rounds: treat close results as ties")
     assert "at most 75 %" in caution.text and "--rounds 6" in caution.text
-    assert any(each.text.endswith("; 3 rounds, 75 % confidence.") for each in others)
+    assert any(each.text.endswith("; 3 rounds, 75 % confidence.") for each in [answer, *others])
     alone, pair = grouped(collect.read(real).runs)[0], grouped(collect.read(real).runs)[4]
     shifted = RunGroup(pair.framework, pair.np, None, pair.runs[1:])
     expected = [run.result.images_per_second for run in pair.runs[1:]]
@@ -99,14 +99,17 @@ def test_few_rounds_say_how_sure_they_are_and_are_paired_by_their_number(real: P
     )
 
 
-def test_one_run_each_is_the_first_caution_and_missing_rivals_are_a_note(real: Path) -> None:
+def test_the_answer_comes_first_with_its_caution_and_missing_rivals_are_a_note(real: Path) -> None:
     made = page.make(collect.read(real), "")
-    assert made.findings[0].kind == "caution" and "do not choose by these speeds" in made.findings[0].lead
+    answer, caution, *_ = made.findings
+    assert answer.kind == "answer" and answer.lead.endswith("at 2 ranks, by one run each")
+    assert caution.kind == "caution" and "do not choose by these speeds" in caution.lead
     assert "Rivals" not in str(made.findings) and any(note.startswith("Only hvdkit was") for note in made.notes)
     change(real, several_rounds)
     made = page.make(collect.read(real), "")
     assert all(each.kind != "caution" for each in made.findings), "five rounds make intervals of 94 %"
-    assert made.findings[0].kind == "bad" and not any(note.startswith("Only hvdkit") for note in made.notes)
+    assert [each.kind for each in made.findings[:3]] == ["answer", "good", "bad"]
+    assert not any(note.startswith("Only hvdkit") for note in made.notes)
 
     def once(document: dict[str, Any]) -> None:
         for each in document["ratios"]:

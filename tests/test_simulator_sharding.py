@@ -123,7 +123,7 @@ def test_memory_by_part() -> None:
     assert parts and sum(parts.values()) == pytest.approx(totals[2])
     whole = 10**6 / 2**20
     assert (parts["parameters"], parts["gradients"]) == pytest.approx((whole, whole / 8), rel=1e-3)
-    (line,) = [line for line in prediction_lines(found[2]) if "of memory" in line]
+    (line,) = [line for line in prediction_lines(found[2]) if "of memory" in str(line)]
     assert "MiB of memory: parameters 1, gradients 0" in line
     alone = [predicting.predict(profile, cluster, [1], read([f"sharding={stage}"])).points[0] for stage in STAGES]
     assert len({(each.memory_mib, each.step_ms) for each in alone}) == 1

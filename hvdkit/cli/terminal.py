@@ -22,7 +22,7 @@ TRACEBACK = "HVDKIT_TRACEBACK"  # an environment variable: set it to see the tra
 _HANDLER = "hvdkit"
 # Replacements for what hvdkit prints beyond ASCII, if the encoding of the terminal or file does not have it.
 _PLAIN = str.maketrans({"÷": "/", "×": "x", "–": "-", "—": "-", "…": "...", "‖": "||", "µ": "u", "±": "+/-", "→": "->",
-                        "≤": "<=", "≥": ">=", "•": "*"})  # fmt: skip
+                        "≤": "<=", "≥": ">=", "•": "*", "█": "#", "·": "."})  # fmt: skip
 
 # What a file or an argument may hold and a terminal obeys: control characters, and those that turn text around.
 _UNSEEN = re.compile(r"[\0-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")

@@ -20,7 +20,9 @@ _CONFIDENT = 0.9  # a finding with less confidence comes with a caution
 
 @dataclass(frozen=True)
 class Headline:
-    """A sentence with a heading, `lead`; `kind` is caution (read this first), bad, good, open (not known) or plain."""
+    """A sentence with a heading, `lead`; `kind` is answer (what the runs say, in short), caution, bad, good, open (not
+    known) or plain.
+    """
 
     kind: str
     lead: str
@@ -28,14 +30,15 @@ class Headline:
 
 
 def findings(given: Found, groups: list[RunGroup]) -> list[Headline]:
-    """The findings, the most important first."""
+    """The findings: a parity that failed, the answer, how far to trust it, and the rest."""
     if given.comparison is None:
         doubted = [Headline("bad", "Speed", f"{text[0].upper()}{text[1:]}.") for text in doubts(groups[0].first)]
         return [*doubted, _single(groups[0])]
     own = [group for group in groups if group.rival is None]
     nps = sorted({group.np for group in own})
-    lines = [_fastest([group for group in own if group.np == np]) for np in nps]
-    lines += [*_scaling(own), _parity(given.comparison), *_rivals(given.comparison, own[0].first.unit)]
+    lines = [_fastest([group for group in own if group.np == np]) for np in nps[:-1]]
+    parity = _parity(given.comparison)
+    lines += [*_scaling(own), *_rivals(given.comparison, own[0].first.unit)]
     if given.comparison.baseline is not None:
         lines.append(_baseline(given.comparison.baseline))
     noisy = [run for run in given.runs if run.result.noisy]
@@ -46,7 +49,26 @@ def findings(given: Found, groups: list[RunGroup]) -> list[Headline]:
         )
         lines.append(Headline("bad", "Noisy", text))
     lines.sort(key=lambda finding: finding.kind != "bad")  # stable
-    return [*_few_rounds(groups), *lines]
+    answer = _answer([group for group in own if group.np == nps[-1]], given.comparison)
+    first = [parity, answer] if parity.kind == "bad" else [answer, parity]  # nothing is compared if parity failed
+    return [*first[:1], *_few_rounds(groups), *first[1:], *lines]
+
+
+def _answer(groups: list[RunGroup], comparison: Comparison) -> Headline:
+    """Which is fastest at the most ranks; of a single framework, how it compares with the rivals there."""
+    found, best = _fastest(groups), max(groups, key=lambda group: group.speed.middle)
+    where = ranks(best.np)
+    against = [row for row in comparison.ratios if row.np == best.np and not row.of_scaling]
+    if len(groups) == 1:
+        lead = f"{best.label}: {best.speed.text()} {best.first.unit}/s at {where}"
+        shown = [f"{row.median:.2f} times {row.against} {_sure(row)}" for row in against]
+        return Headline("answer", lead, f"{best.first.unit}/s: {'; '.join(shown)}." if shown else found.text)
+    lead = f"{best.label} was the fastest at {where}, by one run each"
+    if found.text.startswith("A tie"):
+        lead = f"A tie at {where}"
+    elif len(best.runs) > 1:
+        lead = f"{best.label} is the fastest at {where}"
+    return Headline("answer", lead, found.text)
 
 
 def _few_rounds(groups: list[RunGroup]) -> list[Headline]:
@@ -99,8 +121,8 @@ def _single(group: RunGroup) -> Headline:
     if not rate and result.val_accuracy is not None:  # of an earlier version
         rate = f", accuracy {100 * result.val_accuracy:.2f} %"
     speed = f"{result.images_per_second:,.1f} {result.unit}/s"
-    text = f"{speed}, step {result.step_ms_p50:.1f} ms, loss {result.train_loss:.4f}{rate}"
-    return Headline("plain", f"{group.framework}, {ranks(group.np)}", f"{text}. One run: no interval.")
+    text = f"Step {result.step_ms_p50:.1f} ms, loss {result.train_loss:.4f}{rate}. One run: no interval."
+    return Headline("answer", f"{group.framework}, {ranks(group.np)}: {speed}", text)
 
 
 def _fastest(groups: list[RunGroup]) -> Headline:

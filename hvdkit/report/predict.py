@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hvdkit.report.tabular import Of, Table, bar, number, terminal
 from hvdkit.simulator.money import amount
 
 if TYPE_CHECKING:
@@ -16,14 +17,20 @@ if TYPE_CHECKING:
 _SHOWN = 5  # suggestions of a kind on the terminal
 
 
-def prediction_lines(prediction: Prediction) -> list[str]:
-    """A line for each number of ranks, then the notes on them."""
-    lines = [f"{prediction.model} on {prediction.cluster}, from a profile of {prediction.profile}"]
-    lines += [point_line(point) for point in prediction.points]
+def prediction_lines(prediction: Prediction) -> list[Any]:
+    """A title, a table with a row for each number of ranks, then the notes on them."""
+    table = prediction_table(prediction)
+    lines = [
+        f"{prediction.model} on {prediction.cluster}, from a profile of {prediction.profile}",
+        terminal(table, "", wrap_from=len(table.columns) - 1),
+    ]
+    alike: dict[str, list[str]] = {}  # numbers of ranks by what each rank holds
     for point in prediction.points:
         if point.memory_parts_mib:
             parts = ", ".join(f"{name} {mib:,.0f}" for name, mib in point.memory_parts_mib.items())
-            lines.append(f"{_who(point)}: {point.memory_mib:,.0f} MiB of memory: {parts}")
+            alike.setdefault(f"{point.memory_mib:,.0f} MiB of memory: {parts}", []).append(str(point.ranks))
+    lines += [f"{', '.join(who)} rank{'s' * (who != ['1'])}: {memory}" for memory, who in alike.items()]
+    for point in prediction.points:
         if point.memory_by_stage_mib and len(point.memory_by_stage_mib) > 1:
             stages = ", ".join(f"{mib:,.0f}" for mib in point.memory_by_stage_mib)
             lines.append(f"{_who(point)}: MiB by stage: {stages}")
@@ -33,14 +40,35 @@ def prediction_lines(prediction: Prediction) -> list[str]:
     return lines
 
 
+def prediction_table(prediction: Prediction) -> Table:
+    """A row for each number of ranks; `wait` is communication that nothing hides, a bar shows the efficiency."""
+    columns: dict[str, Of[Point]] = {
+        "ranks": lambda point: number(point.ranks),
+        "ms/step": lambda point: number(point.step_ms, 1),
+        "interval": lambda point: f"{_short(point.low_ms)}–{_short(point.high_ms)}",
+        f"{prediction.points[0].unit}/s": lambda point: number(point.images_per_second),
+        "efficiency": lambda point: f"{bar(point.efficiency)} {100 * point.efficiency:3.0f} %",
+        "wait, ms": lambda point: number(point.exposed_communication_ms, 1),
+        "bound by": _bound,
+    }
+    return Table.of("predict", prediction.points, columns)
+
+
 def point_line(point: Point) -> str:
     """One number of ranks in a line."""
-    bound = "work between steps" if point.bound == "gaps" else point.bound
     return (
         f"{_who(point)}: {point.step_ms:.1f} ms per step ({point.low_ms:.1f} to {point.high_ms:.1f}), "
         f"{point.images_per_second:,.0f} {point.unit}/s, efficiency {100 * point.efficiency:.1f} %, "
-        f"{point.exposed_communication_ms:.1f} ms exposed communication, bound by {bound}"
+        f"{point.exposed_communication_ms:.1f} ms exposed communication, bound by {_bound(point)}"
     )
+
+
+def _short(ms: float) -> str:
+    return f"{ms:.{0 if ms >= 100 else 1}f}"
+
+
+def _bound(point: Point) -> str:
+    return "work between steps" if point.bound == "gaps" else point.bound
 
 
 def _who(point: Point) -> str:

@@ -61,6 +61,12 @@ def percent(fraction: float | None, digits: int = 1) -> Cell:
     return Cell("–") if fraction is None else Cell(f"{100 * fraction:.{digits}f} %", fraction)
 
 
+def bar(share: float, width: int = 5) -> str:
+    """A share of 1 as a bar of at most `width` characters."""
+    full = min(width, max(0, round(share * width)))
+    return "█" * full + "·" * (width - full)
+
+
 def times(value: float | None, factor: float) -> float | None:
     """The value in another unit; None stays None."""
     return None if value is None else factor * value
