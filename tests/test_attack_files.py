@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -84,13 +85,6 @@ def test_a_lock_file_that_is_none(kind: str, tmp_path: Path) -> None:
     assert precious.read_text() == "keep"
 
 
-def reported(real: Path) -> page.Page:
-    """The page of a comparison, drawn in full."""
-    made = page.make(collect.read(real), "")
-    assert page.as_html(made) and page.as_markdown(made)
-    return made
-
-
 def _runs(**values: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda document: [run.update(values) for run in document["runs"]]
 
@@ -135,24 +129,41 @@ def test_a_damaged_comparison_is_refused_by_its_key(damage: str, real: Path) -> 
     assert told in str(refusal.value) and len(str(refusal.value).splitlines()) == 1
 
 
-ODD: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "huge": _runs(images_per_second=1e299, step_ms_p50=1e299, step_ms_p90=1e299, step_ms=[1e299] * 9),
-    "tiny": _runs(images_per_second=5e-324, step_ms_p50=5e-324, step_ms_p90=0, step_ms=[5e-324] * 9, peak_rss_mib=0),
-    "negative": _runs(step_ms_p50=-5, step_ms_p90=-7, step_ms=[-1.0, -2.0], peak_rss_mib=-9),
-    "a reference without error": lambda document: [
-        each.update(reference_logits_f32=0.0) for each in document["parity"]["frameworks"].values()
-    ],
-    "clocks with and without a zone": lambda document: [
-        run.update(ended_at=f"2026-11-21T23:0{number}:00{'Z' * (number % 2)}")
-        for number, run in enumerate(document["runs"])
-    ],
+# Odd figures, and a text of the page that shows them.
+ODD: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "huge": (
+        _runs(images_per_second=1e299, step_ms_p50=1e299, step_ms_p90=1e299, step_ms=[1e299] * 9),
+        "Efficiency at 2 ranks: pytorch 50 %",
+    ),
+    "tiny": (
+        _runs(images_per_second=5e-324, step_ms_p50=5e-324, step_ms_p90=0, step_ms=[5e-324] * 9, peak_rss_mib=0),
+        "| pytorch | 2 | 1 | 0.0 | 50.0 % | 0.0 | 0.0 |",
+    ),
+    "negative": (_runs(step_ms_p50=-5, step_ms_p90=-7, step_ms=[-1.0, -2.0], peak_rss_mib=-9), "| -5.0 | -7.0 |"),
+    "a reference without error": (
+        lambda document: [
+            each.update(reference_logits_f32=0.0) for each in document["parity"]["frameworks"].values()
+        ],
+        "| logits in float32 | 3 or 50 × 0.0e+00 | 5.0e-07 | 5.6e-07 |",  # no ratio to it
+    ),
+    "clocks with and without a zone": (
+        lambda document: [
+            run.update(ended_at=f"2026-11-21T23:0{number}:00{'Z' * (number % 2)}")
+            for number, run in enumerate(document["runs"])
+        ],
+        "| measured | 21 November 2026, 23:00 to 23:07 UTC |",
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_odd_figures_make_a_page(kind: str, real: Path) -> None:
-    change(real, ODD[kind])
-    reported(real)
+def test_odd_figures_make_a_page_that_shows_them(kind: str, real: Path) -> None:
+    spoil, shown = ODD[kind]
+    change(real, spoil)
+    made = page.make(collect.read(real), "")
+    text = page.as_markdown(made)
+    assert shown in text and not re.search(r"\b(nan|inf)\b", text)
+    assert "<svg" in page.as_html(made)
 
 
 def _lengthened(real: Path, count: int, ends: bool) -> Path:

@@ -239,6 +239,7 @@ def test_sigterm_ends_an_elastic_run_behind_a_checkpoint(cluster: Cluster, tmp_p
 
 def test_a_launcher_that_is_killed_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
     with training(tmp_path) as process:
+        assert ranks(tmp_path / "run").keys() == {0, 1, 2, 3}  # what `training` then sees end
         process.kill()
         process.communicate()
 
