@@ -20,16 +20,11 @@ import pytest
 import hvdkit
 from hvdkit import folder_lock, paths, replaced
 from hvdkit.commands import train
-from hvdkit.commands.checked_run import MetricsTail, Plan
+from hvdkit.commands.checked_run import Plan
 from hvdkit.commands.removed import Removals
-from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RequestError, RunError
 from hvdkit.folder_lock import FolderLock
-from hvdkit.handlers.metrics_file import MetricsFile
-from hvdkit.launch.agent import process_tree, scratch
 from hvdkit.recipe import schema
-from hvdkit.results.doubts import damage
-from hvdkit.results.train import MetricLine, TrainResult, read_metrics
 from hvdkit.runtimes.store import find
 from tests import hygiene
 from tests.conftest import ROOT
@@ -255,63 +250,6 @@ def test_a_recipes_script_takes_the_lock_too(tmp_path: Path) -> None:
     assert (tmp_path / "result.json").exists() and not (tmp_path / ".lock").exists()
 
 
-def line(step: int, **more: Any) -> MetricLine:
-    return MetricLine(step=step, total_steps=9, epoch=0, loss=1.0, learning_rate=0.1, images_per_second=9.0, **more)
-
-
-def followed(path: Path) -> tuple[MetricsFile, MetricsTail, list[int]]:
-    """A file of metrics with lines of steps 1 to 3 that rank 0 writes and the launcher follows."""
-    seen: list[int] = []
-    tail, file = MetricsTail(path, lambda line: seen.append(line.step)), MetricsFile(path)
-    for step in (1, 2, 3):
-        file.write(line(step))
-    tail.poll()
-    return file, tail, seen
-
-
-@pytest.mark.parametrize("fault", ["removed", "folder removed", "renamed", "replaced", "by another file"])
-def test_metrics_that_are_removed_come_back_with_all_lines(fault: str, tmp_path: Path) -> None:
-    path = tmp_path / "run" / "metrics.jsonl"
-    path.parent.mkdir()
-    file, tail, seen = followed(path)
-    assert not tail.lost()
-    if fault == "removed":
-        path.unlink()
-    elif fault == "folder removed":
-        shutil.rmtree(path.parent)
-    elif fault == "renamed":
-        path.parent.rename(tmp_path / "other")
-    else:
-        (tmp_path / "new").write_text(path.read_text() if fault == "replaced" else "{}\n")
-        (tmp_path / "new").replace(path)
-    file.write(line(4))
-    tail.poll()
-    assert [each.step for each in read_metrics(path)] == [1, 2, 3, 4]
-    assert seen == [1, 2, 3, 4], "each is passed on once"
-    assert "removed or replaced" in tail.lost() and not tail.lost()
-    path.unlink()
-    file.keep()  # at the end, without a further line
-    assert [each.step for each in read_metrics(path)] == [1, 2, 3, 4]
-
-
-def test_a_file_that_rank_0_makes_anew_before_its_first_line_was_not_removed(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    tail, file = MetricsTail(path, lambda line: None), MetricsFile(path)
-    tail.poll()
-    file.forget_after(Progress(), recounted=False)
-    file.write(line(1))
-    tail.poll()
-    assert not tail.lost()
-
-
-def test_metrics_that_are_cut_short_are_followed_from_there_and_it_is_said(tmp_path: Path) -> None:
-    file, tail, seen = followed(tmp_path / "metrics.jsonl")
-    os.truncate(tmp_path / "metrics.jsonl", 0)
-    file.write(line(4))
-    tail.poll()
-    assert seen == [1, 2, 3, 4] and "cut short" in tail.lost()
-
-
 def test_what_is_removed_under_a_run_is_said_once_and_made_again(tmp_path: Path) -> None:
     folder, said = tmp_path / "run", list[str]()
     written(folder, {"logs/rank-0.log": "", "config.yaml": "name: a", "checkpoints/": ""})
@@ -335,118 +273,6 @@ def test_what_is_removed_under_a_run_is_said_once_and_made_again(tmp_path: Path)
     folder.rename(tmp_path / "other")
     assert len(looked()) == 1 and "the checkpoints so far are not in it" in said[0]
     assert content(folder) == {"logs/": "", "config.yaml": "name: a"}
-
-
-def test_damaged_lines_are_left_out_and_counted_and_a_torn_one_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    texts = [line(step).model_dump_json().encode() for step in range(1, 6)]
-    torn = texts[4][:40]
-    path.write_bytes(b"\n".join([texts[0], b"\0" * 300, texts[1][:-3], texts[2], texts[3], torn]))
-    file = MetricsFile(path)
-    file.forget_after(Progress(step=3), False)
-    assert path.read_bytes() == texts[0] + b"\n" + texts[2] + b"\n"
-    assert file.notes == [f"{path}: 2 damaged line(s) are left out"]
-    path.write_bytes(texts[0] + b"\n" + torn)
-    assert damage(path) == [] and [each.step for each in read_metrics(path)] == [1]
-    path.write_bytes(torn + b"\n" + texts[0] + b"\n")
-    result = TrainResult.model_construct().at(tmp_path)
-    with pytest.raises(RequestError, match=r"metrics.jsonl: line 1 is damaged; .*--resume"):
-        result.lines()
-
-
-def test_a_file_of_metrics_of_any_size_is_read_in_little_memory(tmp_path: Path) -> None:
-    """In a process of its own, whose memory is limited to less than the file's size."""
-    path = tmp_path / "metrics.jsonl"
-    text = (line(1).model_dump_json(exclude_none=True) + "\n").encode()
-    with path.open("wb") as file:
-        file.write(b"[" * 2**28 + b"\n")  # a line without end: it must not be in memory either
-        file.write(text * 20_000)
-    code = f"""
-import resource
-from pathlib import Path
-from hvdkit.handlers.metrics_file import MetricsFile
-from hvdkit.core.step_plan import Progress
-from hvdkit.report import csv_files
-from hvdkit.results.train import read_metrics
-path = Path({str(path)!r})
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-MetricsFile(path).forget_after(Progress(step=2), False)
-csv_files.save_metrics(path.with_name("metrics.csv"), lambda: read_metrics(path))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=hygiene.patience(120)
-    )
-    assert int(done.stdout) < 2**15, "more than 32 MiB"
-    assert path.read_bytes() == text * 20_000
-    assert (tmp_path / "metrics.csv").read_text().count("\n") == 20_001
-
-
-def test_the_next_agent_removes_the_temporary_files_of_a_killed_one_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    for name in ("hvdkit-rank-0", "hvdkit-worker-localhost-4-0", "hvdkit-rank-1", "other"):
-        written(tmp_path, {f"{name}-{dead.pid}/a/b": "x"})
-    (tmp_path / f"hvdkit-rank-2-{dead.pid}").symlink_to(tmp_path / f"other-{dead.pid}")
-    written(tmp_path, {f"hvdkit-rank-3-{os.getppid()}/a": "x"})
-    in_a_container = scratch._locked(tmp_path / f"hvdkit-rank-1-{dead.pid}")  # where it has another number
-    mine = scratch.Scratch("rank-0")
-    mine.remove_those_of_the_dead()
-    mine.remove_those_of_the_dead()
-    left = {f"other-{dead.pid}", f"hvdkit-rank-1-{dead.pid}", f"hvdkit-rank-2-{dead.pid}",
-            f"hvdkit-rank-3-{os.getppid()}"}  # fmt: skip
-    assert mine.path is not None
-    assert {path.name for path in tmp_path.iterdir()} == left | {mine.path.name}
-    mine.remove()
-    os.close(in_a_container)
-    assert {path.name for path in tmp_path.iterdir()} == left and (tmp_path / f"other-{dead.pid}" / "a" / "b").exists()
-
-
-def test_segments_of_ended_loaders_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_tree, "_SHARED", str(tmp_path))
-    with subprocess.Popen(["true"]) as dead:
-        dead.wait()
-    kept = {f"mx_{os.getpid():x}_1", f"torch_{os.getpid()}_1", "mx_zz_1", "torch", f"psm_{dead.pid}_1"}
-    written(tmp_path, dict.fromkeys({*kept, f"mx_{dead.pid:x}_1", f"torch_{dead.pid}_9_0"}, ""))
-    process_tree.remove_segments({os.getpid()})
-    assert len(content(tmp_path)) == len(kept) + 2
-    process_tree.remove_segments({os.getpid(), dead.pid})
-    assert content(tmp_path).keys() == kept
-
-
-SEMAPHORES = """
-import multiprocessing, os, signal, sys, time
-from pathlib import Path
-def wait(event):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    Path(sys.argv[1]).write_text(" ".join(p.split("/")[-1] for p in open("/proc/self/maps") if "sem.mp-" in p))
-    time.sleep(600)
-if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    spawn = multiprocessing.get_context("spawn")
-    event = spawn.Event()
-    spawn.Process(target=wait, args=(event,)).start()
-    time.sleep(600)
-"""
-
-
-def test_no_semaphore_of_a_killed_program_stays(tmp_path: Path) -> None:
-    """As of horovodrun, whose parts wait for each other's events."""
-    (tmp_path / "program.py").write_text(SEMAPHORES)
-    agent = ROOT / "hvdkit" / "launch" / "agent" / "rank_agent.py"
-    words = [agent, "horovodrun", tmp_path, "0.2", "0", sys.executable, tmp_path / "program.py", tmp_path / "names"]
-    with subprocess.Popen([sys.executable, *map(str, words)], stdout=subprocess.PIPE) as process:
-        deadline = time.monotonic() + hygiene.patience(60)
-        while not (tmp_path / "names").exists() or not (names := (tmp_path / "names").read_text().split()):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        assert len(names) > 3 and all(Path("/dev/shm", name).exists() for name in names)
-        process.terminate()
-        process.wait(timeout=hygiene.patience(60))
-    assert not [name for name in names if Path("/dev/shm", name).exists()]
 
 
 def resumed(folder: Path, trains: Callable[[], None], end: BaseException) -> None:
