@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from hvdkit.commands import parity
+from hvdkit.commands import parity_verdict
 from hvdkit.results.parity import Parity
 from hvdkit.results.train import TrainResult
 from hvdkit.runtimes import pins, store
@@ -48,10 +48,12 @@ def test_its_runtime_has_the_pytorch_that_it_is_compared_with() -> None:
 def test_in_float32_each_tensor_has_a_limit_of_its_own() -> None:
     """A tensor that rounding alone decides excuses no other one."""
     noisy = [{"attn.bias": 0.2, "mlp.weight": 2e-6}]
-    assert parity._excess(noisy, noisy) == pytest.approx(1 / 3)
-    assert parity._excess([{"attn.bias": 0.5, "mlp.weight": 9e-6}], noisy) <= 1, "within a hundred times the rounding"
-    assert parity._excess([{"attn.bias": 0.2, "mlp.weight": 2e-5}], noisy) == pytest.approx(2)
-    assert parity._excess([{"attn.bias": 0.2, "other": 1e300}], noisy) > 1e300
+    assert parity_verdict.excess(noisy, noisy) == pytest.approx(1 / 3)
+    assert parity_verdict.excess([{"attn.bias": 0.5, "mlp.weight": 9e-6}], noisy) <= 1, (
+        "within a hundred times the rounding"
+    )
+    assert parity_verdict.excess([{"attn.bias": 0.2, "mlp.weight": 2e-5}], noisy) == pytest.approx(2)
+    assert parity_verdict.excess([{"attn.bias": 0.2, "other": 1e300}], noisy) > 1e300
 
 
 @pytest.mark.usefixtures("deepspeed")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from hvdkit.checkpoint.resume import deciding
 from hvdkit.commands import dry_run, fields
 from hvdkit.commands.checked_run import Plan, launch, make_plan
 from hvdkit.commands.loading import loaded
+from hvdkit.commands.parity_verdict import MARKS, missed, verdict
 from hvdkit.commands.request import Option, Request
 from hvdkit.core.update_rules import rule_of
 from hvdkit.defaults import LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
@@ -39,32 +39,14 @@ from hvdkit.report.progress import StageProgress
 from hvdkit.report.tabular import terminal
 from hvdkit.results.dry_run import DryRun
 from hvdkit.results.machine import this_machine
-from hvdkit.results.parity import FrameworkParity, Parity
+from hvdkit.results.parity import Parity
 from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.tasks.task import parameter_count
 from hvdkit.worker.parity import NO_MEAN_OF_MICROBATCHES, SINGLE_BATCHES
-from hvdkit.worker.parity_trace import INCOMPARABLE, ParityPart
+from hvdkit.worker.parity_trace import ParityPart
 
 # The reference: PyTorch under Horovod as its documentation shows it, without hvdkit's own optimizations.
 REFERENCE, LEADER = "pytorch", ("pytorch", "plain")
-# Largest errors that pass, in float64; batches and initial weights must be equal bit by bit.
-MARKS = {
-    "logits_f64": 1e-11,
-    "gradients_f64": 1e-9,
-    "applied_f64": 1e-12,
-    "buffers_f64": 1e-9,
-    "weights_f64": 1e-9,
-    "losses_f64": 1e-8,
-    "step_f64": 1e-9,
-    "evaluation_f64": 1e-9,
-}
-# Float32 may be so many times as far from float64 as the reference's own. Where a model has batch norms, and the
-# framework's adds up one value after the other, their statistics alone are so far off (docs/parity.md shows it).
-F32_FACTOR, F32_FACTOR_PLAIN_SUMS = 3.0, 50.0
-# What trains in float32 alone may be F32_FACTOR times as far from float64, tensor by tensor, as the reference trained
-# in float32, or as far as this: a hundred times its rounding, for sums in another order.
-F32_FLOOR = 1e-5
-
 MOST_STEPS = 100_000  # the weights of each stay on the disk until all frameworks have run
 
 
@@ -250,7 +232,7 @@ def judge(
     plan: ParityPlan, findings: Mapping[str, Mapping[str, Any]], single: Mapping[str, Any] | None = None
 ) -> Parity:
     """Compare each framework's findings with the limits; `single` are those of the reference trained in float32."""
-    frameworks = {name: _framework(finding, single) for name, finding in findings.items()}
+    frameworks = {name: verdict(finding, single) for name, finding in findings.items()}
     return Parity(
         passed=all(row.passed for row in frameworks.values()),
         reference=REFERENCE,
@@ -267,90 +249,6 @@ def judge(
         frameworks=frameworks,
         machine=this_machine(),
     )
-
-
-def _alike(own: list[dict[str, float]], reference: list[dict[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
-    """The two batches by which gradients in float32 are compared, one of each side's.
-
-    Rounding may flip a sign before a ReLU, which makes the error of that batch ten thousand times as large; in a few
-    batches that happens by chance. So either the worst batches of both sides are compared or the best ones, whichever
-    errors are closer: the worst where flips are common, the best where they are rare.
-    """
-
-    def size(batch: dict[str, float]) -> float:
-        return _worst(batch)[1]
-
-    worst, best = ((pick(own, key=size), pick(reference, key=size)) for pick in (max, min))
-    if size(worst[0]) >= INCOMPARABLE:
-        return worst
-    return min(worst, best, key=lambda pair: size(pair[0]) / max(size(pair[1]), sys.float_info.min))
-
-
-def _excess(error: Any, single: Any) -> float:
-    """The largest error in float32 over its limit; errors are numbers, or lists or dictionaries of such."""
-    if isinstance(error, dict):
-        return max((_excess(inner, single.get(key, 0.0)) for key, inner in error.items()), default=0.0)
-    if isinstance(error, list):
-        return max((_excess(*pair) for pair in zip(error, single, strict=True)), default=0.0)
-    return float(error / max(F32_FLOOR, F32_FACTOR * single))
-
-
-def _excesses(finding: Mapping[str, Any], single: Mapping[str, Any]) -> dict[str, float]:
-    entries = {key: "step_tensors_f64" if key == "step_f64" else key for key in MARKS}
-    return {key: _excess(finding[entry], single[entry]) for key, entry in entries.items()}
-
-
-def _framework(finding: Mapping[str, Any], single: Mapping[str, Any] | None) -> FrameworkParity:
-    worst = {key: _worst(finding[key]) for key in ("gradients_f64", "applied_f64", "buffers_f64", "weights_f64")}
-    own_f32, reference_f32 = _alike(finding["gradients_f32"], finding["reference_gradients_f32"])
-    same = (
-        *("batches_equal", "initial_weights_equal", "logits_f64", "evaluation_f64"),
-        *("logits_f32", "reference_logits_f32", "first_deviation", "likely_cause"),
-    )
-    judged = FrameworkParity(
-        passed=True,
-        missed=[],
-        f32_factor=F32_FACTOR if finding["exact_sums"] or not finding["buffers_f64"] else F32_FACTOR_PLAIN_SUMS,
-        version=finding["versions"]["framework"],
-        **{key: finding[key] for key in same},
-        **{key: error for key, (_, error) in worst.items()},
-        losses_f64=max(finding["losses_f64"]),
-        step_f64=max(finding["step_f64"]),
-        gradients_f32=_worst(own_f32)[1],
-        reference_gradients_f32=_worst(reference_f32)[1],
-        worst_gradient=worst["gradients_f64"][0],
-        worst_buffer=worst["buffers_f64"][0],
-        worst_weight=worst["weights_f64"][0],
-        worst_step=1 + finding["step_f64"].index(max(finding["step_f64"])),
-        gradient_errors_f64=finding["gradients_f64"],
-        gradient_errors_f32=own_f32,
-        reference_gradient_errors_f32=reference_f32,
-        step_errors_f64=finding["step_f64"],
-        evaluation_correct=finding["correct"],
-        evaluation_total=finding["total"],
-        f32_excess=_excesses(finding, single) if single and finding["precision"] == "fp32" else None,
-    )
-    missed = _missed(judged)
-    return judged.model_copy(update={"passed": not missed, "missed": missed})
-
-
-def _missed(parity: FrameworkParity) -> list[str]:
-    """The figures beyond their limits, by key."""
-    missed = [key for key in ("batches_equal", "initial_weights_equal") if not getattr(parity, key)]
-    if parity.f32_excess is not None:
-        missed += [key for key in MARKS if not parity.f32_excess[key] <= 1.0]
-    else:
-        missed += [key for key in MARKS if not getattr(parity, key) <= MARKS[key]]
-    for key in ("logits_f32", "gradients_f32"):
-        if not getattr(parity, key) <= parity.f32_factor * getattr(parity, f"reference_{key}"):
-            missed.append(key)
-    return missed
-
-
-def _worst(errors: Mapping[str, float]) -> tuple[str, float]:
-    """The tensor with the largest error, and that error."""
-    name = max(errors, key=lambda tensor: errors[tensor], default="")
-    return name, errors.get(name, 0.0)
 
 
 def _check_room(plan: ParityPlan, folder: Path) -> None:
@@ -385,7 +283,7 @@ def check(parity: Parity, path: Path, recipe: Recipe, frameworks: list[str]) -> 
         )
     judged = parity.frameworks.values()
     sound = parity.marks == MARKS and parity.passed == all(row.passed for row in judged)
-    if not sound or any(row.passed == bool(row.missed) or _missed(row) != row.missed for row in judged):
+    if not sound or any(row.passed == bool(row.missed) or missed(row) != row.missed for row in judged):
         raise RequestError(
             f"--parity {path}: its verdict does not match its errors and limits; run `hvdkit parity` again"
         )
