@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from hvdkit import __version__
 from hvdkit.errors import HvdkitError, RequestError, RunError
 from hvdkit.files import write_atomic
-from hvdkit.launch.namespaces import Network, Unavailable
+from hvdkit.launch.namespaces import Unavailable
 from hvdkit.results.intervals import of_values
 
 HERE = Path(__file__).resolve().parent
@@ -38,8 +38,6 @@ FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 # One thread a rank, whatever the framework reads; TensorFlow does not read OpenMP's variable.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
 TIMEOUT_S = 900.0
-# Of ranks that take turns: overrides of the recipe, and how many steps of a turn are left out and measured.
-Side = tuple[list[str], int, int]
 Start = Callable[..., Any]  # subprocess.run, or what takes the same arguments, such as `hosts.Network.run`
 # The code whose speed or result a benchmark measures, if not all of hvdkit; results name it (`measures`).
 _TRAINING = ["hvdkit/core", "hvdkit/adapters", "hvdkit/strategies", "hvdkit/data", "hvdkit/runtimes/patches", "recipes"]
@@ -404,40 +402,6 @@ def result_of(folder: Path) -> dict[str, Any]:
 def step_ms(result: Mapping[str, Any]) -> float:
     """Milliseconds a step: a mean, as with Local SGD only some steps send."""
     return float(1e3 * result["batch_size"] * result["np"] / result["images_per_second"])
-
-
-def take_turns(
-    network: Network,
-    slots: int,
-    framework: str,
-    keys: Sequence[str],
-    sides: Mapping[str, Side],
-    order: Sequence[str],
-    rounds: int,
-    folder: Path,
-) -> dict[str, Any]:
-    """What `turns_rank.py` writes, of `slots` ranks on each host of a network; the sides of `order` are shuffled.
-
-    The recipe is `resnet20-digits` with `keys`, by which the ranks' environment is made. Raises as `run` does.
-    """
-    found, shuffle = folder / "found.json", random.Random(f"{framework} {network.mbit_per_s}")
-    orders = [shuffle.sample(order, len(order)) for _ in range(rounds)]
-    arguments = [framework, json.dumps({"sides": sides, "rounds": orders, "out": str(found)})]
-    job = {"script": "turns_rank.py", "recipe": "resnet20-digits", "framework": framework, "keys": list(keys)}
-    where = {"ranks": slots * len(network.names), "hosts": network.hosts_option(slots)}
-    elsewhere(start_ranks, start=network.run, out=str(folder), arguments=arguments, **job, **where)
-    return dict(json.loads(found.read_text()))
-
-
-def turn_ms(rounds: list[list[tuple[str, list[list[float]]]]]) -> list[dict[str, float]]:
-    """Milliseconds a step of each side by round, from the turns: means over a turn's steps, of its slowest rank."""
-    found = []
-    for turns in rounds:
-        taken: dict[str, list[float]] = {}
-        for side, ranks in turns:
-            taken.setdefault(side, []).append(max(map(statistics.fmean, ranks)))
-        found.append({side: 1e3 * statistics.fmean(each) for side, each in taken.items()})
-    return found
 
 
 def start_ranks(

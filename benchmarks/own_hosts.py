@@ -21,7 +21,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, in_turns
 from benchmarks.harness import FRAMEWORKS
 from hvdkit.launch.namespaces import Network
 from hvdkit.results.bench import Bench
@@ -33,7 +33,7 @@ RANKS, ROUNDS = 4, 5
 RECIPE, KEYS = "resnet20-digits", ["data={name: mnist5k}", "batch_size=25", "threads=1"]
 COMPUTE, DENSE = "compute", "dense"
 # Of Local SGD whole rounds are left out and measured.
-METHODS: dict[str, harness.Side] = {
+METHODS: dict[str, in_turns.Side] = {
     DENSE: ([], 1, 6),
     "fp16": (["compression=fp16"], 1, 6),
     "topk": (["compression={method: topk, ratio: 0.01}"], 1, 6),
@@ -93,7 +93,7 @@ def bench(network: Network, framework: str, folder: Path) -> dict[str, Any]:
 
 def turns(network: Network, framework: str, folder: Path) -> dict[str, Any]:
     """What `turns_rank.py` finds."""
-    return harness.take_turns(network, 1, framework, KEYS, SIDES, TURNS, ROUNDS, folder)
+    return in_turns.take_turns(network, 1, framework, KEYS, SIDES, TURNS, ROUNDS, folder)
 
 
 def table(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def table(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     for place, (one,) in found.items():
         framework, rate = place.split("/")
         where = {"framework": framework, "mbit_per_s": float(rate)}
-        rounds = harness.turn_ms(one["turns"]["rounds"])
+        rounds = in_turns.turn_ms(one["turns"]["rounds"])
         steps = {name: [round(each[name], 3) for each in rounds] for name in SIDES}
         links.append(where | one["bench"])
         turns.append(where | {"load": one["turns"]["load"], "step_ms": steps})

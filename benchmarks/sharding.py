@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, in_turns
 from hvdkit.recipe import registry, schema
 from hvdkit.results.profile import load as load_profile
 from hvdkit.simulator import cluster as clusters
@@ -142,7 +142,7 @@ def speeds(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A row for each stage: milliseconds a step, the ratio of speeds, and bytes of a rank and step."""
     framework, model = found["framework"], found["model"]
     keys, left_out, measured = MODELS[model]
-    ms = harness.turn_ms(found["rounds"])
+    ms = in_turns.turn_ms(found["rounds"])
     recipe = schema.load(registry.locate(Path(RECIPE)), keys)
     architecture = choose(recipe).architecture(None)
     count, once = parameter_count(architecture), counting.gathered_once(architecture)
@@ -190,7 +190,7 @@ def foreseen(keep: Path) -> list[dict[str, Any]]:
         for ranks in FORESEEN_RANKS.get(framework, (RANKS,)):
             folder, file = keep / f"foreseen-{framework}-{ranks}", turns_file(framework, FORESEEN, ranks, keep)
             if (folder / COLLECTIVES[-1] / "bench.json").exists() and file.exists():
-                turns = harness.turn_ms(json.loads(file.read_text())["rounds"])
+                turns = in_turns.turn_ms(json.loads(file.read_text())["rounds"])
                 found += foreseen_rows(framework, ranks, turns, folder)
     return found
 

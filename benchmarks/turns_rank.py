@@ -2,7 +2,7 @@
 
     turns_rank.py RECIPE FRAMEWORK PLAN
 
-`harness.take_turns` starts it. A turn does what `hvdkit train` does, by the same loop, without logs, evaluation and
+`in_turns.take_turns` starts it. A turn does what `hvdkit train` does, by the same loop, without logs, evaluation and
 checkpoints. The plan, JSON, has `sides`, each a `harness.Side`; `rounds`, each a list of sides; and `out`, which rank 0
 writes.
 """

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, in_turns
 from benchmarks.harness import interval
 from hvdkit.launch.namespaces import Network
 from hvdkit.tasks.resnet import architecture
@@ -25,7 +25,7 @@ HOSTS, SLOTS = 2, 2
 KEYS = ["data={name: mnist5k}", "batch_size=16", "threads=1"]
 GRADIENT_BYTES = 4 * parameter_count(architecture("resnet20", 10))
 RING, COMPUTE, WARMUP, MEASURED = "ring", "compute", 1, 6  # steps of a turn
-WAYS: dict[str, harness.Side] = {
+WAYS: dict[str, in_turns.Side] = {
     way: ([f"allreduce={way}"], WARMUP, MEASURED) for way in (RING, "hierarchical", "central")
 }
 # Ranks that never wait for each other share two cores unevenly for a while: more steps.
@@ -52,12 +52,12 @@ def measure(rate: float, rounds: int, framework: str) -> dict[str, Any]:
     # Of all ways, `hierarchical` is the one that Horovod's environment must be set up for.
     keys = [*KEYS, "allreduce=hierarchical"]
     with tempfile.TemporaryDirectory() as folder, Network(HOSTS, rate) as network:
-        return harness.take_turns(network, SLOTS, framework, keys, WAYS, list(WAYS), rounds, Path(folder))
+        return in_turns.take_turns(network, SLOTS, framework, keys, WAYS, list(WAYS), rounds, Path(folder))
 
 
 def rows(rate: float, found: dict[str, Any]) -> list[dict[str, Any]]:
     """One a way."""
-    steps = harness.turn_ms(found["rounds"])
+    steps = in_turns.turn_ms(found["rounds"])
     sent = [
         {way: by_host for (way, _), by_host in zip(turns, counted, strict=True)}
         for turns, counted in zip(found["rounds"], found["sent_bytes"], strict=True)

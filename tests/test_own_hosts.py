@@ -127,7 +127,7 @@ def test_nothing_is_told_of_what_was_not_measured(tmp_path: Path, monkeypatch: p
 def test_a_turn_takes_as_long_as_on_its_slowest_rank() -> None:
     every = [(name, [[0.1, 0.3], [0.2, 0.1]]) for name in own_hosts.SIDES]
     again = [("compute", [[0.1, 0.1], [0.4, 0.4]])]
-    first, second = own_hosts.harness.turn_ms([every, every + again])
+    first, second = own_hosts.in_turns.turn_ms([every, every + again])
     assert (first["dense"], second["dense"]) == pytest.approx((200.0, 200.0))
     assert (first["compute"], second["compute"]) == pytest.approx((200.0, 300.0))
 
@@ -149,5 +149,5 @@ def test_methods_take_turns_over_starved_hosts(tmp_path: Path, monkeypatch: pyte
     # A ring of 1.09 MB carries 1.5 times that over each link: 1.3 s, however quick the machine is. Of the nine steps of
     # three turns, the three of `dense` send; that the others do not is counted in bytes, which no busy machine changes.
     ring = 1.5 * 4 * 272_474
-    assert own_hosts.harness.turn_ms([once])[0]["dense"] > 0.95 * 8e-3 * ring / 10.0
+    assert own_hosts.in_turns.turn_ms([once])[0]["dense"] > 0.95 * 8e-3 * ring / 10.0
     assert 3 * ring < sent < 4.5 * ring
