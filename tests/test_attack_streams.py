@@ -89,7 +89,7 @@ def test_a_signal_between_loading_and_the_end_makes_no_fuss(here: Path, number: 
         "sys.meta_path.insert(0, Clock())\n"
     )
     reached = set()
-    for at in [1, 2, 4, 8, 20, 50, 120, 230, 400]:
+    for at in [1, 4, 20, 120, 400]:
         path = f"{here}:{os.environ['PYTHONPATH']}"
         done = attack(here, f"exec {HVDKIT} {ADVISE} --overwrite", AT=str(at), PYTHONPATH=path)
         sound(done)

@@ -254,7 +254,7 @@ def test_fine_tuning_starts_from_a_file_in_torchvisions_layout(
 ) -> None:
     """A checkpoint's own file is one. With as many classes it starts where that left; with more, the head is new."""
     source = f"model.weights={checkpoint_40 / 'model.safetensors'}"
-    settings = [source, "steps=1", "optimizer.learning_rate=1e-9"]
+    settings = [source, "model.name=resnet8", "steps=1", "optimizer.learning_rate=1e-9"]
     case: dict[str, Any] = {"framework": "pytorch", "recipe": recipe}
     small = [*settings, "threads=1", "checkpoint={}"]
     assert ranks("pytorch").do("train", **case, overrides=small, out=tmp_path / "same")["val_accuracy"] is not None

@@ -96,7 +96,7 @@ def test_safetensors_hold_the_checkpoints_model_and_serve_as_weights(
     done = hvdkit("export", checkpoint_40, "--out", "net.safetensors")
     assert done.returncode == 0 and "written to net.safetensors" in done.stdout, done.stderr
     got, kept = load_file(tmp_path / "net.safetensors"), load_file(checkpoint_40 / "model.safetensors")
-    assert got.keys() == kept.keys() and len(got) > 100
+    assert got.keys() == kept.keys() and len(got) > 40
     for name, value in kept.items():
         assert got[name].dtype == value.dtype and np.array_equal(got[name], value), name
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net.safetensors", "resnet.py"]
@@ -195,7 +195,7 @@ def test_files_say_what_is_in_them(checkpoint_40: Path, inside: Hvdkit, tmp_path
         session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
         assert found[folder].items() >= session.get_modelmeta().custom_metadata_map.items()
     about = found[known]
-    plain = {"architecture": "resnet20", "classes": "10", "layout": "NCHW", "dtype": "float32", "step": "40"}
+    plain = {"architecture": "resnet8", "classes": "10", "layout": "NCHW", "dtype": "float32", "step": "40"}
     assert about.items() >= (plain | {"size": "24", "channels": "3", "format": "pt"}).items()
     assert [json.loads(about[key]) for key in ("class_names", "mean", "std")] == [NAMES, MEAN, STD]
     assert about["trained_with"].startswith("mxnet 1.9.1, hvdkit ")
@@ -219,7 +219,7 @@ def test_a_keras_archive_says_what_is_in_it(checkpoint_40: Path, hvdkit: Hvdkit,
     assert about["dtype"] == "float32" and "mixed" not in config
     assert not re.search(r'"registered_name": "(?!Functional")|hvdkit|[Ll]ambda', config)
     names = [layer["name"] for layer in json.loads(config)["config"]["layers"]]
-    assert len(names) > 60 and not any("." in name for name in names), "Keras on PyTorch takes no dots"
+    assert len(names) > 20 and not any("." in name for name in names), "Keras on PyTorch takes no dots"
 
 
 OWN, OTHER = {"model": {"name": "own", "script": "mine.py"}}, {"model": {"name": "resnet32", "classes": 10}}
