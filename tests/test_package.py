@@ -113,7 +113,7 @@ def test_plain_training_loads_nothing_of_the_other_modes(tmp_path: Path) -> None
     paths = [ROOT.joinpath(*name.split(".")) for name in modules]
     files = [path / "__init__.py" if path.is_dir() else path.with_suffix(".py") for path in paths]
     lines = sum(len(path.read_text().splitlines()) for path in files)
-    assert len(modules) <= 61 and lines <= 9_690, (len(modules), lines)
+    assert len(modules) <= 62 and lines <= 9_690, (len(modules), lines)
 
 
 @pytest.mark.parametrize("optimizer", rest_thorough("lars", "sgd", "adamw"))
