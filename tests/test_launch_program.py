@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -23,7 +24,7 @@ from hvdkit.launch.diagnosis.stalls import Hang, Stall
 from hvdkit.results.launch import Launched
 from tests import hygiene
 from tests.conftest import ROOT, Hvdkit, run
-from tests.launching import MARK, gone_within, wait_until
+from tests.launching import MARK, gone_within, marked, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
@@ -34,12 +35,18 @@ KINDS = {
     "killed": (128 + 9, "rank 1 on localhost was killed by SIGKILL"),
     "raises": (1, "rank 1 on localhost failed: ValueError: the seventh image is upside down (ended with exit code 1 "),
     "exits": (3, "rank 1 on localhost ended with exit code 3"),
+    "leaves": (1, "rank 1 on localhost ended with exit code 0 after "),
+    "escapes": (3, "\n    its last line"),
     "sleeps": (1, "rank 1 on localhost hangs without output or work for "),
     "frozen": (1, "rank 1 on localhost hangs without output or work for "),
     "computes": (0, "rank 1 on localhost did not"),
+    "allclose": (0, ""),
+    "alldaemons": (0, ""),
+    "allsearch": (0, ""),
     "allfloods": (0, ""),
 }
 TIMEOUT_S = 3
+SECRET = uuid.uuid4().hex  # in the environment of these runs; what bears it is theirs
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +59,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Don
         folder = folders[kind]
         options = ["-np", "2", "--stall-timeout", str(TIMEOUT_S), "--out", "run"]
         command = [sys.executable, "-m", "hvdkit", "launch", *options, str(PROGRAM), kind]
-        return run(command, 120, cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}), folder / "run"
+        return run(command, 120, cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1", MARK: SECRET}), folder / "run"
 
     @cache
     def every() -> dict[str, tuple[Done, Path]]:
@@ -74,6 +81,15 @@ def test_how_a_program_ends_is_told_with_the_rank(kind: str, ended: Callable[[st
     assert failure is None if status == 0 else failure and told in failure
     assert "step 4" in (folder / "logs" / "rank-1.log").read_text()
     assert not [*folder.rglob("*.beat"), *folder.rglob("*.stack"), *folder.rglob("*.failure.json.*")]
+    assert not set("\x1b\x07") & set(re.sub(r"\x1b\[\d+m", "", done.stdout + done.stderr)), "but colors"
+
+
+def test_no_process_outlives_a_program_and_no_command_line_shows_the_environment(
+    ended: Callable[[str], tuple[Done, Path]],
+) -> None:
+    done, _ = ended("allsearch")
+    assert done.stdout.count("the secret is on 0 command lines") == 2
+    assert not marked(SECRET), "sleepers of alldaemons, or others"
 
 
 def test_a_hang_is_named_with_its_collective_and_the_stack_of_each_rank(
@@ -105,6 +121,21 @@ def test_an_elastic_program_survives_the_loss_of_a_rank(hvdkit: Hvdkit, tmp_path
     assert done.returncode == 0, done.stderr
     assert "worker-127.0.0.1-0 was killed by SIGKILL" in done.stderr and "the others go on" in done.stderr
     assert "[localhost-0] batch 40 of 1" in done.stdout
+    assert "1 rank ended well" in done.stdout
+
+
+@pytest.mark.thorough
+def test_an_elastic_program_grows_and_shrinks(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    """The place comes before the first rank listens to Horovod's driver, which tells of it only once."""
+    slots, hosts = tmp_path / "slots", tmp_path / "hosts"
+    slots.write_text("localhost:1\n")
+    hosts.write_text(f"#!/bin/sh\ncat '{slots}'\n")
+    hosts.chmod(0o755)
+    elastic = ["-np", "1", "--max-np", "2", "--host-discovery-script", hosts]
+    done = hvdkit("launch", *elastic, "--out", "run", PROGRAM.with_name("grows.py"), slots, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    assert "sizes [1, 2, 1] after" in done.stdout
+    assert "worker-localhost-1 leaves: its host is not there any more" in done.stderr
     assert "1 rank ended well" in done.stdout
 
 

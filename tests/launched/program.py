@@ -4,12 +4,22 @@ After five collectives rank 1, or that of FAULTY, commits FAULT, or all ranks do
 """
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import horovod.mxnet as hvd
 import mxnet as mx
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # that process has ended
+        return b""
 
 
 def commit(fault: str) -> None:
@@ -27,6 +37,23 @@ def commit(fault: str) -> None:
         until = time.monotonic() + 9
         while time.monotonic() < until:
             sum(range(1000))
+    elif fault == "leaves":  # as a script does that has seen enough
+        os._exit(0)
+    elif fault == "allclose":  # as libraries for daemons do; what is opened next gets their numbers
+        sys.stdout.close()
+        os.close(2)
+        sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    elif fault == "escapes":
+        os.write(1, b"\x1b]0;pwned\x07\x1b[2J\x1b[31mred\x1b[0m\nits last line\n")
+        sys.exit(3)
+    elif fault == "alldaemons":  # which would outlive it
+        subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
+    elif fault == "allsearch":
+        secret = os.environ["HVDKIT_TEST_MARK"].encode()
+        seen = [path for path in Path("/proc").glob("[0-9]*/cmdline") if secret in read(path)]
+        print("the secret is on", len(seen), "command lines")
+    elif fault == "removes":
+        shutil.rmtree(os.environ["LOGS"])
     elif fault == "allfloods":
         for number in range(20_000):
             print("flood", number, "x" * 80)

@@ -87,6 +87,9 @@ def decided(ends: Collection[RankEnd], np: int, now: float, settle_s: float) -> 
 
 def failure(job: Job, verdict: Verdict) -> HvdkitError:
     """The error that names the rank: RequestError where the rank itself found the request wrong, else RankFailure."""
+    early = [other for other in verdict.others if other.cause is Cause.WELL]
+    if job.program and verdict.end.cause is Cause.LOST and len(early) == len(verdict.others) == 1:
+        verdict = Verdict(early[0], lost_by=(verdict.end,))  # it has no word for that its work is done
     end = verdict.end
     if end.record is not None and end.record.kind == "request" and not end.after_stop:
         return RequestError(end.record.message + _remedy(end.record))
@@ -169,8 +172,10 @@ def _remedy(record: FailureRecord) -> str:
 
 
 def _lost(verdict: Verdict) -> str:
-    """What is known of a rank that others lost before it had ended."""
+    """What is known of a rank that others lost: it had not ended by then, or too early."""
     ranks = ", ".join(str(end.rank) for end in verdict.lost_by)
+    if verdict.end.cause is Cause.WELL:
+        return f"{_how(verdict.end)}, while rank {ranks} still worked with it"
     state = "had not ended by itself" if verdict.end.known else "nothing is known of its end"
     remedies = (_remedy(end.record) for end in verdict.lost_by if end.record)
     return f"was lost by rank{'s' if len(verdict.lost_by) > 1 else ''} {ranks}, and {state}{max(remedies, default='')}"
