@@ -1,4 +1,6 @@
-"""`hvdkit launch` on two hosts, by each launcher that reaches other machines: ends are told with their hosts."""
+"""`hvdkit launch` on two hosts, by each launcher that reaches other machines: ends are told with their hosts. The
+other commands that start ranks, on the same hosts.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,17 @@ from tests.test_slurm import ALLOCATION, HVDKIT, processes, wait_for
 
 pytestmark = pytest.mark.timeout(300)
 
-Start = Callable[..., "subprocess.Popen[str]"]
-PROGRAM = str(ROOT / "tests" / "launched" / "program.py")
+Start = Callable[[Path, list[str]], "subprocess.Popen[str]"]
+RECIPE = ["resnet20-digits", "model.name=resnet8", "threads=1", "--framework", "mxnet"]
+SIZES = ["--min-bytes", "1024", "--max-bytes", "65536", "--seconds", "0.2"]
+# Commands that write NAME.json, which has the hosts of its ranks; evaluate takes the checkpoint of the train before it.
+OTHERS = {
+    "bench": ["bench", "allreduce", "--framework", "mxnet", *SIZES],
+    "parity": ["parity", *RECIPE, "--steps", "3"],
+    "profile": ["profile", *RECIPE, "--steps", "5"],
+    "evaluate": ["evaluate", "result", "--framework", "mxnet"],
+}
+LAUNCH = ["launch", "--stall-timeout", "30", str(ROOT / "tests" / "launched" / "program.py")]
 # How rank 3, the second one of the other host, ends; the command's exit status, and what is told of the rank.
 KINDS = {
     "none": (0, ""),
@@ -34,7 +45,7 @@ KINDS = {
 
 @pytest.fixture(scope="module", params=["horovodrun", "mpirun", "slurm"])
 def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Start, str]]:
-    """Starts the program on four ranks of two hosts, with its words and the folder of its run; and the other host."""
+    """Starts a command on four ranks of two hosts, with the folder of its run and its words; and the other host."""
     launcher, kind = request.param, Slurm if request.param == "slurm" else Sshd
     missing = kind.missing() + (["mpirun"] if launcher == "mpirun" and shutil.which("mpirun") is None else [])
     if missing or os.geteuid() != 0:
@@ -46,11 +57,11 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         where = [] if isinstance(cluster, Slurm) else ["--launcher", launcher, "-H", cluster.option(2)]
         before = ALLOCATION if isinstance(cluster, Slurm) else []
 
-        def start(run: Path, fault: str) -> subprocess.Popen[str]:
-            options = ["launch", "-np", "4", *where, "--out", str(run), "--stall-timeout", "30"]
+        def start(run: Path, words: list[str]) -> subprocess.Popen[str]:
             return cluster.start(
-                [*before, *HVDKIT, *options, PROGRAM, fault], cwd=run.parent, stderr=subprocess.PIPE, text=True,
-                stdout=subprocess.PIPE, env={"PYTHONPATH": str(ROOT), "FAULTY": "3", "OMP_NUM_THREADS": "1"},
+                [*before, *HVDKIT, words[0], "-np", "4", *where, "--out", str(run), *words[1:]],
+                cwd=run.parent, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                env={"PYTHONPATH": str(ROOT), "FAULTY": "3", "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
 
         yield start, "h2" if isinstance(cluster, Slurm) else "10.77.0.2"
@@ -60,7 +71,7 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_a_program_ends_on_the_other_host(fault: str, started: tuple[Start, str], tmp_path: Path) -> None:
     """Which rank it is to be, a variable says that hvdkit does not know."""
     start, host = started
-    said, told = start(tmp_path / "run", fault).communicate(timeout=hygiene.patience(180))
+    said, told = start(tmp_path / "run", [*LAUNCH, fault]).communicate(timeout=hygiene.patience(180))
     status, how = KINDS[fault]
     launched = json.loads((tmp_path / "run" / "launch.json").read_text())
     if status == 0:
@@ -76,7 +87,7 @@ def test_a_program_ends_on_the_other_host(fault: str, started: tuple[Start, str]
 
 def test_ctrl_c_leaves_nothing_on_any_host(started: tuple[Start, str], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = started[0](run, "waits")
+    process = started[0](run, [*LAUNCH, "waits"])
     log = run / "logs" / "rank-3.log"
     wait_for(lambda: process.poll() is not None or (log.exists() and "step 0" in log.read_text()))
     own = [number for number, words, _ in processes(run) if words.split(b"\0")[1:4] == [b"-m", b"hvdkit", b"launch"]]
@@ -84,3 +95,13 @@ def test_ctrl_c_leaves_nothing_on_any_host(started: tuple[Start, str], tmp_path:
     _, told = process.communicate(timeout=hygiene.patience(60))
     assert (process.returncode, "interrupted" in told) == (130, True), told
     wait_for(lambda: not list(processes(run)))
+
+
+def test_other_commands_are_over_both_hosts(started: tuple[Start, str], tmp_path: Path) -> None:
+    start, host = started
+    for name, words in {"result": ["train", *RECIPE, "steps=4"], **OTHERS}.items():
+        _, told = (process := start(tmp_path / name, words)).communicate(timeout=hygiene.patience(200))
+        assert process.returncode == 0, told
+        result = json.loads((tmp_path / name / f"{name}.json").read_text())
+        hosts = [rank["host"] for rank in result["ranks"]] if name == "profile" else result["hosts"]
+        assert len(hosts) == 4 and hosts[2:] == [host, host], name
