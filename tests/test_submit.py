@@ -192,6 +192,7 @@ def test_a_command_that_would_fail_once_it_has_queued_is_refused(words: list[str
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
+        (["mine.py", "--epochs", "3"], "--epochs: no option of `hvdkit submit`; those of mine.py follow it after `--"),
         (["--array", "seed"], "--array seed: expected KEY=VALUE"),
         (["--array", "sed=1,2"], "sed"),
         (["--array", "seed="], "--array seed: expected a list of values, got []"),

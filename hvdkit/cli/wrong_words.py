@@ -17,6 +17,9 @@ def lines(error: Any, words: Sequence[str]) -> list[str]:
     if kind == "NoArgsIsHelpError":  # the help is printed
         return []
     parameters = context.command.params if context else []
+    script = next((word for word in words if word.endswith(".py")), None)
+    if kind == "NoSuchOption" and script and context and context.command.name == "submit":
+        return [f"{error.option_name}: no option of `hvdkit submit`; those of {script} follow it after `-- {script}`"]
     if kind == "NoSuchOption" and any(parameter.name == "overrides" for parameter in parameters):
         from hvdkit.recipe.hints import as_overrides
         from hvdkit.recipe.schema import Recipe
