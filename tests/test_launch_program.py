@@ -236,6 +236,9 @@ def test_what_is_refused_is_told_by_its_option(words: list[str], told: str, insi
 def test_the_framework_of_a_program_is_that_of_its_imports(text: str, frameworks: list[str], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(text)
     assert own_script.frameworks_of(tmp_path / "train.py") == frameworks
+    told = own_script.train_apart(tmp_path / "train.py", 2)
+    assert bool(told) == (bool(frameworks) and "horovod" not in text)
+    assert own_script.train_apart(tmp_path / "train.py", 1) == []
 
 
 def hang(rank: int, seconds: float, busy: bool = False, frozen: bool = False, blocked: bool = True) -> Hang:

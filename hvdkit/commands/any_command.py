@@ -14,7 +14,7 @@ from typing import get_type_hints
 
 from hvdkit import paths, programs
 from hvdkit.commands import COMMANDS, loading, own_script, recipe_paths
-from hvdkit.commands.request import Option, Request, plain
+from hvdkit.commands.request import Option, Request, plain, say
 from hvdkit.commands.submit_request import SubmitRequest
 from hvdkit.errors import Faults, RequestError, nearest
 from hvdkit.recipe import registry
@@ -144,6 +144,7 @@ def _check_script(script: Path, request: SubmitRequest) -> None:
     if request.framework is None and len(theirs) != 1:
         what = f"it imports Horovod for {' and '.join(theirs)}" if theirs else "no import of Horovod is seen in it"
         raise RequestError(f"{script}: {what}; give --framework")
+    say(own_script.train_apart(script, request.np))
 
 
 def folder(request: SubmitRequest, command: AnyCommand) -> Path:

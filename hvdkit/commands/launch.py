@@ -127,6 +127,8 @@ def run(request: LaunchRequest) -> Launched:
     """Run it to its end. Raises what the launcher raises; a rank's exit code is then the command's exit status."""
     checked = _checked(request)
     placement = checked.placement
+    script = Path(request.program[0])
+    say(own_script.train_apart(script, request.np) if script.suffix == ".py" else [])
     with paths.claimed(checked.out, request.overwrite) as folder:
         timeline = {"HOROVOD_TIMELINE": str(folder / TIMELINE)} if request.profile else {}
         job = Job(

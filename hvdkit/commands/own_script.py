@@ -72,6 +72,14 @@ def frameworks_of(script: Path) -> list[str]:
     return []
 
 
+def train_apart(script: Path, np: int) -> list[str]:
+    """A line for a program of several ranks that imports a framework, and in which no import of Horovod is seen."""
+    if np == 1 or not frameworks_of(script) or any(f"{name}.".startswith("horovod.") for name in _imports(script)[1]):
+        return []
+    what = "no import of Horovod is seen in it, so each rank trains for itself unless an installed module calls Horovod"
+    return [f"{script.name}: {what}; docs/own-scripts.md says how a script for DistributedDataParallel becomes one"]
+
+
 def module_file(name: str) -> Path | None:
     """The file of a module that `python -m` would run, if it is below the current folder."""
     path = Path(*name.split("."))
