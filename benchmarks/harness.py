@@ -258,19 +258,41 @@ def page(name: str, outcome: Mapping[str, Any]) -> str:
     return pages.get_template(f"{name}.md.j2").render(outcome)
 
 
-def bars(path: Path, panels: Sequence[tuple[str, str, Mapping[str, tuple[float, str]]]]) -> None:
-    """A picture: for each panel (title, unit, bars) a row of bars, label -> (value, what is written beside it)."""
+# A row of a picture by its label: in each series a value, and its interval, which may be the value alone.
+Rows = Mapping[str, Mapping[str, tuple[float, float, float]]]
+_SERIES = (("#0072b2", "o"), ("#d55e00", "s"), ("#5c6670", "^"))  # told apart by colour-blind people too
+
+
+def dots(path: Path, panels: Sequence[tuple[str, str, Rows]], one: float | None = None) -> None:
+    """A picture as wide as a page: for each panel (title, unit, rows) a symbol for each series, with its interval.
+
+    `one` is a value that the last panel's x axis marks.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.2 * len(panels), 5), layout="constrained")
-    for axes, (title, unit, values) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        drawn = axes.barh(list(values), [value for value, _ in values.values()])
-        axes.bar_label(drawn, [text for _, text in values.values()], padding=2, fontsize=8)
+    most = max(len(rows) for _, _, rows in panels)
+    figure = Figure(figsize=(9, 1.6 + 0.34 * most), layout="constrained")
+    for axes, (title, unit, rows) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        series = list(dict.fromkeys(name for values in rows.values() for name in values))
+        for name, (colour, marker) in zip(series, _SERIES, strict=False):
+            shift = 0.22 * (series.index(name) - (len(series) - 1) / 2)
+            mine = [(place + shift, values[name]) for place, values in enumerate(rows.values()) if name in values]
+            for place, (_, low, high) in mine:
+                axes.plot([low, high], [place, place], color=colour, lw=2)
+            points = [value for _, (value, _, _) in mine], [place for place, _ in mine]
+            axes.plot(*points, marker, color=colour, ms=7, label=name)
+        axes.set_yticks(range(len(rows)), list(rows), fontsize=11)
         axes.invert_yaxis()
-        axes.margins(x=0.45)
-        axes.set(title=title, xlabel=unit)
+        axes.grid(axis="x", alpha=0.4)
+        axes.set_title(title, fontsize=12)
+        axes.set_xlabel(unit, fontsize=11)
+        axes.legend(fontsize=10)
+        if one is None or axes is not figure.axes[-1]:
+            axes.set_xlim(left=0)
+        else:
+            axes.axvline(one, color="black", lw=1)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=110)
 
 
 def machine_line(machine: Mapping[str, Any], memory: bool = True) -> str:

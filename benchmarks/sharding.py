@@ -96,18 +96,18 @@ def main() -> int:
 def picture(outcome: Mapping[str, Any], path: Path) -> None:
     """Memory counted and measured by stage, and each stage's speed beside that without sharding."""
     ranks = max(row["ranks"] for row in outcome["memory"])
-    memory: dict[str, tuple[float, str]] = {}
-    for row in outcome["memory"]:
-        for what, mib in (("counted", row["total_mib"]), ("measured", row["peak_rss_mib"])):
-            if row["ranks"] == ranks:
-                memory[f"{row['stage']}, {what}"] = mib, f"{mib:,.0f}"
-    speed = {}
-    for row in outcome["speed"]:
+    memory = {
+        row["stage"]: {"counted": (row["total_mib"],) * 3, "measured": (row["peak_rss_mib"],) * 3}
+        for row in outcome["memory"]
+        if row["ranks"] == ranks
+    }
+    speed: dict[str, dict[str, tuple[float, float, float]]] = {}
+    for row in sorted(outcome["speed"], key=lambda row: row["model"]):
         if row["stage"] != "none":
-            text = harness.with_interval(row["ratio"], 2)
-            speed[f"{row['framework']}, {row['model']}, {row['stage']}"] = row["ratio"]["median"], text
-    panels = [(f"GPT-2, AdamW, fp32, {ranks} ranks", "MiB of a rank", memory)]
-    harness.bars(path, [*panels, ("speed at 2 ranks on one machine", "tokens/s ÷ without sharding", speed)])
+            ratio = row["ratio"]["median"], row["ratio"]["low"], row["ratio"]["high"]
+            speed.setdefault(f"{row['framework']}, {row['model']}", {})[row["stage"]] = ratio
+    panels: list[tuple[str, str, harness.Rows]] = [(f"GPT-2, AdamW, fp32, {ranks} ranks", "MiB of a rank", memory)]
+    harness.dots(path, [*panels, ("two ranks on one machine", "tokens/s ÷ without sharding", speed)], one=1.0)
 
 
 # -- speed ------------------------------------------------------------------------------------------------------------

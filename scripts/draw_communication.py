@@ -7,6 +7,7 @@ hosts; allreduce.png, what crosses between two hosts with a ring, a hierarchy an
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -44,9 +45,9 @@ def main() -> None:
 
 def draw(name: str, *panels: Callable[[Axes], None]) -> None:
     """One picture."""
-    figure = Figure(figsize=(13, 4.6), layout="constrained")
+    figure = Figure(figsize=(9.6, 3.3), layout="constrained")
     for axes, panel in zip(figure.subplots(1, len(panels)), panels, strict=True):
-        axes.set(xlim=(-1.55, 1.55), ylim=(-1.5, 1.35), aspect="equal")
+        axes.set(xlim=(-1.55, 1.55), ylim=(-1.45, 1.3), aspect="equal")
         axes.axis("off")
         panel(axes)
     figure.savefig(IMAGES / name, dpi=110)
@@ -54,7 +55,7 @@ def draw(name: str, *panels: Callable[[Axes], None]) -> None:
 
 def ring(axes: Axes) -> None:
     """Four ranks, each of which sends chunks to the next one."""
-    places = [(1.05 * math.sin(turn * math.pi / 2), 1.05 * math.cos(turn * math.pi / 2)) for turn in range(4)]
+    places = [(0.85 * math.sin(turn * math.pi / 2), 0.15 + 0.8 * math.cos(turn * math.pi / 2)) for turn in range(4)]
     for number, place in enumerate(places):
         arrow(axes, place, places[(number + 1) % 4], "#777777", bend=-0.25, short=17)
     for number, place in enumerate(places):
@@ -89,7 +90,7 @@ def lanes(axes: Axes) -> None:
         axes.text(x + 0.02, 0, "memory", ha="left", va="center", fontsize=8, color="#555555")
     for lane, y in enumerate((0.5, -0.5)):
         arrow(axes, (-0.65, y), (0.65, y), COLOURS[lane], both=True)
-        text = f"lane {lane}: part {lane} of 2"
+        text = f"part {lane} of 2"
         axes.text(0, y + 0.14, text, ha="center", va="center", fontsize=8, color=COLOURS[lane])
         for host, x in enumerate((-0.9, 0.9)):
             rank(axes, (x, y), 2 * host + lane, COLOURS[lane])
@@ -137,7 +138,7 @@ def arrow(
 def caption(axes: Axes, title: str, text: str) -> None:
     """What a panel shows."""
     axes.set_title(title, fontsize=12)
-    axes.text(0, -1.38, text, ha="center", va="center", fontsize=9)
+    axes.text(0, -1.05, textwrap.fill(text, 34), ha="center", va="top", fontsize=10)
 
 
 if __name__ == "__main__":

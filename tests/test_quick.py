@@ -82,7 +82,7 @@ def test_a_prediction_is_made_and_drawn_without_templates_and_advice(tmp_path: P
         "predict.json", "predict.csv", "predict.png", "predict-trace.json",
     }  # fmt: skip
     with Image.open(tmp_path / "out" / "predict.png") as picture:
-        assert picture.width == 1430 and picture.height > 200
+        assert picture.width == 1100 and picture.height > 200
 
 
 def test_a_step_is_drawn_to_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,11 @@ from hvdkit.simulator.engine import Span, StepSchedule
 _COLOURS = {
     "read": "#8c8c8c", "decode": "#b5b5b5", "copy": "#d9d9d9", "gap": "#e8e0d0", "forward": "#4c8bbf",
     "backward": "#2f5d8a", "compression": "#8a6bb1", "negotiation": "#d8c24a", "fusion": "#e0a458",
-    "communication": "#c8553d", "update": "#5a9e6f",
+    "communication": "#c8553d", "update": "#2a9d9d",
 }  # fmt: skip
-_WIDE = 0.045  # of the step; a shorter task has no room for its name
-_PIXELS = 1300  # in which the step is drawn, about
+_WIDE = 0.055  # of the step; a shorter task has no room for its name
+_INCHES = 10  # of the picture's width: its letters are as large on a page as the page's
+_PIXELS = 1000  # in which the step is drawn, about
 
 
 def window(schedule: StepSchedule) -> tuple[set[tuple[str, int]], float, float, list[Span]]:
@@ -40,13 +41,13 @@ def picture(schedule: StepSchedule, title: str, path: Path) -> None:
     rows = _rows(spans)
     length = 1e3 * max(end - begin, 1e-12)  # ms
     pixel = length / _PIXELS
-    height = 1.5 + 0.7 * len(rows)  # inches
-    with plotting.picture(path, 13, height) as figure:
+    height = 1.6 + 0.7 * len(rows)  # inches
+    with plotting.picture(path, _INCHES, height) as figure:
         axes = figure.subplots()
         left = 0.3 + 0.08 * max(
             len(brief(row)) for row in rows
         )  # a layout that Matplotlib finds takes a second drawing
-        figure.subplots_adjust(left=left / 13, right=0.99, bottom=1 / height, top=1 - 0.4 / height)
+        figure.subplots_adjust(left=left / _INCHES, right=0.99, bottom=1.1 / height, top=1 - 0.4 / height)
         bars: dict[tuple[str, int], list[tuple[float, float]]] = {}  # by kind and row
         marks: dict[int, list[tuple[float, float]]] = {}  # of the critical path, by row
         for span in spans:
@@ -58,8 +59,8 @@ def picture(schedule: StepSchedule, title: str, path: Path) -> None:
             if (span.task.name, span.iteration) in critical:
                 marks.setdefault(row, []).append((first, max(took, pixel)))
             if took > _WIDE * length:
-                name = brief(span.task.name.partition(" ")[2] or span.task.name, int(took / pixel / 7.3))
-                axes.text(first + took / 2, row, name, color="white", fontsize=7, ha="center", va="center")
+                name = brief(span.task.name.partition(" ")[2] or span.task.name, int(took / pixel / 9))
+                axes.text(first + took / 2, row, name, color="white", fontsize=8, ha="center", va="center")
         for kind in dict.fromkeys(kind for kind in _COLOURS for known, _ in bars if known == kind):
             label = "between steps" if kind == "gap" else kind
             for row in [row for known, row in bars if known == kind]:
@@ -71,10 +72,10 @@ def picture(schedule: StepSchedule, title: str, path: Path) -> None:
         for row, mine in marks.items():
             axes.broken_barh(mine, (row - 0.47, 0.1), color="black", lw=0, label=label)
             label = f"_{label}"
-        axes.set(xlim=(0, length), ylim=(len(rows) - 0.5, -0.58), xlabel="ms", title=brief(title, 110))
+        axes.set(xlim=(0, length), ylim=(len(rows) - 0.5, -0.58), xlabel="ms", title=brief(title, 85))
         axes.set_yticks(range(len(rows)), [brief(row) for row in rows])
         axes.xaxis.set_major_formatter("{x:,g}")
-        figure.legend(loc="lower center", ncols=12, frameon=False, fontsize=8)
+        figure.legend(loc="lower center", ncols=6, frameon=False, fontsize=10)
 
 
 def trace(schedule: StepSchedule, profile: Profile, path: Path) -> None:

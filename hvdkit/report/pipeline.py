@@ -21,7 +21,7 @@ _SHOWN: dict[Doing, str] = {
 }  # fmt: skip
 _INCHES: dict[str, str] = {  # the colours of a picture
     "forward": "#7fb3d9", "backward": "#2f6ea5", "wait": "#f7e3ad", "send": "#c8403a", "average": "#e8893b",
-    "update": "#5aa469", "input": "#8c8c8c", "other": "#dddddd", "ink": "#222222", "on backward": "#ffffff",
+    "update": "#2a9d9d", "input": "#8c8c8c", "other": "#dddddd", "ink": "#222222", "on backward": "#ffffff",
 }  # fmt: skip
 _PAGE: dict[str, str] = {
     "forward": series(0), "backward": series(0), "wait": GRID, "send": BAD, "average": series(1),

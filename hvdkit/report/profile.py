@@ -32,7 +32,7 @@ _COLOURS = {
     breakdown.WAITING: "#f2c14e",
     breakdown.NEGOTIATION: "#e8893b",
     breakdown.COMMUNICATION: "#c8403a",
-    breakdown.UPDATE: "#5aa469",
+    breakdown.UPDATE: "#2a9d9d",
     breakdown.GAPS: "#dddddd",
 }
 _SHOWN = {breakdown.GAPS: "other"}  # what a part is called, if not by its key in profile.json
