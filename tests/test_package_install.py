@@ -16,6 +16,7 @@ from urllib.parse import urlparse
 
 import pytest
 
+from hvdkit.runtimes.store import find
 from scripts import release
 from tests import hygiene
 from tests.conftest import ROOT, Hvdkit, run
@@ -88,28 +89,43 @@ def test_the_sdist_holds_what_the_checkout_is_built_and_tested_from(packages: tu
 
 
 @pytest.mark.thorough
-def test_installed_elsewhere_it_finds_recipes_builds_a_runtime_and_trains(
-    packages: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """Horovod's own wheel comes from the user's cache, where `make runtimes` has put it."""
+@pytest.mark.parametrize("kind", ["sdist", "wheel"])
+def test_installed_elsewhere_it_serves_the_first_hour(packages: tuple[Path, Path], kind: str, tmp_path: Path) -> None:
+    """Nothing comes from the checkout but one wheel of Horovod, in a folder: the cache of this user is out of sight."""
     finish([sys.executable, "-m", "venv", tmp_path / "venv"], tmp_path, 60)
     bin_ = tmp_path / "venv" / "bin"
-    finish([bin_ / "pip", "install", "--quiet", packages[1]], tmp_path, 180)
-    away = tmp_path / "away"
-    away.mkdir()
-    assert "site-packages" in finish(
-        [bin_ / "python", "-c", "import hvdkit.paths as p; print(p.recipes())"], away, 60, PYTHONSAFEPATH="1"
-    )
+    finish([bin_ / "pip", "install", "--quiet", packages[kind == "wheel"]], tmp_path, 180)
+    (away := tmp_path / "away").mkdir()
+    elsewhere = {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
-    data = {"XDG_DATA_HOME": str(tmp_path / "data")}
-    assert RECIPE in finish([bin_ / "hvdkit", "recipes", "list"], away, 60, **data)
-    finish([bin_ / "hvdkit", "runtime", "build", "mxnet", "--cpu"], away, 400, **data)
+    def hvdkit(*words: str | Path, timeout: float = 60, **environment: str) -> str:
+        return finish([bin_ / "hvdkit", *words], away, timeout, PYTHONSAFEPATH="1", **(elsewhere | environment))
+
+    assert hvdkit("--version") == f"hvdkit {release.version_of(ROOT)}\n"
+    assert "recipes" in hvdkit("--help")
+    assert RECIPE in hvdkit("recipes", "list")
+    hvdkit("recipes", "copy", RECIPE, "mine.yaml")
+    first = (away / "mine.yaml").read_text().partition("\n")[0]
+    assert urlparse(first.partition("$schema=")[2]).path.startswith(str(tmp_path / "venv"))
+    speed = ("--images-per-second", "2470", "--batch-size", "256", "--device", "a100")
+    hvdkit("profile", "--from", "resnet50", *speed, "--out", "a100")
+    assert "images/s" in hvdkit("predict", "a100/profile.json", "--cluster", "a100-nvlink-ib", "-n", "8")
+    assert "optimizer" in hvdkit("memory", "gpt2", "-n", "8", "--device", "h100")
+    if kind == "sdist":
+        return
+
+    cache = {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", "")}  # where `make runtimes` has put Horovod's wheels
+    hvdkit("horovod", "wheel", "--python", find("mxnet").python, "--cpu", "--out", "wheels", timeout=200, **cache)
+    hvdkit("runtime", "build", "mxnet", "--cpu", "--find-links", "wheels", timeout=400)
     assert (tmp_path / "data" / "hvdkit" / "runtimes" / "mxnet" / "runtime.json").is_file()
-
+    assert not list((tmp_path / "cache").rglob("horovod*")), "nothing was fetched or compiled"
     short = ["data={name: synthetic, height: 32, width: 32, train_images: 16}", "batch_size=4", "epochs=1"]
-    train = [bin_ / "hvdkit", "train", RECIPE, "--framework", "mxnet", "-np", "2", "--out", "run", *short]
-    assert "images" in finish([*train, "device=cpu"], away, 120, **data)
+    train = ["train", "mine.yaml", "--framework", "mxnet", "-np", "2", "--out", "run", *short, "device=cpu"]
+    assert "name: resnet20-digits" in hvdkit(*train, "--dry-run")
+    assert "images" in hvdkit(*train, timeout=120)
     assert (away / "run" / "result.json").is_file()
+    hvdkit("report", "run")
+    assert "<html" in (away / "run" / "report.html").read_text()
 
 
 def test_a_recipe_is_listed_copied_and_found_by_its_name(hvdkit: Hvdkit, tmp_path: Path) -> None:
