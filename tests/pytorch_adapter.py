@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from hvdkit.adapters.pytorch.blocks import BlockMemory, blocks_of, tied_names, watch
 from hvdkit.adapters.pytorch.gradients import JoinedGradients
 from hvdkit.adapters.pytorch.tables import TiedEmbedding
+from hvdkit.adapters.pytorch.training import fastest_layout
 from hvdkit.errors import RequestError
 
 
@@ -203,7 +204,15 @@ def a_tied_tables_gradient_is_one_tensor() -> None:
     assert large == ["aten::mm"], large
 
 
+def only_wide_convolutions_on_a_cpu_take_contiguous_images() -> None:
+    cpu, wide = torch.device("cpu"), nn.Sequential(nn.Conv2d(3, 64, 3), nn.Conv2d(64, 128, 3))
+    assert fastest_layout(wide, cpu) is torch.contiguous_format
+    assert fastest_layout(wide, torch.device("cuda")) is torch.channels_last
+    assert fastest_layout(nn.Sequential(nn.Conv2d(3, 16, 3), wide), cpu) is torch.channels_last
+
+
 if __name__ == "__main__":
+    only_wide_convolutions_on_a_cpu_take_contiguous_images()
     blocks_are_elements_of_containers_or_children()
     a_chain_trains_with_memory_only_during_uses()
     outputs_that_hide_tensors_are_refused()

@@ -34,7 +34,7 @@ class PyTorch(TorchTensors, TorchCollectives):
     batch_norms = "hvdkit.adapters.pytorch.synchronized"
 
     trainable_class = training.TrainableModel
-    layout = torch.channels_last  # of images
+    layout: torch.memory_format | None = None  # of images; None: that in which the model's step is fastest
 
     def bind_device(self, topology: Topology, device: str, threads: int | None) -> Topology:
         torch.set_num_threads(threads_per_rank(threads, topology.local_size))
@@ -71,7 +71,8 @@ class PyTorch(TorchTensors, TorchCollectives):
             raise RequestError(f"model: expected the model itself, got a {wrapper} around it; return its `module`")
         kind, each = torch.nn.SyncBatchNorm, model.named_modules()
         self.check_synchronized(name for name, m in each if isinstance(m, kind) and "statistics" not in vars(m))
-        return self.trainable_class(model, loss, precision, self.device, self.layout)
+        layout = self.layout or training.fastest_layout(model, self.device)
+        return self.trainable_class(model, loss, precision, self.device, layout)
 
     def counted_cross_entropy(self, loss: Loss, logits: Any, labels: Any) -> tuple[Any, Any]:
         from hvdkit.adapters.pytorch.counted import counted_cross_entropy  # most losses are means

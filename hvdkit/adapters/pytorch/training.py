@@ -32,12 +32,24 @@ if TYPE_CHECKING:
 # A GPU computes while Horovod sends, so each gradient is sent there as soon as it is ready. On a CPU, sending during
 # backward would only take cores from it.
 OVERLAPPED_ON = {"cuda"}
+WIDE = 64  # channels
+
+
+def fastest_layout(model: torch.nn.Module, device: torch.device) -> torch.memory_format:
+    """The layout of images in which a step takes least: channels-last, which tensor cores prefer, but for convolutions
+    of many channels alone on a CPU.
+
+    Those are computed in blocks of channels anyway, and channels-last images would have their large weights and
+    gradients converted at each step (benchmarks/notes.md has the CPU time of both).
+    """
+    convolutions = [module.out_channels for module in model.modules() if isinstance(module, torch.nn.Conv2d)]
+    wide = device.type == "cpu" and min(convolutions, default=0) >= WIDE
+    return torch.contiguous_format if wide else torch.channels_last
 
 
 class TrainableModel(Trainable, Hooks, Divisible):
-    """A module in training. Images with the layout channels-last: a step then took 0.83 of the CPU time in one process
-    with AVX2 (docs/reference/tuning.md), and tensor cores prefer it. Weights stay contiguous, as Horovod requires. A
-    baseline may set `forward` to a wrapper.
+    """A module in training. Images have the layout given; weights stay contiguous, as Horovod requires. A baseline may
+    set `forward` to a wrapper.
     """
 
     def __init__(
