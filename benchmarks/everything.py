@@ -119,7 +119,8 @@ def measured(name: str, folder: Path, short: bool) -> dict[str, Any]:
     began, commit = time.time(), harness.code()["commit"]
     harness.say(f"{name}: python -m {' '.join([module, *options])}")
     command = [sys.executable, end_with_parent.__file__, sys.executable, "-m", module, *options]
-    with subprocess.Popen(command, cwd=harness.ROOT, stdin=subprocess.PIPE) as running:
+    # In a session of its own, as Ctrl-C would end what has to end the benchmark.
+    with subprocess.Popen(command, cwd=harness.ROOT, stdin=subprocess.PIPE, start_new_session=True) as running:
         status = running.wait()
     file = out / f"{name}.json"
     if not file.exists() or file.stat().st_mtime < began:  # status 1 with a result: a limit was missed
