@@ -138,8 +138,8 @@ def compare(
     """Check that frameworks (all four, or those named) do the same work, train a recipe under each, on 1 and 2 ranks
     or as many as `np` says, and compare the results. Over several `hosts`, it is on one of them and on all.
 
-    A check that does not pass, or a significant loss against the baseline, is no error here: see `parity.passed` and
-    the verdicts in `baseline`.
+    A check that does not pass, or a significant loss against an earlier comparison, is no error here: see
+    `parity.passed` and the verdicts in `baseline`.
     """
 
 def diff(
@@ -346,11 +346,11 @@ def submit(
     np: int = 1,
     rival: str | None = None,
     resources: Mapping[str, Any] | None = None,
-    out: PathLike | None = None,
+    script: PathLike | None = None,
     template: PathLike | None = None,
     overwrite: bool = False,
     apply: bool = False,
-    run: PathLike | None = None,
+    out: PathLike | None = None,
     array: Settings | None = None,
 ) -> Submitted:
     """Write training as a job for a scheduler, `slurm`, `kubernetes` or `ray`; with `apply` hand it over.

@@ -240,11 +240,11 @@ def test_baselines_that_do_not_fit(checked: Recipe, tmp_path: Path) -> None:
     elsewhere = good.model_copy(update={"machine": good.machine.model_copy(update={"cores": 999})})
     other = good.model_copy(update={"runs": [run.model_copy(update={"batch_size": 64}) for run in good.runs]})
     for bad, words in (
-        (elsewhere, "cores: the baseline has 999, here are"),
-        (other, "batch_size: the baseline has 64, this comparison 32"),
+        (elsewhere, "cores: the earlier one has 999, here are"),
+        (other, "batch_size: the earlier one has 64, this comparison 32"),
         (
             comparison([result(hosts=["h1", "h2"])]),
-            "expected as many ranks on each host; the baseline has 1 on h1, 1 on h2, this comparison 2 on localhost",
+            "expected as many ranks on each host; the earlier one has 1 on h1, 1 on h2, this comparison 2 on localhost",
         ),
         (comparison(rounds({(4, None): [100]})), "it has pytorch at 4 rank(s)"),
         (good.model_copy(update={"runs": []}), "it has no runs"),
@@ -303,9 +303,9 @@ REFUSED: list[tuple[list[Any], str]] = [
     (["--rival", "zero_redundancy", "optimizer.momentum=0"], "does not support SGD without momentum"),
     (["--framework", "keras", "--rival", "multiworker", "accumulate=2"], "does not support accumulation"),
     (["--rounds", 0], "--rounds 0: expected 1 or more"),
-    (["--baseline", "none.json"], "none.json: cannot be read"),
-    (["--baseline", "damaged.json"], "damaged.json: not the compare.json of `hvdkit compare`"),
-    (["--baseline", "old.json", "batch_size=16"], "batch_size: the baseline has 32, this comparison 16"),
+    (["--earlier", "none.json"], "none.json: cannot be read"),
+    (["--earlier", "damaged.json"], "damaged.json: not the compare.json of `hvdkit compare`"),
+    (["--earlier", "old.json", "batch_size=16"], "batch_size: the earlier one has 32, this comparison 16"),
     (["--resume"], "--resume: expected --out"),
 ]
 

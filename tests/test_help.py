@@ -35,26 +35,45 @@ def test_help_has_examples_that_can_be_copied(command: str) -> None:
 
 @pytest.mark.parametrize(("command", "example"), [(name, line) for name in COMMANDS for line in EXAMPLES[name]])
 def test_examples_are_what_the_command_takes(command: str, example: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All options, values and ranges: up to the request that `run` gets."""
-    asked: list[Request] = []
-    asks = module(command)
-    for runs in {asks, import_module(f"hvdkit.commands.{asks.INSTEAD}") if hasattr(asks, "INSTEAD") else asks}:
-        monkeypatch.setattr(runs, "run", stand_in(runs.run, asked))
-        monkeypatch.setattr(runs, "lines", lambda *_: ())
-        monkeypatch.setattr(runs, "status", lambda _: 0, raising=False)
     words = shlex.split(example)
     assert words[: 1 + len(command.split())] == ["hvdkit", *command.split()]
-    done = CliRunner().invoke(app, words[1:], standalone_mode=False)
-    assert done.exception is None and len(asked) == 1, done.output
-    assert asked[0].typed or not words[1 + len(command.split()) :]
+    assert asked(command, words[1:], monkeypatch).typed or not words[1 + len(command.split()) :]
 
 
-def stand_in(run: Any, asked: list[Request]) -> Any:
+def asked(command: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> Request:
+    """What `run` of a command gets from these words: all options, values and ranges are checked by then."""
+    requests: list[Request] = []
+    asks = module(command)
+    for runs in {asks, import_module(f"hvdkit.commands.{asks.INSTEAD}") if hasattr(asks, "INSTEAD") else asks}:
+        monkeypatch.setattr(runs, "run", stand_in(runs.run, requests))
+        monkeypatch.setattr(runs, "lines", lambda *_: ())
+        monkeypatch.setattr(runs, "status", lambda _: 0, raising=False)
+    done = CliRunner().invoke(app, words, standalone_mode=False)
+    assert done.exception is None and len(requests) == 1, f"{words}: {done.exception} {done.output}"
+    return requests[0]
+
+
+def stand_in(run: Any, requests: list[Request]) -> Any:
     @functools.wraps(run)
     def only_asked(request: Request) -> None:
-        asked.append(request)
+        requests.append(request)
 
     return only_asked
+
+
+@pytest.mark.parametrize(
+    ("command", "before", "now"),
+    [
+        ("submit", "resnet20-digits --run a", "resnet20-digits --out a"),
+        ("bench", "allreduce --device=cpu", "allreduce --on=cpu"),
+        ("compare", "gpt-tiny --baseline old.json", "gpt-tiny --earlier old.json"),
+    ],
+)
+def test_old_names_of_options_still_work(command: str, before: str, now: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = (asked(command, [command, *words.split()], monkeypatch) for words in (before, now))
+    assert (
+        old == new and CliRunner().invoke(app, [command, "-h"]).output.count(before.split()[1].partition("=")[0]) == 0
+    )
 
 
 def test_json_prints_the_result_of_each_command_that_has_one() -> None:

@@ -47,7 +47,7 @@ def kubernetes(kind: str) -> jsonschema.Draft202012Validator:
 
 
 def test_a_command_takes_the_place_of_training(tmp_path: Path) -> None:
-    options = [*ASKED, "-np", "4", "--name", "mine", "--overwrite", "--out", "job.yaml"]
+    options = [*ASKED, "-np", "4", "--name", "mine", "--overwrite", "--script", "job.yaml"]
     for words, run, about in (
         (["compare", RECIPE, "--rounds", "2"], ["--resume", "/etc/hvdkit/recipe.yaml", "--rounds", "2"], True),
         (["/app/mine.py", "--lr", "0.1"], ["-np", "4", "--overwrite", "/app/mine.py", "--lr", "0.1"], False),
@@ -91,7 +91,7 @@ def check(text: str) -> list[dict[str, Any]]:
 
 
 def written(folder: Path, *words: str) -> list[dict[str, Any]]:
-    done = call(folder, "submit", RECIPE, *ASKED, *words, "--out", "job.yaml")
+    done = call(folder, "submit", RECIPE, *ASKED, *words, "--script", "job.yaml")
     assert done.returncode == 0, done.stderr
     return check((folder / "job.yaml").read_text())
 
@@ -272,7 +272,7 @@ def test_a_default_name_is_one(recipe: str) -> None:
         (["--kind", "trainjob", "elastic={max_np: 4}"], "--kind trainjob: expected a recipe without `elastic`"),
         (["elastic={min_np: 2, max_np: 4}"], "-np 1: expected 2 to 4"),
         (["--partition", "gpu"], "--partition: an option for --to slurm, and this job is for kubernetes"),
-        (["--line=-x", "--run", "r"], "--run: an option for --to slurm"),
+        (["--line=-x", "--out", "r"], "--out: an option for --to slurm"),
         (["--to", "slurm"], "--image: an option for --to kubernetes, and this job is for slurm"),
     ],
 )
@@ -356,7 +356,7 @@ def test_a_note_lists_what_the_image_or_a_volume_must_have(tmp_path: Path) -> No
         (["mine.yaml", "--volume", "claim:/wide"], [told + "model.weights /w/w.pt"]),
         ([RECIPE], []),
     ):
-        done = call(tmp_path, "submit", *asked, *ASKED, "--out", "job.yaml", "--overwrite")
+        done = call(tmp_path, "submit", *asked, *ASKED, "--script", "job.yaml", "--overwrite")
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[1:-1] == line, done.stdout
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 
 STEPS = 11  # of an epoch on four ranks
 RECIPE = ["resnet20-digits", "model.name=resnet8", "threads=1", "log_every=1", "checkpoint.every_steps=5"]
-SUBMIT = ["--to", "kubernetes", "--image", "hvdkit", "--results", "runs", "--name", "digits", "--out", "job.yaml"]
+SUBMIT = ["--to", "kubernetes", "--image", "hvdkit", "--results", "runs", "--name", "digits", "--script", "job.yaml"]
 
 
 @pytest.fixture(scope="module")

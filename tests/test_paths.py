@@ -132,8 +132,8 @@ def test_a_tilde_is_the_home_folder_in_every_option_and_key(
     assert schema.load(home / "recipe.yaml", ["model={name: own, script: ~/net.py}"]).model.script == f"{home}/net.py"
     text = schema.load(ROOT / "recipes" / "gpt-tiny.yaml", ["data.path=~/a", "data.tokens=~/t.json"]).data
     assert (text.path, text.tokens) == (f"{home}/a", f"{home}/t.json")
-    found = hvdkit.submit("~/recipe.yaml", out="~/job.sbatch", run="~/run")
+    found = hvdkit.submit("~/recipe.yaml", script="~/job.sbatch", out="~/run")
     assert found.file == home / "job.sbatch" and f"--out '{home}/run'" in found.file.read_text()
     with pytest.raises(RequestError, match="there is no user 'nobody-here'"):
-        hvdkit.submit("~/recipe.yaml", out="~nobody-here/w")
+        hvdkit.submit("~/recipe.yaml", script="~nobody-here/w")
     assert not (tmp_path / "~").exists()

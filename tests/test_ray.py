@@ -145,7 +145,7 @@ def test_a_program_runs_on_two_nodes(cluster: Cluster, hvdkit: Hvdkit) -> None:
 
 def submitted(hvdkit: Hvdkit, *words: object) -> str:
     """Hand a job over; its name."""
-    done = hvdkit("submit", "--to", "ray", "-np", 4, "--run", "run", "--apply", *words, timeout=120)
+    done = hvdkit("submit", "--to", "ray", "-np", 4, "--out", "run", "--apply", *words, timeout=120)
     assert done.returncode == 0, done.stderr
     found = re.search(r"^job (\S+): its results go to ", done.stdout, re.MULTILINE)
     assert found, done.stdout

@@ -90,7 +90,7 @@ REQUESTS: list[tuple[str, Words, Words, str, Words]] = [
     ("compare", DIGITS, ("-np", 1, "-np", 4, "batch_size=400"), "over 4 ranks, got 400 × 4 = 1600", ("--no-parity",)),
     ("compare", DIGITS, ("--rival", "ddp", "compression=fp16"), "ddp: does not support comp", ("--rival", "ddp")),
     ("compare", DIGITS, ("--parity", "no.json"), "no.json: cannot be read", ("--no-parity",)),
-    ("compare", DIGITS, ("--baseline", "compare.json"), "--baseline compare.json: expected this machine", ()),
+    ("compare", DIGITS, ("--earlier", "compare.json"), "--earlier compare.json: expected this machine", ()),
     ("parity", DIGITS, ("-np", 2, "batch_size=1000"), "over 2 ranks, got 1000", ()),
     ("parity", DIGITS, ("--steps", 0), "--steps 0: expected 1 to 100000", ("--steps", 2)),
     ("parity", DIGITS, ("data={name: native, module: no.py}",), "data native: parity needs the same bytes", ()),

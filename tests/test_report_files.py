@@ -117,7 +117,7 @@ def test_the_answer_comes_first_with_its_caution_and_missing_rivals_are_a_note(r
 
     change(real, once)
     made = page.make(collect.read(real), "")
-    (against,) = (each.text for each in made.findings if "the alternative" in each.lead)
+    (against,) = (each.text for each in made.findings if "the rival" in each.lead)
     (chart,) = (chart for section in made.sections for chart in section.charts if chart.key == "ratios")
     assert " 0 %" not in against and not any(word in against for word in ("faster", "slower", "tie"))
     assert all([cell.text for cell in row[4:6] + row[7:]] == ["–"] * 4 for row in chart.table.rows), "no interval"

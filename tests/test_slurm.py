@@ -134,7 +134,7 @@ def test_a_comparison_is_one_command_in_an_allocation(slurm: Slurm, tmp_path: Pa
 def test_a_script_that_is_warned_goes_on_from_its_own_checkpoint(slurm: Slurm, tmp_path: Path) -> None:
     """It is queued again, as `--requeue` says, and ends; what it printed at both starts is in the job's log."""
     kept, script = tmp_path / "kept", str(ROOT / "tests" / "launched" / "resumes.py")
-    options = ["-np", "4", "--nodes", "2", "--time", "10", "--requeue", "--run", str(tmp_path / "run"), "--apply"]
+    options = ["-np", "4", "--nodes", "2", "--time", "10", "--requeue", "--out", str(tmp_path / "run"), "--apply"]
     done = call(slurm, [*HVDKIT, "submit", *options, "--", script, "--checkpoint", str(kept)], tmp_path)
     assert done.returncode == 0, done.stderr
     found = re.search(r"^job (\d+): its output goes to (\S+),", done.stdout, re.MULTILINE)
@@ -155,7 +155,7 @@ def test_a_script_that_is_warned_goes_on_from_its_own_checkpoint(slurm: Slurm, t
 def test_a_comparison_is_submitted(slurm: Slurm, tmp_path: Path) -> None:
     """By one command: the job compares one host with both, and writes what the job's log says."""
     compare = ["compare", *RECIPE, "steps=6", "--framework", "mxnet", "--no-parity"]
-    options = ["-np", "4", "--nodes", "2", "--line=--nodelist=h1,h2", "--run", "runs/mine", "--apply"]
+    options = ["-np", "4", "--nodes", "2", "--line=--nodelist=h1,h2", "--out", "runs/mine", "--apply"]
     done = call(slurm, [*HVDKIT, "submit", *options, "--", *compare], tmp_path)
     assert done.returncode == 0, done.stderr
     result = tmp_path / "runs" / "mine" / "compare.json"
@@ -259,7 +259,7 @@ def test_a_job_that_is_warned_goes_on_where_it_stopped(
     """
     run = tmp_path / "run"
     submit = [*HVDKIT, "submit", *RECIPE, "--framework", "mxnet", "-np", "4", "--nodes", "2", "--time", "10"]
-    done = call(slurm, [*submit, "--run", str(run), "--apply"], tmp_path)
+    done = call(slurm, [*submit, "--out", str(run), "--apply"], tmp_path)
     assert done.returncode == 0, done.stderr
     script = (tmp_path / "run.sbatch").read_text()
     assert "\n#SBATCH --signal=B:USR2@120\n" in script and "\n#SBATCH --ntasks-per-node=2\n" in script
@@ -292,7 +292,7 @@ def test_a_job_that_is_warned_goes_on_where_it_stopped(
 def test_each_task_of_an_array_is_warned_and_goes_on_by_itself(slurm: Slurm, tmp_path: Path) -> None:
     runs = [tmp_path / "run" / str(task) for task in range(2)]
     submit = [*HVDKIT, "submit", *RECIPE, "epochs=4", "--framework", "mxnet", "--array", "seed=1,2", "--time", "10"]
-    done = call(slurm, [*submit, "--run", str(tmp_path / "run"), "--apply"], tmp_path)
+    done = call(slurm, [*submit, "--out", str(tmp_path / "run"), "--apply"], tmp_path)
     found = re.search(r"^job (\d+), 2 tasks: ", done.stdout, re.MULTILINE)
     assert found, done.stdout + done.stderr
     log = tmp_path / f"run-{found[1]}_1.log"

@@ -41,7 +41,7 @@ def test_a_script_that_a_person_can_read(tmp_path: Path) -> None:
     ]
     asked += ["--partition", "gpu,fast", "--account", "lab", "--constraint", "a100|h100"]
     asked += ["--cpus-per-task", "8"]
-    done = call(tmp_path, "submit", RECIPE, *asked, "--line=--mail-type=END", "--run", "runs/my run")
+    done = call(tmp_path, "submit", RECIPE, *asked, "--line=--mail-type=END", "--out", "runs/my run")
     assert done.returncode == 0, done.stderr
     script = tmp_path / "runs" / "my run.sbatch"
     lines = script.read_text().splitlines()
@@ -60,12 +60,12 @@ def test_a_script_that_a_person_can_read(tmp_path: Path) -> None:
     assert schema.load(tmp_path / "runs" / "my run.yaml").epochs == 2, "the resolved recipe travels with the job"
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
     assert shlex.split(done.stdout.splitlines()[-1].partition(": ")[2]) == ["sbatch", str(script)]
-    again = call(tmp_path, "submit", RECIPE, "--run", "runs/my run")
+    again = call(tmp_path, "submit", RECIPE, "--out", "runs/my run")
     assert (again.returncode, again.stderr.count("exists; give --overwrite")) == (2, 2)
 
 
 def test_an_array_has_a_recipe_and_a_folder_for_each_task(tmp_path: Path) -> None:
-    asked = ["--array", "seed=1,2", "--array", "optimizer.learning_rate=0.1,0.2", "--run", "runs/my grid"]
+    asked = ["--array", "seed=1,2", "--array", "optimizer.learning_rate=0.1,0.2", "--out", "runs/my grid"]
     done = call(tmp_path, "submit", RECIPE, "epochs=2", *asked, "-np", "2")
     assert done.returncode == 0, done.stderr
     script = tmp_path / "runs" / "my grid.sbatch"
@@ -86,10 +86,10 @@ def test_an_array_has_a_recipe_and_a_folder_for_each_task(tmp_path: Path) -> Non
 
 
 def test_the_function_writes_what_the_command_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    call(tmp_path, "submit", RECIPE, "-np", "4", "--nodes", "2", "--line=--mail-type=END", "--run", "one/run")
+    call(tmp_path, "submit", RECIPE, "-np", "4", "--nodes", "2", "--line=--mail-type=END", "--out", "one/run")
     monkeypatch.chdir(tmp_path)
     resources = {"nodes": 2, "lines": ["--mail-type=END"]}
-    done = hvdkit.submit(RECIPE, np=4, resources=resources, run="other/run")
+    done = hvdkit.submit(RECIPE, np=4, resources=resources, out="other/run")
     assert done.job is None and done.file == tmp_path / "other" / "run.sbatch"
     assert done.file.read_text().replace("/other/", "/one/") == (tmp_path / "one" / "run.sbatch").read_text()
     for wrong, said in (
@@ -99,13 +99,13 @@ def test_the_function_writes_what_the_command_writes(tmp_path: Path, monkeypatch
         with pytest.raises(hvdkit.RequestError, match=said):
             hvdkit.submit(RECIPE, resources=wrong)
     pods = {"image": "registry/hvdkit", "results": "claim", "name": "mine"}
-    found = hvdkit.submit(RECIPE, to="kubernetes", resources=pods, out="mine.yaml").lines[-1]
+    found = hvdkit.submit(RECIPE, to="kubernetes", resources=pods, script="mine.yaml").lines[-1]
     assert found == f"start it with: kubectl create -f {tmp_path / 'mine.yaml'}"
 
 
 def job(folder: Path, *asked: str) -> tuple[list[str], str]:
     """The words after `hvdkit` of the job that is written, and its script."""
-    done = call(folder, "submit", "--run", "runs/mine", *asked)
+    done = call(folder, "submit", "--out", "runs/mine", *asked)
     assert done.returncode == 0, done.stderr
     text = (folder / "runs" / "mine.sbatch").read_text()
     [command] = [shlex.split(line)[3:-1] for line in text.splitlines() if line.endswith(" &")]
@@ -147,7 +147,7 @@ def test_a_job_of_ray_starts_where_it_was_submitted(tmp_path: Path) -> None:
         (["--", "compare", RECIPE], ["compare", "--out", "2"], ["--resume", str(ROOT / "recipes" / f"{RECIPE}.yaml")]),
     ):
         run = tmp_path / "my folder" / starts[starts.index("--out") + 1 if "--out" in starts else 1][0]
-        done = call(tmp_path / "my folder", *asked, "--run", run.name, *words)
+        done = call(tmp_path / "my folder", *asked, "--out", run.name, *words)
         assert done.returncode == 0, done.stderr
         script = run.with_suffix(".sh")
         changes, command = script.read_text().splitlines()[-2:]
@@ -165,7 +165,7 @@ def test_the_framework_is_that_of_the_recipes_script(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(f"{recipe}optimizer: {{name: sgd, learning_rate: 0.1}}\n")
     command, _ = job(tmp_path, "mine.yaml")
     assert command[command.index("--framework") + 1] == "keras"
-    wrong = call(tmp_path, "submit", "mine.yaml", "--framework", "mxnet", "--run", "other")
+    wrong = call(tmp_path, "submit", "mine.yaml", "--framework", "mxnet", "--out", "other")
     assert wrong.returncode == 2 and "it trains with keras, got --framework mxnet" in wrong.stderr
 
 
@@ -174,7 +174,7 @@ def test_the_framework_is_that_of_the_recipes_script(tmp_path: Path) -> None:
     [
         (["compare", RECIPE, "--roundz", "3"], "--roundz"),
         (["compare", "no-such-recipe"], "no-such-recipe"),
-        (["compare", RECIPE, "--out", "x"], "--run names the folder"),
+        (["compare", RECIPE, "--out", "x"], "submit's --out names the folder"),
         (["compare", "--rounds", "3", RECIPE], "expected what it is about first"),
         (["doctor", "x"], "doctor: expected a command that starts ranks"),
         (["none.py"], "none.py: no such file"),
@@ -198,7 +198,7 @@ def test_a_command_that_would_fail_once_it_has_queued_is_refused(words: list[str
         (["--array", "seed="], "--array seed: expected a list of values, got []"),
         (["--array", "seed=1,2", "seed=3"], "seed=3: --array gives this key's values"),
         (["--array", "seed=1,1"], "--array: expected each value of a key once"),
-        (["--array", "seed=1,2", "--run", "/dev/null"], "--run /dev/null: no folder; expected a folder"),
+        (["--array", "seed=1,2", "--out", "/dev/null"], "--out /dev/null: no folder; expected a folder"),
         (["--line=--array=0-9"], "for arrays --array KEY=VALUE"),
         (["--array", "seed=1,2", "--to", "kubernetes"], "--array: an option for --to slurm"),
         (["--array", "seed=1,2,...,2000"], "--array: expected at most 1,000 tasks, got 2,000"),
@@ -215,15 +215,16 @@ def test_a_command_that_would_fail_once_it_has_queued_is_refused(words: list[str
         (["--partition", "x\n#SBATCH --uid=0"], "--partition 'x"),
         (["--account", "$(id)"], "--account '$(id)': expected a name"),
         (["--constraint", "a;b"], "--constraint 'a;b': expected features"),
-        (["--run", "a\nb"], "/a\\nb': expected no control characters"),
-        (["--out", "a\\b.sbatch"], "a\\b.sbatch: expected no backslash in it"),
+        (["--out", "a\nb"], "/a\\nb': expected no control characters"),
+        (["--script", "a\\b.sbatch"], "a\\b.sbatch: expected no backslash in it"),
         (["--line", "rm -rf /"], "--line 'rm -rf /': expected an option of sbatch"),
         (["--line", "--mail-type=END\nrm"], "--line '--mail-type=END"),
         (["checkpoint=null"], "checkpoint: expected one"),
-        (["--out", "job.yaml"], "--out"),
+        (["--script", "job.yaml"], "--script"),
+        (["--out", "job.sbatch"], "the script or manifest is --script job.sbatch"),
         (["--rival", "ddp", "--framework", "mxnet"], "ddp"),
         (["epochs=-1"], "epochs"),
-        (["--out", "/proc/job.sbatch"], "/proc"),
+        (["--script", "/proc/job.sbatch"], "/proc"),
     ],
 )
 def test_wrong_requests_leave_nothing(asked: list[str], told: str, tmp_path: Path) -> None:
@@ -233,7 +234,7 @@ def test_wrong_requests_leave_nothing(asked: list[str], told: str, tmp_path: Pat
 
 
 def test_without_sbatch_nothing_is_left(tmp_path: Path) -> None:
-    done = call(tmp_path, "submit", RECIPE, "--out", "job.sbatch", "--apply", PATH=str(tmp_path))
+    done = call(tmp_path, "submit", RECIPE, "--script", "job.sbatch", "--apply", PATH=str(tmp_path))
     assert (done.returncode, done.stderr.startswith("--apply: sbatch cannot be run")) == (2, True), done.stderr
     assert "leave out --apply" in done.stderr and "job.sbatch" not in done.stderr, "no file that is not there"
     assert not list(tmp_path.iterdir())
@@ -285,7 +286,7 @@ def test_a_template_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "mine" / "slurm.sbatch.j2").write_text("{{ array | length }} {{ command | map('word') | join(' ') }}\n")
     copy = tmp_path / "copy.j2"
     copy.write_text(f"{(templating.FOLDER / 'slurm.sbatch.j2').read_text()}# the end\n")
-    asked = ["submit", RECIPE, "--run", "a; b", "--overwrite", "--template"]
+    asked = ["submit", RECIPE, "--out", "a; b", "--overwrite", "--template"]
     plain = call(tmp_path, *asked[:-1])
     assert plain.returncode == 0, plain.stderr
     script = tmp_path / "a; b.sbatch"
@@ -333,7 +334,7 @@ def test_what_a_job_reads_is_said_and_has_whole_paths(tmp_path: Path) -> None:
     (tmp_path / "nets" / "unused.py").write_text("")
     (tmp_path / "nets" / "layers").mkdir()
     (tmp_path / "nets" / "layers" / "norm.py").write_text("")
-    asked = ["model={name: own, script: nets/net.py, options: {table: /etc/hosts, text: /no/file}}", "--run", "run"]
+    asked = ["model={name: own, script: nets/net.py, options: {table: /etc/hosts, text: /no/file}}", "--out", "run"]
     done = call(tmp_path, "submit", RECIPE, *asked, "data={name: native, module: pipe.py}", "schedule.scale=none")
     assert done.returncode == 0, done.stderr
     [line] = [line for line in done.stdout.splitlines() if line.startswith("all nodes must see: ")]
@@ -343,7 +344,7 @@ def test_what_a_job_reads_is_said_and_has_whole_paths(tmp_path: Path) -> None:
     assert "model.options.table /etc/hosts" in line and "/no/file" not in line
     recipe = schema.load(tmp_path / "run.yaml")
     assert (recipe.model.script, recipe.data.module) == (str(place), str(pipe))
-    plain = call(tmp_path, "submit", RECIPE, "--run", "plain")
+    plain = call(tmp_path, "submit", RECIPE, "--out", "plain")
     assert plain.returncode == 0 and len(plain.stdout.splitlines()) == 2, plain.stdout
 
 

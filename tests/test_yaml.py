@@ -114,10 +114,10 @@ def test_words_of_yaml_1_1_are_refused_for_what_they_were(change: str, told: str
 
 def test_an_array_has_the_numbers_that_seq_shows(tmp_path: Path) -> None:
     """`seq -w 8 10` prints 08, 09 and 10."""
-    done = call(tmp_path, "submit", "resnet20-digits", "--array", "seed=008,009,010", "--run", "run")
+    done = call(tmp_path, "submit", "resnet20-digits", "--array", "seed=008,009,010", "--out", "run")
     assert done.returncode == 0, done.stderr
     seeds = [schema.load(tmp_path / f"run-{task}.yaml").seed for task in range(3)]
     assert seeds == [8, 9, 10] and "seed=10" in (tmp_path / "run.sbatch").read_text()
-    done = call(tmp_path, "submit", "resnet20-digits", "--array", "name=008,009,010", "--run", "named")
+    done = call(tmp_path, "submit", "resnet20-digits", "--array", "name=008,009,010", "--out", "named")
     assert done.returncode == 0, done.stderr
     assert [schema.load(tmp_path / f"named-{task}.yaml").name for task in range(3)] == ["008", "009", "010"]

@@ -53,13 +53,22 @@ class _Lazy(TyperCommand):
         if args and (longer := f"{self.name} {args[0]}") in COMMANDS:
             other = lazy(longer)(longer, help=COMMANDS[longer])
             return other.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
-        return self.whole.make_context(info_name, args, parent, **extra)
+        return self.whole.make_context(info_name, _renamed(self.module, args), parent, **extra)
 
 
 def lazy(command: str) -> type[TyperCommand]:
     """The class of a command, by its name in `COMMANDS`: of `runtime build` in `hvdkit/commands/runtime_build.py`."""
     module = command.replace(" ", "_").replace("-", "_")
     return type("Lazy", (_Lazy,), {"command": command, "module": module})
+
+
+def _renamed(module: str, words: list[str]) -> list[str]:
+    """The words with today's names of options, up to `--`."""
+    declared = _request(import_module(f"hvdkit.commands.{module}")).declared()
+    names = {old: option.option(name) for name, (_, option) in declared.items() for old in option.old}
+    end = words.index("--") if "--" in words else len(words)
+    parts = [word.partition("=") for word in words[:end]]
+    return [f"{names.get(word, word)}{equals}{value}" for word, equals, value in parts] + words[end:]
 
 
 def examples(command: str) -> str:

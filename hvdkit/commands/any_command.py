@@ -107,7 +107,7 @@ def asked(request: SubmitRequest) -> AnyCommand | None:
     if request.array:
         faults.append("--array: expected a recipe to train; a command is one task")
     if command != _LAUNCH and any(word.partition("=")[0] in ("--out", "--resume", "--overwrite") for word in words):
-        faults.append("--out, --resume, --overwrite: leave them out of the command; --run names the folder")
+        faults.append("--out, --resume, --overwrite: leave them out of the command; submit's --out names the folder")
     if request.recipe.suffix != ".py" and any(word.startswith("-") for word in words):
         with faults.collected():
             _check_words(command, words)
@@ -149,6 +149,6 @@ def _check_script(script: Path, request: SubmitRequest) -> None:
 
 def folder(request: SubmitRequest, command: AnyCommand) -> Path:
     """The folder of its results, which nothing else has written. Raises RequestError."""
-    run = (request.run or paths.default_out(command.name, command.command.replace(" ", "-"))).absolute()
+    run = (request.out or paths.default_out(command.name, command.command.replace(" ", "-"))).absolute()
     paths.check_free(run, request.overwrite and not command.resumes, command.resumes)
     return run

@@ -70,7 +70,9 @@ class BenchRequest(Request):
     dtype: Annotated[Dtype, Option("float16, float32, float64, int32, int64, uint8 or int8")] = "float32"
     redop: Annotated[Redop, Option("sum, average, min or max")] = "sum"
     seconds: Annotated[float, Option("seconds to spend on a size, with at least 3 repeats"), Field(gt=0, le=3600)] = 2.0
-    device: Annotated[Literal["auto", "cpu", "gpu"], Option("auto, cpu or gpu")] = "auto"
+    device: Annotated[
+        Literal["auto", "cpu", "gpu"], Option("where the ranks compute: auto, cpu or gpu", ("--on",), old=("--device",))
+    ] = "auto"
     link_mbit_per_s: Annotated[float | None, Option("the link's rate, to show the share of it"), Field(gt=0)] = None
     add_to: Annotated[Path | None, Option("a cluster file to add the result to, in a new file")] = None
     launcher: fields.Launcher = LAUNCHER

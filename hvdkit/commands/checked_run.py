@@ -99,7 +99,7 @@ class Plan:
 def make_plan(
     recipe: Recipe, framework: str | None, placement: Placement, rival: str | None = None, use: Use = "train"
 ) -> Plan:
-    """Check framework, runtime, placement, baseline, and the data by its `use`. Raises RequestError with all faults.
+    """Check framework, runtime, placement, rival, and the data by its `use`. Raises RequestError with all faults.
 
     Without a `framework` it is that of the recipe's script, or else the default.
     """

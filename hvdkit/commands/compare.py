@@ -1,4 +1,4 @@
-"""The same recipe under several frameworks, numbers of ranks and baselines, in rounds, on the same machine or hosts."""
+"""The same recipe under several frameworks, numbers of ranks and rivals, in rounds, on the same machine or hosts."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class CompareRequest(Request):
     """Check that frameworks (all four, or those named) do the same work, train a recipe under each, on 1 and 2 ranks
     or as many as `np` says, and compare the results. Over several `hosts`, it is on one of them and on all.
 
-    A check that does not pass, or a significant loss against the baseline, is no error here: see `parity.passed` and
-    the verdicts in `baseline`.
+    A check that does not pass, or a significant loss against an earlier comparison, is no error here: see
+    `parity.passed` and the verdicts in `baseline`.
     """
 
     recipe: fields.RecipeFile
@@ -65,10 +65,12 @@ class CompareRequest(Request):
     no_parity: Annotated[bool, Option("do not check that all do the same work")] = False
     rival: fields.Rivals = None
     rounds: Annotated[int | None, Option("number of runs of each kind", shown="1, with --rival 3"), Field(ge=1)] = None
-    baseline: Annotated[Path | None, Option("the compare.json of an earlier `hvdkit compare`")] = None
+    baseline: Annotated[
+        Path | None, Option("the compare.json of an earlier `hvdkit compare`", ("--earlier",), old=("--baseline",))
+    ] = None
     margin: Annotated[
         float,
-        Option("a significant loss against the baseline of more than this gives status 1"),
+        Option("a significant loss against --earlier of more than this gives status 1"),
         Field(ge=0, lt=1),
     ] = MARGIN
     launcher: fields.Launcher = LAUNCHER
@@ -145,7 +147,7 @@ def lines(request: CompareRequest, result: Comparison) -> Iterator[str | Table]:
 
 
 def status(result: Comparison) -> int:
-    """1 if the check of parity has not passed, or speed is lost against the baseline."""
+    """1 if the check of parity has not passed, or speed is lost against the earlier comparison."""
     lost = any(row.verdict == "worse" for row in result.baseline or [])
     return int(lost or bool(result.parity and not result.parity.passed))
 
@@ -153,7 +155,7 @@ def status(result: Comparison) -> int:
 def _checked(request: CompareRequest) -> ComparisonPlan:
     """Raises RequestError."""
     if request.margin != MARGIN and request.baseline is None:
-        raise RequestError("--margin: expected --baseline with it")
+        raise RequestError("--margin: expected --earlier with it")
     trackers = tracking.check(request.log or [])
     recipe = loaded(request, extra=tracking.overrides(trackers))
     names, rivals = request.framework or parity.able(recipe), request.rival or []
@@ -182,7 +184,7 @@ def schedule(
     rival_names: list[str] | None = None,
     rounds: int | None = None,
 ) -> RunOrder:
-    """All runs of a comparison, checked; `rounds` defaults to 1, with baselines to `ROUNDS`.
+    """All runs of a comparison, checked; `rounds` defaults to 1, with rivals to `ROUNDS`.
 
     The numbers of ranks are `nps` in place of the placement's. Every rank of every run gets the same number of threads:
     its host's cores shared among as many ranks as the host has in the largest run. Otherwise one rank alone would have
@@ -220,7 +222,7 @@ def schedule(
 
 
 def left_out(rival_names: list[str], frameworks: list[str], nps: list[int]) -> list[str]:
-    """A line for each baseline that some of the runs do not have."""
+    """A line for each rival that some of the runs do not have."""
     lines = []
     for rival in rival_names:
         runs = [(framework, np) for framework in frameworks for np in nps]
@@ -241,7 +243,7 @@ def proof(
     """The parity check that all do the same work: a short run to make, or the result in `file`; None with `skip`.
 
     Raises RequestError if both are given, or if the file is missing, damaged or not of this recipe, these frameworks
-    and baselines; and as `parity.plan` does.
+    and rivals; and as `parity.plan` does.
     """
     if skip and file:
         raise RequestError("--parity, --no-parity: expected one of them, got both")
@@ -284,13 +286,13 @@ def earlier(path: Path, margin: float, recipe: Recipe, plans: list[Plan]) -> Ear
         before, now = getattr(old.machine, key), getattr(here, key)
         if before != now:
             raise RequestError(
-                f"--baseline {path}: expected this machine; {key}: the baseline has {before}, here are {now}"
+                f"--earlier {path}: expected this machine; {key}: the earlier one has {before}, here are {now}"
             )
     wanted = {(plan.framework, plan.np, plan.rival) for plan in plans}
     common = [run for run in old.runs if Run(run).kind in wanted]
     if not common:
         has = ", ".join(f"{group.label} at {group.np} rank(s)" for group in by_kind(map(Run, old.runs)).values())
-        raise RequestError(f"--baseline {path}: expected some of the runs that are asked for; it has {has}")
+        raise RequestError(f"--earlier {path}: expected some of the runs that are asked for; it has {has}")
     # What must be equal for images per second to mean the same, by the keys of TrainResult.
     mine = {
         "recipe": recipe.name,
@@ -313,13 +315,13 @@ def earlier(path: Path, margin: float, recipe: Recipe, plans: list[Plan]) -> Ear
         hosts = places[run.framework, run.np]
         if run.rival is None and run.hosts and sorted(Counter(run.hosts).values()) != sorted(Counter(hosts).values()):
             raise RequestError(
-                f"--baseline {path}: expected as many ranks on each host; the baseline has {on_hosts(run.hosts)}, this "
-                f"comparison {on_hosts(hosts)}"
+                f"--earlier {path}: expected as many ranks on each host; the earlier one has {on_hosts(run.hosts)}, "
+                f"this comparison {on_hosts(hosts)}"
             )
         for key, value in mine.items():
             if value != getattr(run, key):
                 raise RequestError(
-                    f"--baseline {path}: expected the same recipe; {key}: the baseline has {getattr(run, key)}, this "
+                    f"--earlier {path}: expected the same recipe; {key}: the earlier one has {getattr(run, key)}, this "
                     f"comparison {value}"
                 )
     return EarlierComparison(old, margin)

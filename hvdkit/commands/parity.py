@@ -176,12 +176,12 @@ def able(recipe: Recipe) -> list[str]:
 
 
 def _precision(rival: str | None) -> str:
-    """The precision in which parity trains: float64 unless the baseline has only float32."""
+    """The precision in which parity trains: float64 unless the rival has only float32."""
     return "fp64" if rival not in registry.RIVALS or "fp64" in registry.RIVALS[rival].precisions else "fp32"
 
 
 def names(frameworks: list[str], rival_names: list[str], np: int) -> list[str]:
-    """What parity has a verdict on: the frameworks, each followed by its baselines."""
+    """What parity has a verdict on: the frameworks, each followed by its rivals."""
     return [registry.label(framework, rival) for framework, rival in _judged(frameworks, rival_names, np)]
 
 

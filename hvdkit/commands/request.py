@@ -42,6 +42,7 @@ class Option:
     names: tuple[str, ...] = ()
     metavar: str | None = None
     shown: str | None = None
+    old: tuple[str, ...] = ()  # names of earlier versions, which help does not show
     panel: str | None = None
     missing: str = "expected a value"  # told where it is needed and not given
     positional: bool = False  # in Python

@@ -96,6 +96,8 @@ def _checked(request: SubmitRequest) -> SubmitRequest:
     names = sorted(name for name, (_, option) in declared.items() if not option.in_python and name not in others)
     if unknown := sorted(resources.keys() - set(names)):
         raise RequestError(f"resources: {', '.join(unknown)}: expected some of {', '.join(names)}")
+    if request.out is not None and request.out.suffix in (".sbatch", ".sh", ".yaml", ".yml"):
+        raise RequestError(f"--out {request.out}: the run's folder; the script or manifest is --script {request.out}")
     Faults(
         f"{option.option(name)}: an option for --to {' and '.join(others[name])}, and this job is for {request.to}"
         for name, (info, option) in declared.items()
@@ -140,11 +142,11 @@ def _for_nodes(request: SubmitRequest, command: AnyCommand | None) -> Submission
     if command:
         run = any_command.folder(request, command)
     else:
-        run = (request.run or paths.default_out(name, "train")).absolute()
+        run = (request.out or paths.default_out(name, "train")).absolute()
         request = _under(request, next(iter(recipes.values())))
     ray = request.to == "ray"
     suffix = ".sh" if ray else ".sbatch"
-    out = (request.out or run.with_name(f"{run.name}{suffix}")).absolute()
+    out = (request.script or run.with_name(f"{run.name}{suffix}")).absolute()
     base, number = out.with_suffix(""), f"-{TASK}" if array else ""
     files = {Path(f"{base}{number.replace(TASK, str(task))}.yaml"): recipe
              for task, recipe in enumerate(recipes.values())}  # fmt: skip
@@ -156,17 +158,17 @@ def _for_nodes(request: SubmitRequest, command: AnyCommand | None) -> Submission
         else:
             faults.append("elastic: expected a recipe without it; the number of a Slurm job's tasks does not change")
     if out.suffix == ".yaml":
-        faults.append(f"--out {out}: expected a name such as job{suffix}; the recipe is written to {out}")
+        faults.append(f"--script {out}: expected a name such as job{suffix}; the recipe is written to {out}")
     called = request.name or default_name(name, time.strftime("%m%d-%H%M%S"))
     if ray and not re.fullmatch(LABEL, called):
         faults.append(f"--name {called!r}: expected lower-case letters, digits and '-', beginning with a letter")
     if os.path.lexists(run) and not run.is_dir():
-        faults.append(f"--run {run}: no folder; expected a folder or a new name")
-    for option, path in (("--out", out), ("--run", run)):
+        faults.append(f"--out {run}: no folder; expected a folder or a new name")
+    for option, path in (("--script", out), ("--out", run)):
         if "\\" in str(path):
             what = "expected no backslash in it, as Slurm then writes all jobs' output to one file"
             faults.append(f"{option} {path}: {what}")
-    faults += _unprintable("--run", run)
+    faults += _unprintable("--out", run)
     faults.report()
     folder = run / TASK if array else run
     trains = ["train", f"{base}{number}.yaml", *_common(request),
@@ -247,7 +249,7 @@ def _for_kubernetes(request: SubmitRequest, command: AnyCommand | None) -> Submi
     if recipe and not command:
         request = _under(request, recipe)
     # A faulty name is refused by its own line, and is no file's name before.
-    out = (request.out or Path("runs") / f"{Path(name).name}.yaml").absolute()
+    out = (request.script or Path("runs") / f"{Path(name).name}.yaml").absolute()
     recipes = [recipe] if recipe else []
     faults = _faults(request, [] if command else recipes, [out])
     faults += _outside(request, bounds)
@@ -399,8 +401,8 @@ def _faults(request: SubmitRequest, recipes: Iterable[Recipe], files: Sequence[P
     if any(recipe.checkpoint is None for recipe in recipes):
         faults.append("checkpoint: expected one; without it a job that is started again begins anew")
     there = [] if request.overwrite else [path for path in files if path.exists()]
-    faults += [f"--out: {path} exists; give --overwrite, or another name" for path in there]
-    faults += _unprintable("--out", files[0])
+    faults += [f"--script: {path} exists; give --overwrite, or another name" for path in there]
+    faults += _unprintable("--script", files[0])
     return faults
 
 
@@ -431,6 +433,6 @@ def _write_file(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
     except OSError as error:
-        raise RequestError(f"--out {path}: cannot be written ({error.strerror})") from None
+        raise RequestError(f"--script {path}: cannot be written ({error.strerror})") from None
     except RunError as error:
-        raise RequestError(f"--out: {error}") from None
+        raise RequestError(f"--script: {error}") from None

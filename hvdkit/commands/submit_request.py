@@ -69,7 +69,7 @@ class SubmitRequest(Request):
         _Machines("such as 12:00:00", shown="the scheduler's"),
         Form(r"(\d+-)?\d+(:\d\d?){0,2}|(?i:UNLIMITED)", "minutes, HH:MM:SS or D-HH:MM:SS"),
     ] = None
-    out: Annotated[Path | None, Option("the script or manifest", metavar="FILE", shown="runs/…")] = None
+    script: Annotated[Path | None, Option("the script or manifest to write", metavar="FILE", shown="runs/…")] = None
     template: Annotated[Path | None, Option("your own Jinja template", metavar="FILE", shown="hvdkit's")] = None
     overwrite: Annotated[bool, Option("replace the files")] = False
     apply: Annotated[bool, Option("hand the job to the scheduler too")] = False
@@ -88,8 +88,9 @@ class SubmitRequest(Request):
     requeue: Annotated[
         bool, _Slurm("queue a script again when its time ends: it continues from a checkpoint of its own")
     ] = False
-    run: Annotated[
-        Path | None, Option("the run's folder", shown="runs/<recipe>-train-<time>", panel="Slurm and Ray")
+    out: Annotated[
+        Path | None,
+        Option("the run's folder", old=("--run",), shown="runs/<recipe>-train-<time>", panel="Slurm and Ray"),
     ] = None
     array: Annotated[
         dict[str, Any] | None,

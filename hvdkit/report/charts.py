@@ -1,4 +1,4 @@
-"""The charts of the page: speed, memory, scaling, step times, learning and alternatives."""
+"""The charts of the page: speed, memory, scaling, step times, learning and rivals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _PERCENTILES = (5, 25, 50, 75, 90, 95, 99)
-_FAINT = 0.45  # opacity of the alternatives
+_FAINT = 0.45  # opacity of the rivals
 _DOTS = (0, (1, 2))  # a dotted line
 _MARKERS = "os^DvPX*"
 _DASHES: list[Any] = ["-", "--", ":", "-."]
@@ -42,7 +42,7 @@ _DASHES: list[Any] = ["-", "--", ":", "-."]
 class Charts:
     """Draws the charts of groups of runs, all with the same look.
 
-    A framework has the same colour and marker in every chart, a baseline its own dashes. A method yields the charts for
+    A framework has the same colour and marker in every chart, a rival its own dashes. A method yields the charts for
     which there are data.
     """
 
@@ -260,12 +260,12 @@ class Charts:
                 yield learning.chart(np, members, self._line)
 
     def ratios(self) -> Iterator[Chart]:
-        """Images per second over each alternative's, with intervals, if one was measured."""
+        """Images per second over each rival's, with intervals, if one was measured."""
         ratios = self._comparison.ratios if self._comparison else []
         shown = [ratio for ratio in ratios if not ratio.of_scaling]
         if not shown:
             return
-        with drawing(46 + 21 * len(shown), "ratios", "Compared with the alternatives") as canvas:
+        with drawing(46 + 21 * len(shown), "ratios", "Compared with the rivals") as canvas:
             canvas.table = ratios_table(shown)
             axes = canvas.figure.subplots()
             for row, pair in enumerate(shown):
@@ -274,7 +274,7 @@ class Charts:
                 axes.plot(pair.median, row, style["marker"], color=style["color"], ms=7, mec=SURFACE)
             axes.axvline(1, color=MUTED, lw=1.2)
             label_rows(axes, [brief(f"{ratio.framework} {ratio.np}, {ratio.against}") for ratio in shown])
-            axes.set_xlabel("speed ÷ the alternative's (1: equal)")
+            axes.set_xlabel("speed ÷ the rival's (1: equal)")
             summary = [
                 f"{ratio.framework} at {ranks(ratio.np)} against {ratio.against}: {ratio.median:.2f}, {ratio.shown}"
                 for ratio in shown

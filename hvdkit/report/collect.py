@@ -16,7 +16,7 @@ from hvdkit.results.train import MetricLine, TrainResult, scan_metrics
 
 _MOST_LINES = 400  # a run of each kind, which charts draw
 _MOST_KINDS, _MOST_NPS = 200, 32  # of runs, on one page
-Kind = tuple[str, int, str | None]  # framework, number of ranks, baseline
+Kind = tuple[str, int, str | None]  # framework, number of ranks, rival
 
 
 @dataclass(frozen=True)

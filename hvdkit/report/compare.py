@@ -13,7 +13,7 @@ from hvdkit.report.tables import baseline_table, groups_table, ratios_table
 from hvdkit.report.tabular import on_hosts, terminal
 from hvdkit.results.compare import Comparison
 
-_RATIOS = "hvdkit ÷ the alternatives, and scaling efficiency, by rounds"
+_RATIOS = "hvdkit ÷ the rivals, and scaling efficiency, by rounds"
 
 
 def comparison_tables(comparison: Comparison) -> list[RichTable]:
@@ -54,4 +54,4 @@ def _groups(comparison: Comparison) -> list[RunGroup]:
 
 
 def _against(comparison: Comparison) -> str:
-    return f"{comparison.runs[0].unit} per second, now ÷ the baseline"
+    return f"{comparison.runs[0].unit} per second, now ÷ the earlier comparison"

@@ -66,9 +66,9 @@ def _cell(value: Any) -> Any:
 
 
 def comparison(result: Comparison) -> list[Row]:
-    """A row for each framework, number of ranks and baseline, with medians over the rounds and their intervals.
+    """A row for each framework, number of ranks and rival, with medians over the rounds and their intervals.
 
-    `efficiency` is of hvdkit's own runs, `ratio` (hvdkit ÷ baseline) of a baseline's.
+    `efficiency` is of hvdkit's own runs, `ratio` (hvdkit ÷ rival) of a rival's.
     """
     from hvdkit.report.collect import Run
     from hvdkit.report.rounds import by_kind, interval, own_metrics

@@ -215,7 +215,7 @@ def _rivals(comparison: Comparison, unit: str) -> list[Headline]:
             verdicts = Counter(row.shown for row in mine if row.rounds > 1).most_common()
             shown = [f"{low:.2f} to {high:.2f}", *(f"{verdict}: {count} of {len(mine)}" for verdict, count in verdicts)]
         sentences.append(f"{rival}: {'; '.join(shown)}.")
-    return [Headline("plain", f"{unit}/s ÷ the alternative's", " ".join(sentences))] if sentences else []
+    return [Headline("plain", f"{unit}/s ÷ the rival's", " ".join(sentences))] if sentences else []
 
 
 def _sure(row: Ratio) -> str:
@@ -228,6 +228,6 @@ def _sure(row: Ratio) -> str:
 def _baseline(rows: list[BaselineRow]) -> Headline:
     worse = [f"{label(row.framework, row.rival)} at {ranks(row.np)}" for row in rows if row.verdict == "worse"]
     if worse:
-        return Headline("bad", "Against the baseline", f"Worse: {', '.join(worse)}.")
+        return Headline("bad", "Against the earlier comparison", f"Worse: {', '.join(worse)}.")
     better = sum(row.verdict == "better" for row in rows)
-    return Headline("good", "Against the baseline", f"Nothing is worse; {better} of {len(rows)} are better.")
+    return Headline("good", "Against the earlier comparison", f"Nothing is worse; {better} of {len(rows)} are better.")

@@ -184,7 +184,9 @@ def _sections(given: Found, groups: list[RunGroup]) -> list[Section]:
             f"{unit.capitalize()} per second ÷ those of an earlier comparison. A verdict of worse or better means that "
             f"the whole interval is below or above 1 by more than {margins}."
         ]
-        sections.append(Section("baseline", "Against the baseline", text, [], [baseline_table(comparison.baseline)]))
+        sections.append(
+            Section("baseline", "Against the earlier comparison", text, [], [baseline_table(comparison.baseline)])
+        )
     return [*sections, tuning, Section("runs", "Every run", [], [], [runs_table(given)])]
 
 

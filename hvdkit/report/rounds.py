@@ -46,7 +46,7 @@ def interval(values: tuple[float, ...]) -> Estimate:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """The rounds of one framework at one number of ranks, trained by hvdkit or by a baseline."""
+    """The rounds of one framework at one number of ranks, trained by hvdkit or by a rival."""
 
     framework: str
     np: int
@@ -119,7 +119,7 @@ def by_kind(runs: Iterable[Run]) -> dict[Kind, RunGroup]:
 
 
 def grouped(runs: Iterable[Run]) -> list[RunGroup]:
-    """The groups of runs by their number of ranks; a framework's baselines follow it."""
+    """The groups of runs by their number of ranks; a framework's rivals follow it."""
     groups = by_kind(runs).values()
     order = list(dict.fromkeys(group.framework for group in groups))
     return sorted(groups, key=lambda group: (group.np, order.index(group.framework), group.rival is not None))
@@ -162,7 +162,7 @@ def efficiency(group: RunGroup, groups: list[RunGroup]) -> Estimate | None:
 
 
 def ratios(runs: list[TrainResult]) -> list[Ratio]:
-    """hvdkit's speed over each baseline's, then over one rank's or one host's, for each framework and number of
+    """hvdkit's speed over each rival's, then over one rank's or one host's, for each framework and number of
     ranks."""
     groups = by_kind(map(Run, runs))
     pairs: list[tuple[RunGroup | None, RunGroup | None, str]] = []

@@ -77,7 +77,7 @@ def _score(name: str, group: RunGroup) -> Cell:
 
 
 def _is_sharded(group: RunGroup) -> bool:
-    """Whether its ranks share the model's state; of baselines, only those that do count it."""
+    """Whether its ranks share the model's state; of rivals, only those that do count it."""
     return group.first.sharding != "none" or bool(group.rival and group.first.state_bytes)
 
 
@@ -94,7 +94,7 @@ def _load(group: RunGroup) -> Cell:
 
 
 def ratios_table(ratios: Sequence[Ratio]) -> Table:
-    """hvdkit's speed over that of each alternative, and over one rank's or one host's."""
+    """hvdkit's speed over that of each rival, and over one rank's or one host's."""
 
     def sure(ratio: Ratio, key: str) -> float | None:
         return getattr(ratio, key) if ratio.rounds > 1 else None
@@ -169,7 +169,7 @@ def baseline_table(rows: list[BaselineRow]) -> Table:
     columns: dict[str, Of[BaselineRow]] = {
         "framework": _name,
         "ranks": lambda row: number(row.np),
-        "now ÷ baseline": lambda row: number(row.median, 3),
+        "now ÷ earlier": lambda row: number(row.median, 3),
         "low": lambda row: number(row.low, 3),
         "high": lambda row: number(row.high, 3),
         "rounds": lambda row: number(row.rounds),
@@ -191,7 +191,7 @@ def machine_table(given: Found) -> Table:
         }
     results = [run.result for run in given.runs]
     rows["measured"] = _when([result.ended_at for result in results if result.ended_at])
-    for result in sorted(results, key=lambda result: result.horovod_version is not None):  # some baselines do without
+    for result in sorted(results, key=lambda result: result.horovod_version is not None):  # some rivals do without
         rows[result.framework] = f"{result.framework_version}, Horovod {result.horovod_version or 'none'}"
     for name, values in {
         "hvdkit": [result.hvdkit_version for result in results],

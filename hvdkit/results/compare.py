@@ -17,7 +17,7 @@ from hvdkit.results.train import TrainResult
 class Ratio(Figures):
     """hvdkit against something else: the median of the rounds' ratios, and `low` to `high`, its bootstrap interval.
 
-    `against` is a baseline (`--rival`): images per second over the baseline's. Or it is `np=1`: images per second over
+    `against` is a rival (`--rival`): images per second over the rival's. Or it is `np=1`: images per second over
     `np` times those of one rank, the scaling efficiency; over several hosts `np=4`, if one host has 4 ranks: images per
     second and rank over those of the run on one host. Both sides of a ratio ran in the same round. `confidence` is
     the most that the number of rounds allows, up to 0.95. The verdict is `tie` if the interval touches 0.99 to 1.01. It

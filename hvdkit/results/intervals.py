@@ -50,7 +50,7 @@ def confidence(values: int) -> float:
 
 
 def verdict(interval: Interval) -> Literal["faster", "slower", "tie"]:
-    """The verdict on hvdkit ÷ a baseline: `faster`, `slower`, or `tie` if the interval touches 1 ± TIE."""
+    """The verdict on hvdkit ÷ a rival: `faster`, `slower`, or `tie` if the interval touches 1 ± TIE."""
     if interval.low > 1 + TIE:
         return "faster"
     return "slower" if interval.high < 1 - TIE else "tie"

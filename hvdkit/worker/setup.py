@@ -60,7 +60,7 @@ class Setup:
         self.task.check(self.dataset.shape)
 
     def strategy(self, recipe: Recipe, name: str = GRADIENTS) -> Strategy:
-        """The recipe's strategy, or the baseline's if the adapter is one. `name` as in `strategies.choose`."""
+        """The recipe's strategy, or the rival's if the adapter is one. `name` as in `strategies.choose`."""
         baseline = _baseline(self.adapter)
         return baseline.strategy(self.mesh, recipe) if baseline else choose(self.adapter, self.mesh, recipe, name)
 

@@ -265,7 +265,7 @@ def _result(
     everyone = adapter.allgather_object((HOST, list(dataset.corrupt)), mesh.world, name="corrupt")
     hosts = [name for name, _ in everyone]
     sizes, chosen, divided = None, None, dict[str, Any]()
-    if adapter.rival is None or session.update.partition.groups:  # hvdkit itself, and baselines that shard
+    if adapter.rival is None or session.update.partition.groups:  # hvdkit itself, and rivals that shard
         every = adapter.allgather_object(session.state_bytes(), mesh.world, name="state_bytes")
         sizes = max(every, key=lambda of_rank: sum(of_rank.values()))
         if recipe.parallel.divides:
