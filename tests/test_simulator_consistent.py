@@ -35,6 +35,7 @@ pytestmark = pytest.mark.check
 
 OPERATIONS = ("allreduce", "allgather", "alltoall", "reducescatter")  # of steps
 SIZES = [4.0 * 1.7**i for i in range(36)]
+FINELY = np.geomspace(1.0, 1e12, 4000)
 
 
 def curve(drawn: random.Random, ranks: int, slower: float = 1.0, **more: Any) -> dict[str, Any]:
@@ -60,7 +61,7 @@ def measured(seed: int) -> Cluster:
     while True:
         rows = [curve(drawn, count, 1.5**place, algorithm=algorithm) for place, count in enumerate(counts)]
         made = simulating.cluster(measured=rows, software={"algorithms": [algorithm]})
-        lines = [of_measured(row.pieces, row.largest_bytes)(np.array(SIZES)) for row in made.measured]
+        lines = [of_measured(row.pieces, row.largest_bytes)(FINELY) for row in made.measured]
         if all((more >= fewer).all() for fewer, more in itertools.pairwise(lines)):
             return made
 

@@ -202,7 +202,8 @@ def _extreme(better: Callable[..., Any], one: PiecewiseLinear, other: PiecewiseL
     starts = np.union1d(starts, crossing[inside])
     (a, b), (c, d) = one.on(starts), other.on(starts)
     middle = np.append((starts[:-1] + starts[1:]) / 2, 2 * starts[-1] + 1)
-    theirs = better(c + d * middle, a + b * middle)
+    # By the difference, as nearly parallel lines cross at sizes where their times are the same to the last digit.
+    theirs = better((c - a) + (d - b) * middle, 0.0)
     return PiecewiseLinear(starts, np.where(theirs, c, a), np.where(theirs, d, b))
 
 
