@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hvdkit.checkpoint.resume import _other_rate, as_found, deciding, recounts
 from hvdkit.commands.loading import loaded
 from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
@@ -89,7 +90,7 @@ def test_the_largest_batch_by_what_the_process_tells(
             return ""
 
     monkeypatch.setattr(fitting, "_Beside", Process)
-    monkeypatch.setattr(fitting, "_now", lambda: Memory(1_000, 1_000))
+    monkeypatch.setattr(fitting, "now", lambda: Memory(1_000, 1_000))
     monkeypatch.setattr(fitting, "limits", lambda *place: Memory(*limits))
     found = fitting._largest(setup_of(recipe()), HEART)
     assert (found.batch, asked) == (batch, [*(1 << n for n in range(9)), 500][:tried])
@@ -154,6 +155,17 @@ def test_what_it_does_not_go_with_is_refused_by_key() -> None:
     assert "batch_size: auto" in schema.dump(loaded(request, trains=True))
 
 
+@pytest.mark.check
+def test_a_resumed_run_is_told_of_no_other_batch() -> None:
+    """The command compared the checkpoint's batch with the one sample that stands for `auto`."""
+    given = recipe("max_batch_size=64", "accumulate_rest=true")
+    theirs = given.model_copy(update={"batch_size": 32, "accumulate": 2} | fitting._KNOWN).model_dump()
+    assert not recounts(theirs, 2, given, 2) and recounts(theirs, 2, given, 4)
+    assert _other_rate(theirs, as_found(given, theirs)) == []
+    assert deciding(given) == deciding(schema.revise(theirs, "x")), "it was refused as one of another recipe"
+    assert _other_rate(theirs, as_found(recipe().model_copy(update={"batch_size": 16}), theirs))
+
+
 @pytest.mark.parametrize("framework", rest_thorough(*FRAMEWORKS))
 def test_a_run_finds_its_batch_and_a_resumed_one_keeps_it(framework: str, hvdkit: Hvdkit, tmp_path: Path) -> None:
     words = ("train", RECIPE, "--framework", framework, "-np", 2, "--out", tmp_path / "run", "batch_size=auto")
@@ -161,3 +173,7 @@ def test_a_run_finds_its_batch_and_a_resumed_one_keeps_it(framework: str, hvdkit
     result = hvdkit(*words, timeout=300)
     assert result.returncode == 0, result.stderr
     assert "batch_size: 48, max_batch_size; accumulate 1; learning rate 0.15, scaled" in result.stdout + result.stderr
+    resumed = hvdkit(*words[:-2], "--resume", "steps=4", "threads=1", timeout=300)
+    assert resumed.returncode == 0, resumed.stderr
+    said = resumed.stdout + resumed.stderr
+    assert "batch_size: 48, that of the newest checkpoint" in said and "learning rate is" not in said, said

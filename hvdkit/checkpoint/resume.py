@@ -29,7 +29,7 @@ from hvdkit.tasks.own import script_sha256
 _FREE = {
     "epochs", "steps", "device", "threads", "log_every", "tensorboard", "warmup_steps", "check_ranks", "checkpoint",
     "compression", "allreduce", "sharding", "recompute", "batch_size", "accumulate", "elastic", "tune",
-    "early_stopping", "parallel",
+    "early_stopping", "parallel", "max_batch_size", "accumulate_rest",
 }  # fmt: skip
 
 
@@ -46,10 +46,17 @@ def pick(place: Path, recipe: Recipe) -> tuple[Checkpoint | None, list[str]]:
         hint = f"none in {place} can be used; remove it, or start again with --overwrite"
         raise RequestError("\n".join([*complaints, hint]))
     if found is not None:
-        complaints += _other_rate(
-            _check_same(found.record, recipe, place / snapshots.name_of(found.record)).model_dump(), recipe
-        )
+        theirs = _check_same(found.record, recipe, place / snapshots.name_of(found.record)).model_dump()
+        complaints += _other_rate(theirs, as_found(recipe, theirs))
     return found, complaints
+
+
+def as_found(recipe: Recipe, theirs: Mapping[str, Any]) -> Recipe:
+    """The recipe; where it has `batch_size: auto`, with the batch that was found for a checkpoint's recipe."""
+    if not recipe.finds_batch_size:
+        return recipe
+    found = {key: theirs[key] for key in ("batch_size", "accumulate")}
+    return recipe.model_copy(update={**found, "max_batch_size": None, "accumulate_rest": False})
 
 
 def _pick_and_link(place: Path, recipe: Recipe) -> Checkpoint | None:
@@ -138,7 +145,7 @@ def resumed(
 
 def recounts(theirs: Mapping[str, Any], np: int, recipe: Recipe, size: int) -> bool:
     """Whether updates of the recipe on `size` ranks have another size than those of the checkpoint's recipe on `np`."""
-    before = Recipe.model_construct(**theirs)  # it was checked when it was written
+    before, recipe = Recipe.model_construct(**theirs), as_found(recipe, theirs)  # it was checked when it was written
     ranks = max(1, np // Parallel.model_validate(theirs.get("parallel", {})).model)
     sizes = before.batch_size * ranks, recipe.batch_size * size
     return sizes[0] != sizes[1] or before.accumulate != recipe.accumulate

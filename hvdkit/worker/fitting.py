@@ -76,17 +76,17 @@ def found(setup: Setup, heartbeat: Heartbeat, checkpoints: Path | None) -> Recip
     recipe, mesh, adapter = setup.recipe, setup.mesh, setup.adapter
     if isinstance(setup.dataset.train, BatchedSplit | StreamedSplit):
         raise RequestError(f"{_EXPECTED}, as the script's loader makes the batches, got auto")
-    former = None
+    former: Recipe | None = None
     if checkpoints is not None and mesh.is_root:
-        from hvdkit.checkpoint.resume import last_record
+        from hvdkit.checkpoint.resume import as_found, last_record
 
         if record := last_record(checkpoints):
-            former = {key: record.recipe[key] for key in ("batch_size", "accumulate")}
+            former = as_found(recipe, record.recipe)
     former = adapter.allgather_object(former, mesh.world, name="batch_size.former")[0]
     if former is not None:
         if mesh.is_root:
-            say(f"batch_size: {former['batch_size']}, that of the newest checkpoint")
-        return recipe.model_copy(update=former | _KNOWN)
+            say(f"batch_size: {former.batch_size}, that of the newest checkpoint")
+        return former
     every = adapter.allgather_object(_largest(setup, heartbeat), mesh.world, name="batch_size")
     least = min(every, key=lambda found: (found.batch, -found.needed))
     if not least.batch:
@@ -134,7 +134,7 @@ def _largest(setup: Setup, heartbeat: Heartbeat) -> Found:
     samples = len(setup.dataset.train) // setup.mesh.data.size
     tried = sizes(_most(recipe), samples, recipe.accumulate_rest)
     heartbeat.beat("starting a process that tries batches")
-    own, limit = _now(), limits(topology.local_size, topology.local_rank, topology.device == "gpu")
+    own, limit = now(), limits(topology.local_size, topology.local_rank, topology.device == "gpu")
     best, (needed, bound), points = 0, _tightest(Memory(0, 0), limit), list[tuple[int, Memory]]()
     with _Beside(recipe, topology.local_rank, heartbeat) as process:
         base = Memory(*(process.answer() or {"memory": (0, 0)})["memory"])  # without an answer it has ended
@@ -181,7 +181,7 @@ def limits(ranks: int, index: int, gpu: bool) -> Memory:
     """What each of so many ranks of this host may have: of its memory, of address space, and of its GPU."""
     whole = machine.memory()
     spare = _field(Path("/proc/meminfo"), "MemAvailable")
-    share = min(whole // ranks, spare // ranks + _now().resident) if spare else whole // ranks
+    share = min(whole // ranks, spare // ranks + now().resident) if spare else whole // ranks
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     devices = machine.gpu_memory() if gpu else []
     device = devices[index % len(devices)] if devices else 0
@@ -198,7 +198,7 @@ def _field(path: Path, name: str) -> int:
     return 1024 * int(match[1]) if match else 0
 
 
-def _now() -> Memory:
+def now() -> Memory:
     status = Path("/proc/self/status")
     return Memory(_field(status, "VmRSS"), _field(status, "VmSize"))
 
@@ -272,7 +272,7 @@ class _Beside:
 def try_batches(adapter: Adapter, script: Script, recipe: Recipe) -> None:
     """Train with the batches that standard input names, a line each, and tell what they take."""
     setup = start(adapter, script, recipe)
-    _tell(_now(), 0)
+    _tell(now(), 0)
     session = setup.session(recipe, setup.strategy(recipe))
     gradients = session.state_bytes()["parameters"]
     for line in sys.stdin:
