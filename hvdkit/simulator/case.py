@@ -149,7 +149,9 @@ class Case:
             )
             if gathered > summed:
                 told = f"top-k of {self.compression.ratio:g} takes longer to send than uncompressed gradients"
-                traffic = replace(dense, warning=f"{told} at {self.data_ranks} ranks, so these are predicted")
+                # What top-k computes stays, else a better link could make a step longer.
+                told = f"{told} at {self.data_ranks} ranks, so these are predicted"
+                traffic = replace(traffic, phases=dense.phases, warning=told)
         if self.stage == "none":
             return traffic
         return replace(traffic, phases=tuple(SentBytes("reducescatter", phase.sizes) for phase in traffic.phases))

@@ -151,6 +151,8 @@ class Network:
                 return CollectiveCost(_measured_line(measured), measured.algorithm, measured.residual_percent)
         line, name = self._formula(operation, algorithm, servers)
         line = piecewise_linear.rising(self._agreeing(line, operation, algorithm))
+        if operation == "allreduce" and name == "tree" and (fewer := self._fewer_measured()):
+            line = piecewise_linear.greatest([line, fewer.cost(operation, algorithm, servers).line])
         return CollectiveCost(line, name, *self._expected_error(operation, algorithm))
 
     def _formula(self, operation: Operation, algorithm: Way | None, servers: float) -> tuple[PiecewiseLinear, str]:
@@ -314,6 +316,16 @@ class Network:
             for m in self._measurements("allreduce", "ring")
             if only or (m.ranks_per_host == 1 if last else index == 0 and m.ranks == m.ranks_per_host)
         ]
+
+    def _fewer_measured(self) -> Network | None:
+        """The next fewer ranks over which a hop was measured, where there is one level of links.
+
+        A hop that was measured over more ranks may be faster, and a tree has hardly more of them.
+        """
+        if len(self.cluster.levels) > 1:
+            return None
+        counts = [m.ranks for m in self._in_hops(0) if m.ranks < self.ranks]
+        return Network(self.cluster, max(counts)) if counts else None
 
     def _measured_hop(self, index: int) -> PiecewiseLinear | None:
         """One hop of a level, interpolated between the numbers of ranks that were measured; None without any."""

@@ -308,7 +308,8 @@ def ensemble(fitted: Calibration, base: Case) -> Ensemble:
     doubts = doubt.expected(fitted, base)
 
     def ends(case: Case) -> tuple[Case, Case]:
-        low = replace(case, slow=near / doubts.faster, wire=1 / doubts.wire_faster)
+        # As uncertain as compute, of which ranks may wait for none of the slowest.
+        low = replace(case, slow=near / doubts.faster, wire=min(1.0, near / mean) / doubts.wire_faster)
         return low, replace(case, slow=mean * doubts.slower, wire=doubts.wire_slower)
 
     bounds, work, compute = dict(zip(("low", "high"), ends(base), strict=True)), base.workload, []
