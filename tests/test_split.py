@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from itertools import combinations, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hvdkit import tasks
+from hvdkit.commands import checked_run
 from hvdkit.core import cuts
 from hvdkit.core.cuts import finished
 from hvdkit.core.schedules import actions, alive
+from hvdkit.errors import RequestError
 from hvdkit.recipe import registry, schema
 from hvdkit.recipe.communication import Parallel
+from hvdkit.runtimes import machine
+from hvdkit.simulator import memory
 from hvdkit.tasks import gpt, resnet
 from hvdkit.tasks.parts import balanced
 from hvdkit.tasks.task import parameter_count
@@ -186,3 +192,56 @@ def test_least_memory_gives_the_first_stage_fewer_blocks() -> None:
     assert isinstance(least.split, list) and isinstance(fast.split, list)
     needs = [most_bytes(state, values, split, fast, 12) for split in (least.split, fast.split)]
     assert needs[0] < needs[1]
+
+
+def test_times_that_are_given_decide_about_the_cut() -> None:
+    """In place of counted operations; and they say what each stage's passes take."""
+    table = resnet.architecture("resnet20", 10)
+    times = [9.0, *[1.0] * 8]
+    axes = ["parallel.pipeline=2", "parallel.microbatches=4", f"parallel.costs={times}"]
+    asked = schema.load(registry.locate(Path("resnet20-digits")), axes)
+    given, counted = (
+        cuts.resolved(asked, table),
+        cuts.resolved(asked.model_copy(update={"parallel": axes_of(2, 1, "1f1b")}), table),
+    )
+    assert given.split == [1, 8] != counted.split
+    assert cuts.passes_ms(given, 4) == [36.0, 32.0] and cuts.passes_ms(counted, 4) is None
+    with pytest.raises(
+        RequestError, match=r"parallel\.costs: expected 9 times, one of each of the model's blocks, got 2"
+    ):
+        table.check_parallel(asked.parallel.model_copy(update={"costs": [1.0, 2.0]}))
+    for wrong in ("fast", "[]", "[1, x]", "[0]"):
+        with pytest.raises(RequestError, match=r"parallel\.costs"):
+            schema.load(registry.locate(Path("resnet20-digits")), [*axes[:2], f"parallel.costs={wrong}"])
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_no_stage_needs_more_than_the_memory_or_it_is_refused(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against all cuts: one is found wherever there is one, and the run is refused in a line where there is none."""
+    keys = [f"parallel.schedule={schedule}", "parallel.pipeline=3", "parallel.microbatches=3", "batch_size=96"]
+    asked = schema.load(registry.locate(Path("gpt-tiny")), [*keys, "model.width=256", "model.layers=6"])
+
+    def most(split: list[int]) -> int:
+        axes = asked.parallel.model_copy(update={"split": split})
+        cut = asked.model_copy(update={"parallel": axes})
+        return max(memory.parts_of_stage(cut, (64,), "pytorch", False, 1, "none", at).total for at in range(3))
+
+    needs = sorted(map(most, every_cut(6, 3)))
+    for room in (needs[0], needs[1], needs[-1]):
+        split = memory.cut_within(asked, (64,), "pytorch", False, 1, room)
+        assert split and most(split) <= room
+    assert memory.cut_within(asked, (64,), "pytorch", False, 1, needs[0] - 1) is None
+    samples: Any = SimpleNamespace(shape=(64,))
+    monkeypatch.setattr(machine, "memory", lambda: 3 * needs[0])
+    notes: list[str] = []
+    cut, fastest = (
+        cuts.resolved(one, tasks.choose(asked).architecture((64,))).split
+        for one in (checked_run._cut(asked, "pytorch", 3, samples, notes), asked)
+    )
+    assert cut != "auto" and most(cut) == needs[0]
+    assert notes == (
+        [] if cut == fastest else [f"parallel.split: {cut} in place of {fastest}, so that each stage fits into memory"]
+    )
+    monkeypatch.setattr(machine, "memory", lambda: 3 * needs[0] - 3)
+    with pytest.raises(RequestError, match=r"parallel\.split: expected a cut into 3 stages of which each fits into"):
+        checked_run._cut(asked, "pytorch", 3, samples, notes)

@@ -12,17 +12,18 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from hvdkit import paths
+from hvdkit import paths, tasks
 from hvdkit.adapters.capabilities import CAPABILITIES, unsupported
 from hvdkit.baselines import registry
 from hvdkit.commands import checks, own_script
 from hvdkit.commands.checks import Use
 from hvdkit.commands.debug_logs import VARIABLES, collected
+from hvdkit.core import cuts
 from hvdkit.core.group import coordinates, threads_per_rank
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.data.counts import Counts
 from hvdkit.defaults import FRAMEWORK
-from hvdkit.errors import Faults, HvdkitError, RunError
+from hvdkit.errors import Faults, HvdkitError, RequestError, RunError
 from hvdkit.files import open_regular
 from hvdkit.heartbeat import NOTED
 from hvdkit.launch.diagnosis.blame import LESS_MEMORY
@@ -137,7 +138,34 @@ def make_plan(
     faults.report()
     if rival is not None:
         registry.check_recipe(rival, recipe, placement.here)
+    elif use == "train" and placement.here and recipe.parallel.pipeline > 1:
+        recipe = _cut(recipe, framework, np, samples, notes)
     return Plan(recipe, framework, runtime, placement, rival=rival, samples=samples, notes=tuple(notes))
+
+
+def _cut(recipe: Recipe, framework: str, np: int, samples: Counts | None, notes: list[str]) -> Recipe:
+    """The recipe, whose stages fit into this machine's memory, if need be by another cut than the fastest.
+
+    Raises RequestError where no cut does.
+    """
+    from hvdkit.simulator import memory  # most models are whole
+
+    axes, shape, room = recipe.parallel, samples.shape if samples else None, machine.memory() // np
+    if isinstance(recipe.model, OwnModel) or axes.split != "auto" or axes.costs == "measured" or not shape:
+        return recipe  # the ranks find the cut, or its memory is not known
+    fastest = cuts.resolved(recipe, tasks.choose(recipe).architecture(shape)).split
+    split = memory.cut_within(recipe, shape, framework, False, recipe.data_ranks(np), room)
+    if split is None:
+        needs = memory.parts(recipe, shape, framework, False, recipe.data_ranks(np), recipe.sharding).total
+        raise RequestError(
+            f"parallel.split: expected a cut into {axes.pipeline} stages of which each fits into {room / 2**20:,.0f} "
+            f"MiB, this machine's memory over {np} ranks; the fullest stage needs at least {needs / 2**20:,.0f}; "
+            "give a smaller batch_size, or look with `hvdkit plan`"
+        )
+    if split != fastest:
+        notes.append(f"parallel.split: {split} in place of {fastest}, so that each stage fits into memory")
+        axes = axes.model_copy(update={"split": split})
+    return recipe.model_copy(update={"parallel": axes})
 
 
 def of_checkpoint(recipe: Recipe, writer: str, given: str | None, placement: Placement, use: Use) -> Plan:

@@ -68,6 +68,8 @@ def described(
     )
     lines |= dict.fromkeys(line for plan, _ in plans for line in _few_samples(plan))
     lines |= dict.fromkeys(_images(plans[0][0]))
+    if recipe.parallel.costs == "measured":
+        lines["parallel.costs: measured when the run starts; the cut shown is by counted operations"] = None
     if recipe.finds_batch_size:
         most = recipe.max_batch_size or MOST_FOUND
         lines[f"batch_size: found when the run starts: the largest that fits, up to {most:,}"] = None
@@ -140,7 +142,7 @@ def _stages(plan: Plan) -> list[PlannedStage] | None:
     hosts = [rank.hostname for rank in plan.placement.places]
     shape = plan.samples.shape if plan.samples else None
     table = tasks.choose(plan.recipe).architecture(shape)
-    found = stages.planned(table, cuts.resolved(plan.recipe, table), hosts)
+    found = stages.planned(table, cuts.resolved(plan.recipe, table), hosts, cuts.passes_of(plan.recipe))
     if axes.pipeline > 1 and table.work_by_block():
         ranks, gpu = data_ranks(plan.recipe, plan.np, plan.rival), _on_gpus(plan)
         for number, stage in enumerate(found):
@@ -282,7 +284,7 @@ def lines(plan: DryRun) -> list[str]:
 def _stage_lines(run: PlannedRun) -> list[str]:
     """A table of a pipeline's stages, with a bar for the work of each; no lines without several."""
     stages = list(enumerate(run.stages or []))
-    most = max((stage.work or 0.0 for _, stage in stages), default=0.0)
+    most = max((_length(stage) for _, stage in stages), default=0.0) or 1.0
     table = Table.of(
         "stages",
         stages,
@@ -292,10 +294,16 @@ def _stage_lines(run: PlannedRun) -> list[str]:
             "parameters": lambda row: number(row[1].parameters),
             "a rank needs": lambda row: "–" if row[1].needs_bytes is None else size(row[1].needs_bytes),
             "of the work": lambda row: percent(row[1].work),
-            "": lambda row: Cell("█" * round(_BAR * row[1].work / most) if row[1].work else ""),
+            "passes of a step, ms": lambda row: number(row[1].passes_ms, 1),
+            "": lambda row: Cell("█" * round(_BAR * _length(row[1]) / most)),
         },
     ).without_empty()
     return markdown(table).splitlines() if len(stages) > 1 else []
+
+
+def _length(stage: PlannedStage) -> float:
+    """Of a stage's bar: its time, or where that is not known its work."""
+    return stage.passes_ms or stage.work or 0.0
 
 
 def _one(run: PlannedRun, tensor: int) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 from math import comb, inf
 from typing import TYPE_CHECKING, Literal
 
@@ -54,13 +54,46 @@ def chosen(
                         tuple(state), tuple(values), room, hop))  # fmt: skip
 
 
-def resolved(recipe: Recipe, table: Architecture) -> Parallel:
-    """The axes with the numbers of blocks that `split: auto` stands for, the same on all ranks and in every plan."""
-    axes, work = recipe.parallel, costs_of(table)
+def resolved(recipe: Recipe, table: Architecture, room: float = inf) -> Parallel:
+    """The axes with the numbers of blocks that `split: auto` stands for, the same on all ranks and in every plan.
+
+    No stage's state and activations have more than `room` bytes, if there is such a cut.
+    """
+    work, kept = costs_of(table), None
+    if recipe.parallel.pipeline > 1 and work and (room < inf or recipe.parallel.optimize == "memory"):
+        kept = _kept(recipe, table, len(work))
+    return cut(recipe, work, kept, room)
+
+
+def cut(
+    recipe: Recipe,
+    work: Sequence[float],
+    kept: tuple[Sequence[float], Sequence[float]] | None = None,
+    room: float = inf,
+) -> Parallel:
+    """The same of a chain whose blocks take so much work, or the times that the recipe has."""
+    axes = recipe.parallel
+    work = work if isinstance(axes.costs, str) else axes.costs
     if axes.pipeline == 1 or axes.split != "auto" or len(work) < axes.runs:
         return axes
-    kept = _kept(recipe, table, len(work)) if axes.optimize == "memory" else None
-    return axes.model_copy(update={"split": chosen(axes, work, passes_of(recipe), kept)})
+    return axes.model_copy(update={"split": chosen(axes, work, passes_of(recipe), kept, room)})
+
+
+def kept_by_stage(recipe: Recipe, table: Architecture, split: Sequence[int]) -> list[float]:
+    """The bytes of each stage's state and activations, as far as a cut decides about them."""
+    axes, count = recipe.parallel, len(costs_of(table))
+    state, values = _kept(recipe, table, count)
+    of_runs = _of_runs(axes.schedule, axes.pipeline, axes.chunks, passes_of(recipe), state, values)
+    return _by_stage(split, of_runs, axes.pipeline)
+
+
+def passes_ms(axes: Parallel, microbatches: int) -> list[float] | None:
+    """What each stage's passes of a step take by the times of its blocks; None where these are not known."""
+    if axes.pipeline == 1 or isinstance(axes.costs, str) or axes.split == "auto":
+        return None
+    ends = [0, *accumulate(axes.split)]
+    runs = [microbatches * sum(axes.costs[start:stop]) for start, stop in pairwise(ends)]
+    return [sum(runs[stage :: axes.pipeline]) for stage in range(axes.pipeline)]
 
 
 def costs_of(table: Architecture) -> list[float]:
@@ -94,21 +127,11 @@ def _chosen(
     state: tuple[float, ...], values: tuple[float, ...], room: float, hop: float,
 ) -> tuple[int, ...]:  # fmt: skip
     runs, count = stages * chunks, len(work)
-    alive_at = [
-        [alive(actions(schedule, stage, stages, microbatches, chunks), [int(c == chunk) for c in range(chunks)])
-         for chunk in range(chunks)]
-        for stage in range(stages)
-    ]  # fmt: skip
-    of_runs = [
-        [own + alive_at[run % stages][run // stages] * passed for own, passed in zip(state, values, strict=True)]
-        for run in range(runs)
-    ]
+    of_runs = _of_runs(schedule, stages, chunks, microbatches, state, values)
 
     def score(split: Sequence[int]) -> tuple[float, float]:
-        ends = [sum(split[:index]) for index in range(runs + 1)]
-        passes = [sum(work[start:stop]) for start, stop in pairwise(ends)]
-        bytes_ = [sum(of[start:stop]) for of, (start, stop) in zip(of_runs, pairwise(ends), strict=True)]
-        most = max(sum(bytes_[stage::stages]) for stage in range(stages))
+        passes = [sum(work[start:stop]) for start, stop in pairwise((0, *accumulate(split)))]
+        most = max(_by_stage(split, of_runs, stages))
         forward = [passes[stage::stages] for stage in range(stages)]
         backward = [[BACKWARD * seconds for seconds in of] for of in forward]
         step = max(finished(schedule, microbatches, forward, backward, hop))
@@ -131,6 +154,28 @@ def _chosen(
         if _better(own := score(split), least):
             best, least, moves = split, own, _moved(split)
     return tuple(best)
+
+
+def _of_runs(
+    schedule: str, stages: int, chunks: int, microbatches: int, state: Sequence[float], values: Sequence[float]
+) -> list[list[float]]:
+    """What each run would keep of each block, whose `state` and `values` of a microbatch have so many bytes."""
+    alive_at = [
+        [alive(actions(schedule, stage, stages, microbatches, chunks), [int(c == chunk) for c in range(chunks)])
+         for chunk in range(chunks)]
+        for stage in range(stages)
+    ]  # fmt: skip
+    return [
+        [own + alive_at[run % stages][run // stages] * passed for own, passed in zip(state, values, strict=True)]
+        for run in range(stages * chunks)
+    ]
+
+
+def _by_stage(split: Sequence[int], of_runs: Sequence[Sequence[float]], stages: int) -> list[float]:
+    """What each stage keeps."""
+    ends = pairwise((0, *accumulate(split)))
+    kept = [sum(of[start:stop]) for of, (start, stop) in zip(of_runs, ends, strict=True)]
+    return [sum(kept[stage::stages]) for stage in range(stages)]
 
 
 def _better(one: tuple[float, float], other: tuple[float, float]) -> bool:

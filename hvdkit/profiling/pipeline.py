@@ -56,7 +56,7 @@ def measured(findings: Findings, recipe: Recipe) -> PipelineStep:
         tensor=axes.tensor,
         chunks=axes.chunks,
         microbatches=microbatches,
-        of_stages=stages.planned(table, cuts.resolved(recipe, table), hosts),
+        of_stages=stages.planned(table, cuts.resolved(recipe, table), hosts, microbatches),
         measured_steps=len(rows),
         step_ms=float(np.mean(lengths)),
         predicted_ms=length,

@@ -130,6 +130,14 @@ def _split(value: Any) -> Any:
     return value
 
 
+def _costs(value: Any) -> Any:
+    """One fault, not one for each alternative."""
+    times = value if isinstance(value, list) else []
+    if value not in ("counted", "measured") and not (times and all(type(ms) in (int, float) for ms in times)):
+        raise PydanticCustomError("costs", "expected 'counted', 'measured' or each block's milliseconds")
+    return value
+
+
 _Axis = Annotated[Literal["auto"] | int, AutoOr(1, 2**20)]
 
 
@@ -150,11 +158,18 @@ class Parallel(Strict):
         "auto", description="how many blocks each stage has; auto: so that a step takes the least time or memory"
     )
     optimize: Literal["speed", "memory"] = Field("speed", description="what split: auto makes the least of a step")
+    costs: Annotated[
+        Literal["counted", "measured"] | list[Annotated[float, Field(gt=0, le=1e9)]], BeforeValidator(_costs)
+    ] = Field(
+        "counted",
+        description="what a block takes, for split: auto: counted operations, or measured before training, or these "
+        "milliseconds of a microbatch forward and backward",
+    )
 
     @model_validator(mode="after")
     def _keys_go_together(self) -> Parallel:
         stages = self.pipeline
-        for key in ("microbatches", "schedule", "chunks", "split", "optimize"):
+        for key in ("microbatches", "schedule", "chunks", "split", "optimize", "costs"):
             got = getattr(self, key)
             if stages == 1 and got != type(self).model_fields[key].default:
                 raise ValueError(f"expected {key} only where pipeline is above 1, got {got} and pipeline 1")

@@ -32,6 +32,7 @@ def table(result: TrainResult) -> Table:
             "blocks": lambda row: mesh.blocks(row[1].blocks),
             "parameters": lambda row: number(row[1].parameters),
             "busy in a step, ms": lambda row: number(row[1].busy_ms, 1),
+            "expected, ms": lambda row: number(row[1].passes_ms, 1),
             "state of a rank, MiB": lambda row: number(sum(row[1].state_bytes.values()) / 2**20, 1),
             "memory of its ranks, MiB": lambda row: ", ".join(f"{mib:,.0f}" for mib in row[1].peak_rss_mib),
         },

@@ -109,7 +109,8 @@ class PlannedStage(Figures):
 
     `parameters` counts those of all parts, `work` is their share (0 to 1) of a forward pass's multiply-adds, None where
     it is unknown. `hosts` has the host of each of the ranks. `needs_bytes` is what a rank keeps by the count of `hvdkit
-    memory`, where that was asked.
+    memory`, where that was asked. `passes_ms` is what the passes of a step take by the times of the blocks
+    (`parallel.costs`), None without such.
     """
 
     blocks: list[str]
@@ -118,6 +119,7 @@ class PlannedStage(Figures):
     ranks: list[int]
     hosts: list[str]
     needs_bytes: int | None = None
+    passes_ms: float | None = None
 
 
 class TrainedStage(PlannedStage):

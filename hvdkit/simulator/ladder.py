@@ -62,6 +62,13 @@ class Situation:
         ranks, shape = recipe.data_ranks(self.ranks), memory.sample_shape(recipe)
         return memory.parts(recipe, shape, self.framework, self.gpu, ranks, recipe.sharding)
 
+    def cut(self, recipe: Recipe) -> list[int] | None:
+        """A cut of the recipe's chain of blocks that fits, though not the fastest; None if there is none."""
+        if self.room is None or recipe.parallel.pipeline == 1 or recipe.parallel.split != "auto":
+            return None
+        ranks, shape = recipe.data_ranks(self.ranks), memory.sample_shape(recipe)
+        return memory.cut_within(recipe, shape, self.framework, self.gpu, ranks, self.room)
+
     def fits(self, parts: Parts) -> bool | None:
         """Whether the device has the memory; None if that is unknown."""
         return None if self.room is None else parts.total <= self.room
@@ -274,6 +281,9 @@ def _first(situation: Situation, keys: Iterable[_Keys], fault: str) -> _Trial | 
             continue
         parts = situation.needs(recipe)
         fits = situation.fits(parts)
+        if fits is False and (split := situation.cut(recipe)):
+            recipe = schema.revise(recipe.model_dump(), recipe.name, [f"parallel.split={split}"])
+            parts, fits = situation.needs(recipe), True
         if fits is not False:
             return _Trial(recipe, parts, fits)
         if least is None or parts.total < least.parts.total:

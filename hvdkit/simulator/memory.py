@@ -28,6 +28,7 @@ from hvdkit.worker import tuning
 _TARGET_BYTES = 8  # of a class or a token
 _AT_ONCE = 2  # blocks that stage `parameters` holds beside the root: the one that computes, and the next
 _OF_GPU = 0.9
+_ROUNDS = 3  # of cuts, each by what the one before it needs
 _LARGEST_BATCH = 2**24  # that a recipe takes
 
 
@@ -100,6 +101,32 @@ def parts_of_stage(
     # The initial weights are in main memory beside the model, and a tensor of them once more while it is set.
     start = 0 if gpu else counted.framework + full * (count + sum(initial) + max(initial, default=0))
     return counted.model_copy(update={"start": max(0, start - counted.total)})
+
+
+def cut_within(
+    recipe: Recipe, shape: tuple[int, ...] | None, framework: str, gpu: bool, ranks: int, room: int
+) -> list[int] | None:
+    """What `split: auto` stands for where no stage may need more than `room` bytes; None if there is no such cut."""
+    table = tasks.choose(recipe).architecture(shape)
+    axes, allowed = cuts.resolved(recipe, table), math.inf
+    for _ in range(_ROUNDS):
+        assert axes.split != "auto"
+        cut = recipe.model_copy(update={"parallel": axes})
+        totals = [
+            parts_of_stage(cut, shape, framework, gpu, ranks, recipe.sharding, stage).total
+            for stage in range(axes.pipeline)
+        ]
+        if max(totals) <= room:
+            return axes.split
+        if min(totals) > room:
+            break
+        # What a cut does not decide about, such as the framework's own, stays as it is.
+        kept = cuts.kept_by_stage(recipe, table, axes.split)
+        others = [total - own for total, own in zip(totals, kept, strict=True)]
+        if (less := max(0.0, room - max(others))) >= allowed:
+            break
+        allowed, axes = less, cuts.resolved(recipe, table, less)
+    return None
 
 
 def _held(table: Architecture) -> dict[str, int]:

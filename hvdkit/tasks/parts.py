@@ -148,3 +148,7 @@ def check_stages(parallel: Parallel, blocks: int) -> None:
         raise RequestError(
             f"parallel.split: expected {blocks} blocks together, as the model has, got {sum(parallel.split)}"
         )
+    if not isinstance(parallel.costs, str) and len(parallel.costs) != blocks:
+        raise RequestError(
+            f"parallel.costs: expected {blocks} times, one of each of the model's blocks, got {len(parallel.costs)}"
+        )

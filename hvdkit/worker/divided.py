@@ -23,6 +23,7 @@ from hvdkit.tasks.parts import check_stages, stage_of
 from hvdkit.tasks.task import Architecture
 
 if TYPE_CHECKING:
+    from hvdkit.core.passes import Chain
     from hvdkit.core.seam import Adapter, Model
     from hvdkit.data.dataset import Dataset
     from hvdkit.tasks.task import Task
@@ -55,18 +56,24 @@ def own_chunks(adapter: Adapter, task: Task, model: Model, dataset: Dataset, mes
 
     Raises RequestError for a model that is no chain of blocks, or of too few.
     """
-    assert isinstance(task, Own)
-    axes = recipe.parallel
-    chain, train = adapter.chain(model, task.blocks(model)), own_share(dataset.train)
+    axes, (chain, work) = recipe.parallel, chain_of(adapter, task, model, dataset)
     check_stages(axes, len(chain.blocks))
+    axes = cuts.cut(recipe, work)
+    stages = [stage_of(axes, number, work) for number in _numbers(axes, mesh)]
+    return [chain.chunk(stage.start, stage.stop) for stage in stages]
+
+
+def chain_of(adapter: Adapter, task: Task, model: Model, dataset: Dataset) -> tuple[Chain, list[int]]:
+    """A model of the user's own as a chain of blocks, with each one's work.
+
+    Raises RequestError for a model that is no chain, or samples that it cannot be tried on.
+    """
+    assert isinstance(task, Own)
+    chain, train = adapter.chain(model, task.blocks(model)), own_share(dataset.train)
     if isinstance(train, BatchedSplit | StreamedSplit) or not len(train):
         expected = "expected samples that can be read by number, to try the blocks on"
         raise RequestError(f"parallel.pipeline: {expected}, got a {type(train).__name__}")
-    work = chain.check(arguments(train.batch(np.arange(2) % len(train)).inputs))
-    if axes.split == "auto":
-        axes = axes.model_copy(update={"split": cuts.chosen(axes, work, cuts.passes_of(recipe))})
-    stages = [stage_of(axes, number, work) for number in _numbers(axes, mesh)]
-    return [chain.chunk(stage.start, stage.stop) for stage in stages]
+    return chain, chain.check(arguments(train.batch(np.arange(2) % len(train)).inputs))
 
 
 def _numbers(axes: Parallel, mesh: Mesh) -> range:

@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     from hvdkit.worker.setup import Setup
 
 
-def planned(architecture: Architecture, parallel: Parallel, hosts: Sequence[str]) -> list[PlannedStage]:
-    """The stages of a model on these hosts, one for each rank; one stage, if its layers alone are divided."""
+def planned(
+    architecture: Architecture, parallel: Parallel, hosts: Sequence[str], microbatches: int = 1
+) -> list[PlannedStage]:
+    """The stages of a model on these hosts, one for each rank; one stage, if its layers alone are divided.
+
+    A step has so many microbatches.
+    """
+    took = cuts.passes_ms(parallel, microbatches)
     stages, size, work = [], len(hosts) // parallel.pipeline, architecture.work_by_block()
     for number in range(parallel.pipeline):
         tables = [architecture]
@@ -35,6 +41,7 @@ def planned(architecture: Architecture, parallel: Parallel, hosts: Sequence[str]
                 parameters=sum(map(parameter_count, tables)),
                 work=sum(work[block] for block in blocks) / sum(work.values()) if work else None,
                 ranks=list(ranks),
+                passes_ms=took and took[number],
                 hosts=[hosts[rank] for rank in ranks],
             )
         )
@@ -49,7 +56,8 @@ def figures(setup: Setup, loop: Loop, state_bytes: Sequence[Mapping[str, int]], 
     busy, took = (fmean(times[warmup:]) if times else 0.0 for times in (passes, seconds))
     rows = setup.adapter.allgather_object((busy, took, peak_rss_mib()), setup.mesh.world, name="stages")
     stages, shares = [], []
-    for stage in planned(setup.architecture, cuts.resolved(setup.recipe, setup.architecture), hosts):
+    axes, microbatches = cuts.resolved(setup.recipe, setup.architecture), cuts.passes_of(setup.recipe)
+    for stage in planned(setup.architecture, axes, hosts, microbatches):
         shares.append(fmean(1 - rows[rank][0] / (rows[rank][1] or 1) for rank in stage.ranks))
         busy_ms = 1e3 * fmean(rows[rank][0] for rank in stage.ranks) if pipeline else None
         largest = max((state_bytes[rank] for rank in stage.ranks), key=lambda sizes: sum(sizes.values()))

@@ -85,6 +85,7 @@ def _train(
     resume: bool = True,
 ) -> TrainResult:
     setup = start(adapter, script, recipe, connected=commits.connected) if commits else start(adapter, script, recipe)
+    recipe = setup.recipe
     if recipe.finds_batch_size:
         from hvdkit.worker import fitting  # most recipes have a number
 
