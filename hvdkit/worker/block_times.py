@@ -24,7 +24,8 @@ from hvdkit.heartbeat import say
 from hvdkit.recipe.communication import Parallel
 from hvdkit.recipe.optimizer import Loss
 from hvdkit.recipe.parallel import microbatches_of
-from hvdkit.worker import divided, fitting
+from hvdkit.worker import divided
+from hvdkit.worker.memory_limits import limits, now
 
 if TYPE_CHECKING:
     from hvdkit.core.seam import AnyLoss, Model
@@ -40,8 +41,8 @@ def measured(setup: Setup) -> Setup:
     """
     recipe, world, adapter = setup.recipe, setup.mesh.world, setup.adapter
     own = list(_seconds(setup))
-    now, limit = fitting.now(), fitting.limits(setup.mesh.topology.local_size, 0, gpu=False)
-    spare = min(limit.resident - now.resident, limit.space - now.space)
+    has, limit = now(), limits(setup.mesh.topology.local_size, 0, gpu=False)
+    spare = min(limit.resident - has.resident, limit.space - has.space)
     every = adapter.allgather_object((own, spare), world, name="parallel.costs")
     costs = [float(f"{1e3 * median(of):.4g}") for of in zip(*(times for times, _ in every), strict=True)]
     axes = recipe.parallel.model_copy(update={"costs": costs})

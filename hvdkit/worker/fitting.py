@@ -12,8 +12,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
-import resource
 import select
 import signal
 import subprocess
@@ -23,7 +21,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from hvdkit.core.loop import Loop
 from hvdkit.core.seam import Adapter
@@ -34,7 +32,7 @@ from hvdkit.errors import RequestError
 from hvdkit.heartbeat import Heartbeat, say
 from hvdkit.recipe.data import MOST_FOUND
 from hvdkit.recipe.schema import Recipe
-from hvdkit.runtimes import machine
+from hvdkit.worker.memory_limits import Memory, field, limits, now
 from hvdkit.worker.out_of_memory import OUT_OF_MEMORY
 from hvdkit.worker.setup import Script, Setup, start
 
@@ -42,17 +40,8 @@ OPTION = "--try-batches"
 _MARK = b"hvdkit.batch "  # before what the process tells, as others print too
 _STEPS = 2  # updates with a batch: the second has the optimizer's slots beside its gradients
 _BEAT_S, _LONGEST_S = 1.0, 600.0  # between two reports of a rank that waits, and the most for one batch
-_FILLED = 0.95  # of the memory; the rest is for what allocators lose
 _LAUNCHERS = ("HOROVOD_", "HVDKIT_", "OMPI_", "PMI", "SLURM_")  # variables by which the process would be a rank
 _EXPECTED = "batch_size: expected a number"
-
-
-class Memory(NamedTuple):
-    """Bytes: resident, of address space, and of a GPU; 0 where there is none."""
-
-    resident: int
-    space: int
-    device: int = 0
 
 
 @dataclass(frozen=True)
@@ -177,32 +166,6 @@ def _foreseen(points: list[tuple[int, Memory]], size: int) -> Memory:
     return Memory(*(round(after + (after - before) * far) for before, after in zip(fewer, more, strict=True)))
 
 
-def limits(ranks: int, index: int, gpu: bool) -> Memory:
-    """What each of so many ranks of this host may have: of its memory, of address space, and of its GPU."""
-    whole = machine.memory()
-    spare = _field(Path("/proc/meminfo"), "MemAvailable")
-    share = min(whole // ranks, spare // ranks + now().resident) if spare else whole // ranks
-    space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    devices = machine.gpu_memory() if gpu else []
-    device = devices[index % len(devices)] if devices else 0
-    space = 2**62 if space == resource.RLIM_INFINITY else space
-    return Memory(*(round(_FILLED * value) for value in (share, space, device)))
-
-
-def _field(path: Path, name: str) -> int:
-    """Bytes of a line of a file of the kernel's, which counts kB; 0 without one."""
-    try:
-        match = re.search(rf"^{name}:\s*(\d+) kB", path.read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return 1024 * int(match[1]) if match else 0
-
-
-def now() -> Memory:
-    status = Path("/proc/self/status")
-    return Memory(_field(status, "VmRSS"), _field(status, "VmSize"))
-
-
 class _Beside:
     """The process beside a rank, on the same device."""
 
@@ -282,7 +245,7 @@ def try_batches(adapter: Adapter, script: Script, recipe: Recipe) -> None:
         if setup.mesh.topology.device == "gpu":
             peak = adapter.observer(session.trainable).device()[1]
             device = round((peak or 0) * 2**20)
-        _tell(Memory(_field(status, "VmHWM"), _field(status, "VmPeak"), device), gradients)
+        _tell(Memory(field(status, "VmHWM"), field(status, "VmPeak"), device), gradients)
 
 
 def _train(setup: Setup, session: Session, size: int) -> None:
