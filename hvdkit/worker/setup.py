@@ -198,12 +198,7 @@ def start(
     architecture = task.architecture(dataset.shape)
     if axes.divides:
         architecture.check_parallel(axes)
-    setup = Setup(adapter, script, recipe, mesh, dataset, task, architecture)
-    if axes.costs == "measured":
-        from hvdkit.worker import block_times  # most recipes do not measure
-
-        return block_times.measured(setup)
-    return setup
+    return Setup(adapter, script, recipe, mesh, dataset, task, architecture)
 
 
 def seed_of(recipe: Recipe, stream: int, step: int = 0) -> int:

@@ -85,12 +85,17 @@ def _train(
     resume: bool = True,
 ) -> TrainResult:
     setup = start(adapter, script, recipe, connected=commits.connected) if commits else start(adapter, script, recipe)
-    recipe = setup.recipe
     if recipe.finds_batch_size:
         from hvdkit.worker import fitting  # most recipes have a number
 
         recipe = fitting.found(setup, heartbeat, out / "checkpoints" if out and resume else None)
         setup = replace(setup, recipe=recipe, task=script.task(recipe))
+    if recipe.parallel.costs == "measured":
+        from hvdkit.worker import block_times  # most recipes do not measure
+
+        heartbeat.beat("measuring the blocks")
+        setup = block_times.measured(setup)
+        recipe = setup.recipe
     mesh, dataset = setup.mesh, setup.dataset
     if writer:
         writer.check(adapter, mesh)
