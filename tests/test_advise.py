@@ -15,6 +15,7 @@ import pytest
 from hvdkit.commands.advise import seconds_until
 from hvdkit.errors import RequestError
 from hvdkit.profiling import published
+from hvdkit.report.predict import advice_lines, gain_bar
 from hvdkit.results import profile as profiles
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import advise as advising
@@ -22,8 +23,9 @@ from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import plans
 from hvdkit.simulator import predict as predicting
 from hvdkit.simulator.advise import Advice
+from hvdkit.simulator.compression_costs import CompressionSetting
 from hvdkit.simulator.money import Money, amount
-from hvdkit.simulator.settings import Settings
+from hvdkit.simulator.settings import LinkSetting, Settings, applied
 from tests import simulating
 from tests.conftest import Hvdkit
 
@@ -149,8 +151,73 @@ def test_money_has_a_currency_and_the_digits_that_matter(inside: Hvdkit, tmp_pat
         if each["kind"] == "software":
             per_image = each["ranks"] * 2 / 3600 / each["images_per_second"]
             assert each["cost_per_million_images"] == pytest.approx(1e6 * per_image)
-    lost = {each["what"]: each["points_lost"] for each in advice["suggestions"]}
-    assert lost.get("compress gradients: topk 0.01", 1.1) == pytest.approx(1.1)
+
+
+def test_accuracy_that_one_task_has_lost_is_not_the_price_of_another() -> None:
+    """ResNet-20 on MNIST's 5,000 images has lost a point to top-k. Nothing follows for other data, or another model."""
+    slow = simulating.cluster(mbit_per_s=10.0)
+    for model, data, known in (
+        ("resnet20", "mnist5k", True),
+        ("resnet20", "cifar10", False),
+        ("resnet32", "mnist5k", False),
+    ):
+        made = simulating.profile(model=model)
+        made = made.model_copy(update={"settings": made.settings | {"data": {"name": data}}})
+        suggestions = advising.advise(made, slow, 4, Settings(), Money()).suggestions
+        (sparse,) = [change for change in suggestions if change.what == "compress gradients: topk 0.01"]
+        assert (sparse.points_lost == pytest.approx(1.1)) == ("0.976" in sparse.risk) == known
+        assert "remainder" in sparse.risk
+        assert all(change.points_lost in (None, 0.0) for change in suggestions) or known
+
+
+def test_usual_remedies_come_first_and_what_changes_training_is_never_sure() -> None:
+    """Half precision, sharding and recompute are named; --apply would write what is sure."""
+    profile = published.profile("gpt2", None, 4, "V100", 8_000.0)
+    advice = advising.advise(profile, clusters.load(Path("aws-p3-16xlarge")), 64, Settings(), Money())
+    software = [change for change in advice.suggestions if change.kind == "software"]
+    unusual = ("compress gradients: topk", "compress gradients: int8", "compress gradients: powersgd", "Local SGD")
+    usual = [not change.what.startswith(unusual) for change in software]
+    assert usual == sorted(usual, reverse=True) and False in usual
+    assert not any(change.sure for change in software if change.what.startswith(unusual))
+    (half,) = [change for change in software if change.what == "train in fp16"]
+    assert not half.sure and half.recipe == {"precision": "fp16"} and "Micikevicius" in half.risk
+    names = {change.what for change in advice.smaller}
+    assert {"recompute", "train in fp16"} <= names and any(name.startswith("sharding: ") for name in names)
+    needed = advice.today.memory_mib
+    assert needed and advice.room_mib and all((change.memory_mib or needed) < needed for change in advice.smaller)
+
+
+def test_bars_risks_and_notes_are_told_once() -> None:
+    profile = published.profile("gpt2", None, 4, "V100", 8_000.0)
+    advice = advising.advise(profile, clusters.load(Path("aws-p3-16xlarge")), 64, Settings(), Money())
+    lines = advice_lines(advice)
+    bars = [line.split()[0] for line in lines if re.match(r"  [█▒░·]{16} ", line)]
+    assert len(bars) >= 5 and any("█" in bar for bar in bars)
+    best = max((each for each in advice.suggestions if each.kind == "software"), key=lambda each: each.gain_high)
+    assert gain_bar(best, best.gain_high).count("·") == 0
+    for start in ("risk (", "note: "):
+        told = [line.partition(": ")[2] for line in lines if line.startswith(start)]
+        assert told and len(told) == len(set(told))
+    assert any(line.startswith("memory: ") for line in lines)
+
+
+def test_top_k_loses_as_much_on_ten_gigabits_as_in_the_published_table() -> None:
+    """ResNet-18, CIFAR-10, 16 GPUs: 312 ms uncompressed, 411 with top-k, 239 with PowerSGD of rank 2 (Vogels 2019)."""
+    place = clusters.load(Path("p100-roce25"))
+    place = applied(place, Settings(link={place.levels[-1].name: LinkSetting(mbit_per_s=10_000.0)}))
+    made = published.profile("resnet18", 128 / 0.225, 128, "P100")
+    steps = {
+        name: predicting.predict(made, place, [16], Settings(policy="naive", compression=chosen)).points[0].step_ms
+        for name, chosen in (
+            ("dense", None), ("topk", CompressionSetting(method="topk", ratio=0.004)),
+            ("powersgd", CompressionSetting(method="powersgd", rank=2)),
+        )
+    }  # fmt: skip
+    assert steps["topk"] / steps["dense"] == pytest.approx(411 / 312, rel=0.1)
+    assert steps["powersgd"] < steps["dense"]
+    advice = advising.advise(made, place, 16, Settings(), Money())
+    assert any("topk" in what and "slower" in why for what, why in advice.left_out.items())
+    assert not any("topk" in change.what for change in advice.suggestions)
 
 
 @cache

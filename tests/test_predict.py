@@ -201,13 +201,13 @@ def test_evidence_of_accuracy_is_what_was_measured() -> None:
     """benchmarks/bench-network.json, to the digit."""
     story = json.loads((ROOT / "benchmarks" / "bench-network.json").read_text())
     rows = {row["method"]: row for row in story["rows"] if row["framework"] == "pytorch"}
-    known = {name: entry for name, entry in advising.evidence().items() if entry[1] is not None}
+    known = {name: entry for name, entry in advising.evidence().items() if entry.points_lost is not None}
     assert known.keys() == {"fp16", "int8", "topk", "powersgd", "local-sgd-4", "local-sgd-8"}
     figures = "{accuracy_mean:.3f} ({accuracy_low:.3f} to {accuracy_high:.3f})"
-    assert figures.format(**rows["local24-int8"]) in advising.evidence()["local-sgd"][0]
-    for name, (text, points_lost) in known.items():
+    assert figures.format(**rows["local24-int8"]) in str(advising.evidence()["local-sgd"].measured)
+    for name, (_, text, points_lost) in known.items():
         row, dense = rows[name.replace("local-sgd-", "local")], rows["dense"]
-        assert figures.format(**row) in text and figures.format(**dense) in text, name
+        assert text and figures.format(**row) in text and figures.format(**dense) in text, name
         lost = round(dense["accuracy_mean"], 3) - round(row["accuracy_mean"], 3)
         assert points_lost == pytest.approx(100 * lost), name
 

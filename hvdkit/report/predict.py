@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 5  # suggestions of a kind on the terminal
+_BAR = 16  # characters
 
 
 def prediction_lines(prediction: Prediction) -> list[Any]:
@@ -76,8 +77,9 @@ def _who(point: Point) -> str:
 
 
 def advice_lines(advice: Advice) -> list[str]:
-    """Guesses first, then today's step and costs, the ways within budget and deadline, a line for each of the best
-    suggestions, software first, the effect of more ranks, and notes on what is shown.
+    """Guesses first, then today's step and costs, the ways within budget and deadline, a line with a bar for each of
+    the best suggestions, software first, what needs less memory, the effect of more ranks, the risks of what is shown,
+    and notes on it.
     """
     lines = [f"a guess, so that no gain below is sure: {guess}" for guess in advice.guesses]
     lines += [f"{advice.model} on {advice.cluster}, today", point_line(advice.today), advice.money, *_plans(advice)]
@@ -85,10 +87,50 @@ def advice_lines(advice: Advice) -> list[str]:
     for kind in ("software", "hardware"):
         mine = [change for change in advice.suggestions if change.kind == kind]
         shown += mine[:_SHOWN]
-        lines.append(f"{kind}:" if mine else f"{kind}: nothing that was tried brings half a percent")
-        lines += [f"  {_suggestion(change, advice.today.unit)}" for change in mine[:_SHOWN]]
+        most = max((change.gain_high for change in mine[:_SHOWN]), default=1.0)
+        scale = f" (a whole bar is {most:.3g} ×: █ at least, ▒ expected, ░ at most)"
+        lines.append(f"{kind}:{scale}" if mine else f"{kind}: nothing that was tried brings half a percent")
+        lines += [f"  {gain_bar(change, most)} {_suggestion(change, advice.today.unit)}" for change in mine[:_SHOWN]]
         lines += [f"  {len(mine) - _SHOWN} more in advise.md"] if len(mine) > _SHOWN else []
-    return [*lines, f"more ranks: {advice.adding.told}", *_once(_notes(advice, shown))]
+    lines += _memory(advice)
+    return [*lines, f"more ranks: {advice.adding.told}", *_risks(shown), *_once(_notes(advice, shown))]
+
+
+def gain_bar(change: Suggestion, most: float) -> str:
+    """A gain as a bar of `_BAR` characters: full to the least, then to what is expected, then to the most."""
+    span = max(most - 1, 1e-9)
+    ends = [
+        round(_BAR * min(1.0, max(0.0, gain - 1) / span)) for gain in (change.gain_low, change.gain, change.gain_high)
+    ]
+    least, expected, top = ends[0], max(ends[:2]), max(ends)
+    return f"{'█' * least}{'▒' * (expected - least)}{'░' * (top - expected)}".ljust(_BAR, "·")
+
+
+def _memory(advice: Advice) -> list[str]:
+    """What a rank needs of its device today, and less with which change; nothing where that is unknown."""
+    room, needed = advice.room_mib, advice.today.memory_mib
+    if not room or not needed:
+        return []
+    lines = [
+        f"memory: {needed:,.0f} MiB of the {room:,.0f} that a rank may fill" + (", less with" * bool(advice.smaller))
+    ]
+    for change in advice.smaller[:_SHOWN]:
+        size = change.memory_mib or 0.0
+        bar = ("█" * max(1, round(_BAR * min(1.0, size / room)))).ljust(_BAR, "·")
+        lines.append(f"  {bar} {size:,.0f} MiB at {change.gain:.2f} × the speed: {change.what}")
+    return lines
+
+
+def _risks(shown: list[Suggestion]) -> list[str]:
+    """Each risk of what is shown, once."""
+    by_risk: dict[str, list[str]] = {}
+    for change in shown:
+        if not change.risk.startswith("none"):
+            by_risk.setdefault(change.risk, []).append(change.what)
+    return [
+        f"risk ({names[0]}{f', and {len(names) - 1} more' if len(names) > 1 else ''}): {risk}"
+        for risk, names in by_risk.items()
+    ]
 
 
 def _suggestion(change: Suggestion, unit: str) -> str:
@@ -103,7 +145,7 @@ def _suggestion(change: Suggestion, unit: str) -> str:
     elif change.cost_per_million_images is not None:
         facts.append(f"a million {unit} cost {amount(change.cost_per_million_images, change.currency)}")
     if change.points_lost:
-        facts.append(f"lost {change.points_lost:.1f} points of accuracy in a small image model")
+        facts.append(f"lost {change.points_lost:.1f} points of accuracy")
     return "; ".join(facts)
 
 
@@ -158,7 +200,8 @@ def advice_markdown(advice: Advice) -> str:
         row += ["" if cost is None else amount(cost, change.currency) for cost in costs]
         rows.append([*row, change.effort, change.risk])
     today, plans, notes = point_line(advice.today).strip(), _plans(advice), _notes(advice, advice.suggestions)
-    return render("advise.md", advice=advice, today=today, plans=plans, suggestions=rows, notes=notes)
+    memory = _memory(advice)
+    return render("advise.md", advice=advice, today=today, plans=plans, suggestions=rows, notes=notes, memory=memory)
 
 
 def _believed(change: Suggestion) -> str:

@@ -11,13 +11,14 @@ import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import yaml
+from pydantic import Field
 
 from hvdkit.results.json_files import Result
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import candidates, doubt, plans, refusals, step
+from hvdkit.simulator import candidates, case_memory, doubt, plans, refusals, step
 from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.candidates import MOST_RANKS, Candidate, Kind
 from hvdkit.simulator.cluster import Cluster
@@ -29,9 +30,19 @@ from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.step import Case
 
 _LEAST_GAIN = 1.005  # a smaller gain is not reported
+_LESS_MEMORY = 0.95  # of today's, above which a change makes no room
 _GROWS = 1.1  # the gain of twice the ranks, below which they are not worth it
-_OF_EVIDENCE = "resnet20"  # the model whose losses of accuracy evidence.yaml has: those of others are not foreseen
+_OF_EVIDENCE = ("resnet20", "mnist5k")  # the task whose losses of accuracy evidence.yaml has; others are not foreseen
+_ALONE = frozenset({"batch_size", "accumulate", "precision", "recompute", "sharding"})  # keys
 _BOTH = 1.05  # the gain of compression with Local SGD over the better one of them, below which one is enough
+
+
+class Evidence(NamedTuple):
+    """An entry of evidence.yaml."""
+
+    known: str
+    measured: str | None = None
+    points_lost: float | None = None
 
 
 class Suggestion(ResultPart):
@@ -44,7 +55,8 @@ class Suggestion(ResultPart):
     GPU-hour; they and the times of an epoch and of the training are None if samples, epochs or price are unknown.
     `images_per_second` and `cost_per_million_images` count the unit of `Advice.today`. `saved` is the cost of training
     that the change saves, None if it is not in today's currency. `risk` is what is known about its accuracy;
-    `points_lost` is the measured loss of it in percentage points, None if it was not measured.
+    `points_lost` is the measured loss of it in percentage points, None if it was not measured on this model and data.
+    `memory_mib` is of a rank, None if it is unknown.
     """
 
     kind: Kind
@@ -69,6 +81,7 @@ class Suggestion(ResultPart):
     effort: str
     risk: str
     warnings: list[str]
+    memory_mib: float | None = None
 
 
 class Adding(ResultPart):
@@ -89,7 +102,8 @@ class Advice(ResultPart, Result, file="advise.json"):
 
     `guesses` are what all of it takes for granted; `money` says what a device costs, or why that is unknown. `plans`
     are the ways to train within a budget or until a deadline, if one is given. `left_out` has the changes that no
-    machine could run, and why.
+    machine could run, and those of which published tables say that they are a loss, and why. `room_mib` is what a rank
+    may fill of its device, and `smaller` are changes that need less of it, the least loss of speed first.
     """
 
     schema_version: Literal[1] = 1
@@ -104,6 +118,8 @@ class Advice(ResultPart, Result, file="advise.json"):
     suggestions: list[Suggestion]
     adding: Adding
     left_out: dict[str, str]
+    room_mib: float | None = None
+    smaller: list[Suggestion] = Field([])
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each suggestion, with its settings as `--set` takes them."""
@@ -129,20 +145,29 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
     now = Candidate("software", "today", settings, {}, cluster, ranks)
     taken, before = guesses(fitted, cluster, settings.speed), money.of(today.step_ms, today.batch_size, ranks)
     left_out: dict[str, str] = {}
+    data = profile.settings.get("data")
+    same_task = (profile.model, data.get("name") if isinstance(data, dict) else None) == _OF_EVIDENCE
 
-    def suggested(change: Candidate) -> Suggestion | None:
-        """The change, if a machine can run it, it brings something, and an epoch has samples enough."""
+    def suggested(change: Candidate, least: float = _LEAST_GAIN) -> Suggestion | None:
+        """The change, if a machine can run it, it brings at least so much, and an epoch has samples enough."""
         after_case = fitted.case(change.cluster, change.ranks, change.settings)
         if fault := refusals.refusal(after_case, change.settings):
             left_out[change.what] = fault
             return None
         after = point(fitted, change.cluster, change.ranks, change.settings)
         gain = after.images_per_second / today.images_per_second
-        if gain < _LEAST_GAIN or not money.fits(after.batch_size, change.ranks):
+        if gain < 1 and after_case.traffic.encode_least_s.any():
+            left_out[change.what] = (
+                f"{100 * (1 - gain):.0f} % slower: choosing values takes longer than it saves to send"
+            )
+        if gain < least or not money.fits(after.batch_size, change.ranks):
             return None
         low, high = gains(fitted, now, change, gain)
         paid = money.at(change.cluster) if change.other_machines else money
-        bill, (risk, points_lost) = paid.of(after.step_ms, after.batch_size, change.ranks), _risk(change.evidence)
+        bill, (risk, points_lost) = (
+            paid.of(after.step_ms, after.batch_size, change.ranks),
+            _risk(change.evidence, same_task),
+        )
         saved = None
         if paid.currency == money.currency and before.train_cost is not None and bill.train_cost is not None:
             saved = before.train_cost - bill.train_cost
@@ -151,7 +176,7 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
             what=change.what,
             settings=change.changed,
             recipe=change.recipe,
-            **after.model_dump(include={"ranks", "step_ms", "images_per_second", "warnings"}),
+            **after.model_dump(include={"ranks", "step_ms", "images_per_second", "warnings", "memory_mib"}),
             **bill._asdict(),
             gain=gain,
             gain_low=low,
@@ -159,7 +184,7 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
             sure=not taken and low > 1 and _as_before(fitted.case(cluster, ranks, settings), after_case),
             currency=None if paid.price is None else paid.currency,
             saved=saved,
-            points_lost=points_lost if profile.model == _OF_EVIDENCE or not points_lost else None,
+            points_lost=points_lost,
             effort=change.effort,
             risk=risk,
         )
@@ -169,6 +194,10 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
     together = _together(fitted, now, [one for one, _ in pairs])
     usual = {change.what for change, _ in pairs if change.usual}
     software = [change for change in [together and suggested(together), *(change for _, change in pairs)] if change]
+    case = fitted.case(cluster, ranks, settings)
+    less = [made for one in candidates.smaller(fitted, now) if (made := suggested(one, 0.0))]
+    needed, room = today.memory_mib or 0.0, case_memory.room_bytes(case)
+    less = [made for made in less if room and made.memory_mib and made.memory_mib < _LESS_MEMORY * needed]
     hardware = [made for one in candidates.hardware(now) if (made := suggested(one))]
     return Advice(
         model=profile.model,
@@ -185,42 +214,49 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
         ],
         adding=_adding(fitted, now, today, money),
         left_out=left_out,
+        room_mib=room / 2**20 if needed and room else None,
+        smaller=sorted(less, key=lambda e: -e.gain),
     )
 
 
 def _as_before(today: Case, case: Case) -> bool:
-    """Whether a change has today's device and links, a batch size and a compression whose compute are known."""
+    """Whether a change has today's work of a rank, device and links, a batch size, a compression whose compute and
+    averages whose distance are known."""
     work = case.workload
     sizes = work.curve.sizes if work.curve else (float(work.batch_size),)
     known = case.compression.method in ("none", "fp16") or case.compression_s is not None
     same = case.speed == today.speed and case.network.cluster.levels == today.network.cluster.levels
-    return same and round(case.batch * work.batch_size) in sizes and known
+    as_often = case.every == today.every and work is today.workload
+    return same and as_often and round(case.batch * work.batch_size) in sizes and known
 
 
 @cache
-def evidence() -> dict[str, tuple[str, float | None]]:
-    """By method, what is known about its accuracy, and the points that hvdkit has measured it to lose."""
+def evidence() -> dict[str, Evidence]:
+    """By method, what is known about its accuracy."""
     document = yaml.safe_load((Path(__file__).parent / "evidence.yaml").read_text())
-    return {name: (entry["known"], entry.get("points_lost")) for name, entry in document.items()}
+    return {name: Evidence(**entry) for name, entry in document.items()}
 
 
-def _risk(names: tuple[str, ...]) -> tuple[str, float | None]:
-    """What is known about the accuracy of these methods; `local-sgd` stands for a `local-sgd-16` that is not listed.
+def _risk(names: tuple[str, ...], same_task: bool) -> tuple[str, float | None]:
+    """What is known about the accuracy of these methods, and the points that one of them alone has lost.
 
-    Points are those of one method alone.
+    `local-sgd` stands for a `local-sgd-16` that is not listed. What was measured is said of the `same_task` alone.
     """
-    found = [evidence().get(name) or evidence().get(name.rpartition("-")[0]) for name in names]
-    known = [entry for entry in dict.fromkeys(found) if entry]
+    entries = [evidence().get(name) or evidence().get(name.rpartition("-")[0]) for name in names]
+    known = [entry for entry in dict.fromkeys(entries) if entry]
     if not known:
         return "none: the same arithmetic", 0.0
-    return "; ".join(text for text, _ in known), known[0][1] if len(known) == 1 else None
+    told = [f"{one.known}; measured: {one.measured}" if same_task and one.measured else one.known for one in known]
+    return "; ".join(told), known[0].points_lost if same_task and len(known) == 1 else None
 
 
 def _together(fitted: Calibration, now: Candidate, software: list[Candidate]) -> Candidate | None:
-    """The best candidate for each key of the recipe, combined, without larger batches; None if it is one only."""
+    """The best candidate for each key of the recipe, combined, without those that decide on a batch or on memory; None
+    if it is one only.
+    """
     best: dict[str, Candidate] = {}
     for candidate in software:
-        if candidate.recipe is not None and not {"batch_size", "accumulate"} & candidate.recipe.keys():
+        if candidate.recipe is not None and not _ALONE & candidate.recipe.keys():
             best.setdefault(next(iter(candidate.recipe)), candidate)
     if len(best) < 2:
         return None

@@ -51,8 +51,7 @@ def software(fitted: Calibration, now: Candidate) -> Iterator[Candidate]:
     """Each change that costs no money, by itself. `now` is how the recipe is run today."""
 
     def with_keys(what: str, keys: dict[str, Any], *evidence: str) -> Candidate:
-        settings = Settings.model_validate(now.settings.model_dump() | keys)
-        return replace(now, what=what, settings=settings, changed=keys, recipe=keys, evidence=evidence)
+        return _with_keys(now, what, keys, *evidence)
 
     tuned = _tuned(fitted, now)
     if tuned is not None:
@@ -69,6 +68,7 @@ def software(fitted: Calibration, now: Candidate) -> Iterator[Candidate]:
         count = times * now.settings.accumulate
         more = with_keys(f"accumulate {times} times as many batches for an update", {"accumulate": count}, "batch")
         yield replace(more, recipe={"accumulate": count * batches}, usual=True)
+    yield from _halves(fitted, now)
     for compression in _COMPRESSIONS:
         method, *numbers = compression.values()
         name = " ".join([method, *(f"{number:g}" for number in numbers)])
@@ -89,7 +89,41 @@ def software(fitted: Calibration, now: Candidate) -> Iterator[Candidate]:
         stage = refusals.cheapest(fitted.case(now.cluster, now.ranks, now.settings.model_copy(update=keys)))
         if stage not in (None, "none", now.settings.sharding):
             what, keys = f"{what}, which fit with sharding: {stage}", keys | {"sharding": stage}
+        elif stage is None and _fits_recomputed(fitted, now, keys):
+            what, keys = f"{what}, which fit with recompute", keys | {"recompute": True}
         yield replace(with_keys(what, keys, "batch"), usual=True)
+    for stage in work.stages[1:] if now.settings.sharding is None and now.ranks > 1 else ():
+        yield replace(with_keys(f"sharding: {stage}", {"sharding": stage}), usual=True)
+
+
+def smaller(fitted: Calibration, now: Candidate) -> Iterator[Candidate]:
+    """Each change by which a rank needs less memory at the same batch."""
+    stages = fitted.workload.stages[1:] if now.ranks > 1 else ()
+    for stage in stages:
+        yield _with_keys(now, f"sharding: {stage}", {"sharding": stage})
+    if not now.settings.recompute:
+        yield _with_keys(now, "recompute", {"recompute": True})
+        for stage in stages:
+            yield _with_keys(now, f"recompute, sharding: {stage}", {"recompute": True, "sharding": stage})
+    yield from _halves(fitted, now)
+
+
+def _halves(fitted: Calibration, now: Candidate) -> Iterator[Candidate]:
+    """The 16-bit format in which the cluster's devices compute."""
+    half = now.cluster.device.half_precision
+    if half != "none" and now.settings.precision is None and fitted.workload.precision == "fp32":
+        yield replace(_with_keys(now, f"train in {half}", {"precision": half}, "precision"), usual=True)
+
+
+def _fits_recomputed(fitted: Calibration, now: Candidate, keys: dict[str, Any]) -> bool:
+    settings = now.settings.model_copy(update=keys | {"recompute": True})
+    case = fitted.case(now.cluster, now.ranks, settings)
+    return refusals.refusal(case, settings) is None
+
+
+def _with_keys(now: Candidate, what: str, keys: dict[str, Any], *evidence: str) -> Candidate:
+    settings = Settings.model_validate(now.settings.model_dump() | keys)
+    return replace(now, what=what, settings=settings, changed=keys, recipe=keys, evidence=evidence)
 
 
 def _larger(own: int, room: int | None) -> list[int]:

@@ -104,6 +104,8 @@ class Case:
         device, sizes = self.network.cluster.device, self.workload.sizes
         if self.compression_s is None:
             seconds = passes * sizes / device.memory_bytes_per_s + 1e-6 * device.launch_us * (passes > 0)
+            if passes is self.traffic.encode_passes and device.memory_mib is not None:
+                seconds = np.maximum(seconds, self.traffic.encode_least_s)
         else:
             both = self.traffic.encode_passes + self.traffic.decode_passes
             mine, both = (passes, both) if both.any() else (0.5 * np.ones(len(sizes)), np.ones(len(sizes)))
