@@ -20,7 +20,7 @@ from hvdkit.cli.app import app
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "worked-case.md"
-_MOST_LINES = 24  # of a command that are shown
+_MOST_LINES = 32  # of a command that are shown
 
 
 def page() -> str:

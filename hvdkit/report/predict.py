@@ -88,8 +88,8 @@ def advice_lines(advice: Advice) -> list[str]:
         mine = [change for change in advice.suggestions if change.kind == kind]
         shown += mine[:_SHOWN]
         most = max((change.gain_high for change in mine[:_SHOWN]), default=1.0)
-        scale = f" (a whole bar is {most:.3g} ×: █ at least, ▒ expected, ░ at most)"
-        lines.append(f"{kind}:{scale}" if mine else f"{kind}: nothing that was tried brings half a percent")
+        scale = f"a whole bar is {most:.3g} ×: █ at least, ▒ expected, ░ at most"
+        lines.append(f"{kind} ({scale}):" if mine else f"{kind}: nothing that was tried brings half a percent")
         lines += [f"  {gain_bar(change, most)} {_suggestion(change, advice.today.unit)}" for change in mine[:_SHOWN]]
         lines += [f"  {len(mine) - _SHOWN} more in advise.md"] if len(mine) > _SHOWN else []
     lines += _memory(advice)
@@ -116,8 +116,7 @@ def _memory(advice: Advice) -> list[str]:
     ]
     for change in advice.smaller[:_SHOWN]:
         size = change.memory_mib or 0.0
-        bar = ("█" * max(1, round(_BAR * min(1.0, size / room)))).ljust(_BAR, "·")
-        lines.append(f"  {bar} {size:,.0f} MiB at {change.gain:.2f} × the speed: {change.what}")
+        lines.append(f"  {bar(size / room, _BAR)} {size:,.0f} MiB at {change.gain:.2f} × the speed: {change.what}")
     return lines
 
 

@@ -221,13 +221,14 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
 
 def _as_before(today: Case, case: Case) -> bool:
     """Whether a change has today's work of a rank, device and links, a batch size, a compression whose compute and
-    averages whose distance are known."""
+    averages whose distance are known; and no more ranks than today or than a collective was measured on."""
     work = case.workload
     sizes = work.curve.sizes if work.curve else (float(work.batch_size),)
     known = case.compression.method in ("none", "fp16") or case.compression_s is not None
     same = case.speed == today.speed and case.network.cluster.levels == today.network.cluster.levels
     as_often = case.every == today.every and work is today.workload
-    return same and as_often and round(case.batch * work.batch_size) in sizes and known
+    ranks = max([today.data_ranks, *(row.ranks for row in case.network.cluster.measured)])
+    return same and as_often and case.data_ranks <= ranks and round(case.batch * work.batch_size) in sizes and known
 
 
 @cache

@@ -98,13 +98,10 @@ def software(fitted: Calibration, now: Candidate) -> Iterator[Candidate]:
 
 def smaller(fitted: Calibration, now: Candidate) -> Iterator[Candidate]:
     """Each change by which a rank needs less memory at the same batch."""
-    stages = fitted.workload.stages[1:] if now.ranks > 1 else ()
-    for stage in stages:
+    for stage in fitted.workload.stages[1:] if now.ranks > 1 else ():
         yield _with_keys(now, f"sharding: {stage}", {"sharding": stage})
     if not now.settings.recompute:
         yield _with_keys(now, "recompute", {"recompute": True})
-        for stage in stages:
-            yield _with_keys(now, f"recompute, sharding: {stage}", {"recompute": True, "sharding": stage})
     yield from _halves(fitted, now)
 
 
