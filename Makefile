@@ -20,9 +20,11 @@ runtimes: bootstrap ## Build an environment with framework and Horovod for each 
 	@$(BIN)/hvdkit runtime build
 
 # Without the tools of tests and linters, which `make bootstrap` brings: who compares need not wait for them.
+NEXT = next: $(BIN)/hvdkit runtime build pytorch, or tensorflow, or mxnet; without a name it builds all three
 driver:
 	@$(PYTHON) scripts/bootstrap.py --driver
 	@$(COMPILE)
+	@$(if $(filter driver,$(MAKECMDGOALS)),echo "$(NEXT)")
 
 compare: driver ## Train the digits with all four frameworks at 1 and 2 ranks; table in runs/compare
 	@$(BIN)/hvdkit runtime build

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,6 +26,7 @@ MARKER = ENVIRONMENT / "made-from"
 LOG = ENVIRONMENT / "bootstrap.log"
 OLDEST_PYTHON = (3, 11)
 TAIL_LINES = 12
+STILL_S = 30.0
 
 # What each kind of `.venv` asks pip for; how many seconds that, and making an empty one, usually take.
 DRIVER, TOOLS = "driver", "tools"
@@ -82,34 +84,43 @@ def make(kind: str) -> None:
     """
     began = time.monotonic()
 
-    def say(text: str, left_s: int) -> None:
+    def say(text: str) -> None:
         minutes, seconds = divmod(int(time.monotonic() - began), 60)
-        print(f"[{minutes:2d}:{seconds:02d}] {text} (about {left_s} s left)", flush=True)
+        print(f"[{minutes:2d}:{seconds:02d}] {text}", flush=True)
 
     if not whole(DRIVER):
         if ENVIRONMENT.exists():
             MARKER.unlink(missing_ok=True)
             shutil.rmtree(ENVIRONMENT)
         ENVIRONMENT.mkdir()
-        say("making the driver environment .venv", EMPTY_S + INSTALL_S[kind])
+        say(f"making the driver environment .venv (about {EMPTY_S + INSTALL_S[kind]} s left)")
         run([sys.executable, "-m", "venv", ENVIRONMENT])
     MARKER.unlink(missing_ok=True)
     tools = "" if kind == DRIVER else " and the tools of its tests"
-    say(f"installing the command line{tools} into .venv", INSTALL_S[kind])
+    say(f"installing the command line{tools} into .venv (about {INSTALL_S[kind]} s left)")
     pip = [ENVIRONMENT / "bin" / "python", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
-    run([*pip, "--progress-bar", "off", "--editable", REQUIREMENTS[kind]])
+    run(
+        [*pip, "--progress-bar", "off", "--editable", REQUIREMENTS[kind]],
+        lambda: say(f"still installing; pip's output is in {LOG}"),
+    )
     fresh = MARKER.with_suffix(".new")
     fresh.write_text(fingerprint(kind))
     fresh.replace(MARKER)
 
 
-def run(command: list[str | Path]) -> None:
-    """Run a command into the log. Raises Failed, with the last lines of what it printed."""
+def run(command: list[str | Path], waiting: Callable[[], None] = lambda: None) -> None:
+    """Run a command into the log, with a call every half minute. Raises Failed, with the last lines that it printed."""
     with LOG.open("a") as log:
         log.write(f"$ {' '.join(map(str, command))}\n")
         log.flush()
         began = log.tell()
-        status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log).returncode
+        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as running:
+            while True:
+                try:
+                    status = running.wait(STILL_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    waiting()
     if status != 0:
         with LOG.open(errors="replace") as log:
             log.seek(began)

@@ -9,6 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from scripts import bootstrap
 from tests.conftest import ROOT
 
 BOOTSTRAP = ROOT / "scripts" / "bootstrap.py"
@@ -107,3 +110,12 @@ def test_bootstrap_shows_why_pip_failed_and_where_the_log_is(tmp_path: Path) -> 
     assert done.stderr == (f"making .venv failed (exit status 7); the whole log: {log}\n    ERROR: no such package\n")
     assert "fine 49" in log.read_text()
     assert not (tmp_path / ".venv" / "made-from").exists()
+
+
+def test_bootstrap_says_that_pip_is_still_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "told"
+    monkeypatch.setattr(bootstrap, "LOG", tmp_path / "log")
+    monkeypatch.setattr(bootstrap, "STILL_S", 0.01)
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(told)!r}).exists(): time.sleep(0.01)"
+    bootstrap.run([sys.executable, "-c", waits], told.touch)
+    assert told.exists()
