@@ -181,7 +181,7 @@ def test_a_profile_has_each_gradient_and_counts_tokens(hvdkit: Hvdkit, tmp_path:
 def test_four_frameworks_go_on_with_the_same_text(trained: Path, hvdkit: Hvdkit) -> None:
     texts = set()
     for framework in FRAMEWORKS:
-        words = ("--framework", framework, "--prompt", "The statement ", "--tokens", 20)
+        words = ("--framework", framework, "--prompt", "The statement ", "--new-tokens", 20)
         done = hvdkit("generate", trained, *words)
         assert done.returncode == 0, done.stdout + done.stderr
         texts.add(done.stdout)

@@ -41,7 +41,7 @@ def test_it_is_evaluated_whole(framework: str, other: str, trained: Path, hvdkit
 
 
 def test_it_generates_the_same_text_in_two_frameworks(trained: Path, hvdkit: Hvdkit) -> None:
-    asked = ("generate", trained, "--prompt", "the list", "--tokens", 20, "--framework")
+    asked = ("generate", trained, "--prompt", "the list", "--new-tokens", 20, "--framework")
     texts = [hvdkit(*asked, framework) for framework in ("pytorch", "mxnet")]
     assert not any(done.returncode for done in texts), [done.stderr for done in texts]
     assert texts[0].stdout.startswith("the list") and texts[0].stdout == texts[1].stdout

@@ -63,7 +63,7 @@ EXAMPLES = {
     "parity": ("hvdkit parity resnet20-digits -np 2 --steps 5",),
     "predict-images": ("hvdkit predict-images runs/photos picture.jpg --top 3",),
     "diff": ("hvdkit diff runs/first runs/second",),
-    "generate": ('hvdkit generate runs/gpt --prompt "The statement " --tokens 200',),
+    "generate": ('hvdkit generate runs/gpt --prompt "The statement " --new-tokens 200',),
     "submit": (
         "hvdkit submit resnet20-digits -np 8 --nodes 2 --gpus-per-node 4 --time 2:00:00 --apply",
         "hvdkit submit -np 8 --nodes 2 --requeue -- train.py --epochs 5",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 from hvdkit import paths, tasks
 from hvdkit.checkpoint import snapshots
 from hvdkit.commands import fields
 from hvdkit.commands.checked_run import Plan, launch, of_checkpoint
-from hvdkit.commands.request import Request, say
+from hvdkit.commands.request import Argument, Request, say
 from hvdkit.core.state import check_fits, model_state
 from hvdkit.defaults import LAUNCHER, STALL_TIMEOUT_S
 from hvdkit.errors import RequestError
@@ -27,7 +28,9 @@ class EvaluateRequest(Request):
     """
 
     checkpoint: fields.CheckpointFolder
-    overrides: fields.Overrides = None
+    overrides: Annotated[
+        list[str] | None, fields.SETTINGS, Argument("such as data.path=others", metavar="[key=value]...")
+    ] = None
     framework: fields.WritersFramework = None
     np: fields.Ranks = 1
     hosts: fields.Hosts = None

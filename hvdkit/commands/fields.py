@@ -85,8 +85,7 @@ Overrides = Annotated[
     SETTINGS,
     Argument("such as epochs=2", metavar="[key=value]..."),
 ]
-CheckpointFolder = Annotated[Path, Argument("RUN, or a checkpoint of it", metavar="CHECKPOINT_DIR")]
-RunOrCheckpoint = Annotated[Path, Argument("such as runs/photos", metavar="RUN_OR_CHECKPOINT_DIR")]
+CheckpointFolder = Annotated[Path, Argument("a run's folder, or that of a checkpoint of it", metavar="RUN")]
 Average = Annotated[
     bool, Option("the weights themselves, where the checkpoint has an average of them", ("--no-average",))
 ]

@@ -30,10 +30,12 @@ class GenerateRequest(Request):
     Without `out` nothing is written.
     """
 
-    checkpoint: Annotated[Path, Argument("such as runs/gpt", metavar="RUN_OR_CHECKPOINT_DIR")]
+    checkpoint: Annotated[Path, Argument("such as runs/gpt", metavar="RUN")]
     prompt: Annotated[str, Option("the text to continue", positional=True)]
     framework: fields.WritersFramework = None
-    tokens: Annotated[int, Option("number of tokens to add"), Field(ge=1, le=_MOST)] = 200
+    tokens: Annotated[
+        int, Option("number of tokens to add", ("--new-tokens",), old=("--tokens",)), Field(ge=1, le=_MOST)
+    ] = 200
     average: fields.Average = True
     out: Annotated[Path | None, Option("a folder for generate.json", shown="none")] = None
     overwrite: fields.Overwrite = False

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from hvdkit import paths
 from hvdkit.commands.checked_run import Plan
-from hvdkit.commands.fields import Average, Overwrite, RunOrCheckpoint, WritersFramework
+from hvdkit.commands.fields import Average, CheckpointFolder, Overwrite, WritersFramework
 from hvdkit.commands.question import Asked, ask
 from hvdkit.commands.request import Argument, Option, Request, say
 from hvdkit.data import imagefolder, pictures, pixels, walk
@@ -32,7 +32,7 @@ class PredictImagesRequest(Request):
     `images` are JPEG or PNG files, or folders of them. Without `out` nothing is written.
     """
 
-    checkpoint: RunOrCheckpoint
+    checkpoint: CheckpointFolder
     images: Annotated[list[Path], Argument("JPEG or PNG files, or folders of them", metavar="IMAGE...")]
     framework: WritersFramework = None
     top: Annotated[int, Option("number of classes to show for each picture"), Field(ge=1)] = 3

@@ -12,8 +12,8 @@ from hvdkit.commands.request import Argument, Option, Request
 class ReportRequest(Request):
     """Write report.html and report.md about the results in `folder`, into `out` or there; returns their paths."""
 
-    folder: Annotated[Path, Argument("the output folder of `hvdkit compare` or `hvdkit train`", metavar="DIR")]
-    out: Annotated[Path | None, Option("where to write it", metavar="FOLDER", shown="DIR", positional=True)] = None
+    folder: Annotated[Path, Argument("the output folder of `hvdkit compare` or `hvdkit train`", metavar="RUN")]
+    out: Annotated[Path | None, Option("where to write it", metavar="FOLDER", shown="RUN", positional=True)] = None
 
 
 def run(request: ReportRequest) -> tuple[Path, Path]:
