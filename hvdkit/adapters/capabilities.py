@@ -61,7 +61,7 @@ CAPABILITIES: dict[str, frozenset[str]] = {
     | {"pipeline-resnet", "pipeline-own", "interleaved", "tensor-resnet"},
     "tensorflow": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times", "pipeline", "tensor"},
     "keras": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times", "pipeline", "tensor"},
-    "mxnet": _REDUCED | {"gpu", "fp64", "int8", "uint8", "order", "pipeline", "tensor"},
+    "mxnet": _REDUCED | {"gpu", "fp64", "int8", "uint8", "order", "pipeline", "pipeline-resnet", "tensor"},
     "local": _REDUCED | {"fp64", "int8", "uint8", "scalars", "empty"},
 }
 

@@ -77,7 +77,9 @@ class Stages(Partition):
         names, ops, own = self._runs[int(key)], self.adapter, super()._gathered
         owner, shapes = self._owners[names[0]], [self.shapes[name] for name in names]
         if owner == self._pipeline.index:
-            vector = ops.join([own(name, tensors)[name] for name in names])
+            mine = [own(name, tensors)[name] for name in names]
+            ops.in_order(mine)
+            vector = ops.join(mine)
         else:
             vector = ops.from_numpy(np.zeros(sum(map(math.prod, shapes)), self.dtypes[names[0]]))
         root = self._pipeline.ranks[owner]

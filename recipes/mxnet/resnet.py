@@ -54,28 +54,35 @@ class Block(nn.HybridBlock):
 
 
 class ResNet(nn.HybridBlock):
-    """A model from images (n, channels, height, width) to logits (n, classes)."""
+    """A model from images (n, channels, height, width) to logits (n, classes).
+
+    Between two stages of a pipeline are features like images.
+    """
 
     def __init__(self, table: resnet.ResNet) -> None:
         super().__init__()
-        self.conv1 = convolution(table.stem)
-        self.bn1 = batch_norm(table.stem)
-        self.maxpool = nn.MaxPool2D(3, 2, 1) if table.max_pool else None
+        self.is_first, self.is_last = table.is_first, table.is_last
+        if self.is_first:
+            self.conv1 = convolution(table.stem)
+            self.bn1 = batch_norm(table.stem)
+            self.maxpool = nn.MaxPool2D(3, 2, 1) if table.max_pool else None
         stages: dict[str, nn.HybridSequential] = {}
-        for row in table.blocks:
-            stages.setdefault(row.name.split(".")[0], nn.HybridSequential()).add(Block(row))
+        for row in table.own_blocks:
+            name, number = row.name.split(".")
+            stages.setdefault(name, nn.HybridSequential()).register_child(Block(row), number)
         for name, blocks in stages.items():
             setattr(self, name, blocks)
         self.stages = list(stages)
-        self.fc = nn.Dense(table.classes, in_units=table.features)
+        if self.is_last:
+            self.fc = nn.Dense(table.classes, in_units=table.features)
 
     def hybrid_forward(self, F, x):
-        x = relu(F, self.bn1(self.conv1(x)))
-        if self.maxpool:
-            x = self.maxpool(x)
+        if self.is_first:
+            x = relu(F, self.bn1(self.conv1(x)))
+            x = self.maxpool(x) if self.maxpool else x
         for name in self.stages:
             x = getattr(self, name)(x)
-        return self.fc(F.mean(x, axis=(2, 3)))
+        return self.fc(F.mean(x, axis=(2, 3))) if self.is_last else x
 
 
 build = ResNet

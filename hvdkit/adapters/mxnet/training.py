@@ -45,7 +45,7 @@ class TrainableModel(Trainable):
             from hvdkit.adapters.mxnet.synchronized import sum_exactly  # most runs do not need it
 
             sum_exactly(model)
-        self._variances = RunningVariances(model)
+        self.variances = RunningVariances(model)
         with warnings.catch_warnings():  # of hooks that children would lose; those of the model itself take effect
             if model._forward_hooks or model._forward_pre_hooks:
                 warnings.filterwarnings("ignore", f'(?s)"{re.escape(str(model))}" is being hybridized')
@@ -81,14 +81,14 @@ class TrainableModel(Trainable):
     def backward(
         self, inputs: mx.nd.NDArray, targets: mx.nd.NDArray, scale: Scalar | None
     ) -> tuple[mx.nd.NDArray, mx.nd.NDArray, dict[str, mx.nd.NDArray]]:
-        self._variances.before_step()
+        self.variances.before_step()
         with mx.autograd.record():
             logits = self.outputs_of(inputs)
             loss = self.loss_of(logits, targets)
             scaled = loss if scale is None else loss * scale
         self.stamp((trace_events.FORWARD,), [logits])  # not the loss, which backward does not need and may precede
         scaled.backward()
-        self._variances.after_step(tuple(array.shape for array in arguments(inputs)))
+        self.variances.after_step(tuple(array.shape for array in arguments(inputs)))
         return logits, loss, self.gradients()
 
     def outputs_of(self, inputs: mx.nd.NDArray) -> mx.nd.NDArray:
