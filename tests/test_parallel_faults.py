@@ -46,14 +46,17 @@ USUAL = [
 ]
 ALL = [
     *product(("pytorch", "tensorflow", "mxnet"), ("parts",), FAULTS, (1, 2)),
-    *product(("pytorch",), ("stages", "both"), FAULTS, (1, 2)),
+    *product(("pytorch", "tensorflow", "mxnet"), ("stages",), FAULTS, (1, 2)),
+    *product(("pytorch",), ("both",), FAULTS, (1, 2)),
 ]
 
 
 def train(framework: str, mesh: str, fault: str, hosts: int, folder: Path, **environment: str) -> Any:
     """A run that ends by the fault."""
     np, axes, rank, _, where = MESHES[mesh]
-    step = 0 if framework == "tensorflow" else 2  # the code of a compiled step runs in the first alone
+    step = (
+        0 if (framework, where) == ("tensorflow", "part") else 2
+    )  # the code of a compiled step runs in the first alone
     where = "train" if (framework, fault) == ("mxnet", "starve") else where  # an operator's error has another text
     environment |= {"PLANTED": f"{rank} {where} {step} {fault}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, COMMAND, "train", "gpt-tiny", "--framework", framework, "-np", np, axes, *SMALL]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hvdkit.adapters.capabilities import CAPABILITIES
-from tests.conftest import Hvdkit
+from tests.conftest import Hvdkit, rest_thorough
 from tests.divided import SMALL, continues, far, reports
 from tests.pipeline.rank import THREE_AXES
 from tests.resuming import kill_ranks, under_way
@@ -28,6 +28,7 @@ CASES = (
     "overflow",
     "counted",
     "dropout",
+    "drifted",
 )
 
 
@@ -171,6 +172,32 @@ def test_ranks_draw_what_the_whole_model_draws_and_other_masks_are_seen(report: 
         assert found.keys() == right | {"another order", "other masks in each part"}
         assert not any(found[name] for name in right) and found["another order"]
         assert found["other masks in each part"] or number == 0
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("framework", rest_thorough("mxnet", "tensorflow"))
+def test_masks_are_those_of_a_rank_of_the_data_axis(framework: str, report: Any) -> None:
+    """Schedules draw the same, ranks with parts of a layer too, ranks with other samples others; another order of
+    microbatches is seen."""
+    ranks = report(framework, "dropout")
+    for rank in ranks:
+        assert not far(rank["1f1b"]) and not far(rank["1f1b in parts"]) and len(rank["1f1b"]) > 12
+        assert far(rank["another order"], 1e-6)
+    first, second = ranks[:2]
+    assert first["data"] != second["data"] and first["parts"] == second["parts"] and first["wrong"] != second["wrong"]
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("framework", rest_thorough("pytorch", "tensorflow", "mxnet"))
+def test_a_rank_that_differs_from_those_of_its_stage_is_named(framework: str, report: Any) -> None:
+    """On two data ranks × two stages, and on two stages × two parts, by `check_ranks`."""
+    for rank in report(framework, "drifted"):
+        for in_step, told in rank.values():
+            assert not in_step
+            assert told.startswith("check_ranks: after step 1 the weights of rank 3 differ from rank 2's, first in"), (
+                told
+            )
+            assert "transformer.ln_f.weight;" in told
 
 
 @pytest.mark.usefixtures("warm")

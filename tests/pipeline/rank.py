@@ -3,7 +3,7 @@
     python tests/pipeline/rank.py FRAMEWORK REPORT.json CASE…
 
 A case is a schedule with a number of stages or `in parts`, `few` steps of what is compiled soon, shares of the
-optimizer's state, `counted`, `planted`, `overflow`, or `dropout`; for eight ranks `THREE_AXES`.
+optimizer's state, `counted`, `planted`, `overflow`, `dropout`, or `drifted`; for eight ranks `THREE_AXES`.
 Before each of the `forced` steps both load one state. Each fault that is planted is to be seen in the gradients, or in
 the weights after a step.
 """
@@ -32,6 +32,8 @@ from hvdkit.core.slices import pieces_of
 from hvdkit.core.state import digest
 from hvdkit.core.strategy import Strategy
 from hvdkit.data.dataset import Batch
+from hvdkit.errors import RunError
+from hvdkit.handlers.rank_checks import check_ranks
 from hvdkit.recipe.communication import Parallel
 from hvdkit.recipe.schema import AdamW, AverageWeights, Lamb, Loss, Optimizer, Sgd
 from hvdkit.strategies.dense import Dense
@@ -84,6 +86,8 @@ def _pairs(parts: list[list[Batch]]) -> list[list[tuple[np.ndarray, np.ndarray]]
 class Pair:
     """A model in stages, and the whole one, of the same values everywhere."""
 
+    build_of: Callable[..., Any] = staticmethod(build_of)
+
     def __init__(
         self,
         framework: str,
@@ -103,7 +107,7 @@ class Pair:
         layers = mesh.pipeline.size * chunks + more  # stages of unequal length, if there are more
         self.table = table = replace(table or replace(TABLE, layers=layers), recompute=recompute, **kinds)
         adapter, loss, self.synchronized = adapters.load(framework), loss or Loss(label_smoothing=0.1), synchronized
-        build = build_of(framework, "resnet" if isinstance(table, ResNet) else "gpt")
+        build = self.build_of(framework, "resnet" if isinstance(table, ResNet) else "gpt")
         self.mesh, tables, plan, self.microbatches = mesh, [table], None, 1
         if mesh.pipeline.size > 1:
             axes: dict[str, Any] = {"pipeline": mesh.pipeline.size, "schedule": schedule, "chunks": chunks}
@@ -388,6 +392,99 @@ def dropped_out(mesh: Mesh, in_parts: Mesh) -> dict[str, dict[str, float]]:
     return found
 
 
+class Masked(Pair):
+    """Stages with dropout after each block, in the frameworks whose generators have no state that can be read."""
+
+    @staticmethod
+    def build_of(framework: str, script: str = "gpt") -> Any:
+        build = build_of(framework, script)
+        names = (build.__init__ if isinstance(build, type) else build).__globals__
+        names["Block"] = globals()[f"_{framework}_dropping"](names["Block"])
+        return build
+
+    def __init__(self, framework: str, mesh: Mesh, schedule: str, stream: int | None = None) -> None:
+        super().__init__(framework, mesh, schedule)
+        self.stages.adapter.seed(seed_of(Seeded, mesh.stream if stream is None else stream))  # type: ignore[arg-type]
+
+    def gradients(self) -> Arrays:
+        """Those of the second of two steps."""
+        for number in range(2):
+            self.stages.train_step([batch(number, self.mesh.data.index)])
+        return self._arrays(self.recorded[0])
+
+    def outputs(self) -> str:
+        """A digest of what the first stage computes of the same samples on all ranks, in training."""
+        stage: Any = self.stages.pipeline._chunks[0]  # type: ignore[union-attr]
+        inputs, _ = self.stages.trainable.inputs(batch(0, 0))
+        return digest([("outputs", self.stages.array(stage.forward(inputs, None, False).outputs))])
+
+
+def _mxnet_dropping(block: Any) -> Any:
+    class Block(block):  # type: ignore[misc]
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.Dropout(super().hybrid_forward(F, x), p=0.25)
+
+    return Block
+
+
+def _tensorflow_dropping(block: Any) -> Any:
+    import tensorflow as tf
+
+    class Block(block):  # type: ignore[misc]
+        def compute(self, x: Any) -> Any:
+            return tf.nn.dropout(super().compute(x), 0.25)
+
+    return Block
+
+
+def _keras_dropping(block: Any) -> Any:
+    import keras
+
+    class Block(block):  # type: ignore[misc]
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.drop = keras.layers.Dropout(0.25)
+
+        def compute(self, x: Any) -> Any:
+            return self.drop(super().compute(x), training=True)
+
+    return Block
+
+
+def masked(framework: str, mesh: Mesh, in_parts: Mesh) -> dict[str, Any]:
+    """Errors of gradients with dropout against those of the schedule `gpipe`, and what first stages compute."""
+    wanted = Masked(framework, mesh, "gpipe").gradients()
+    found: dict[str, Any] = {"1f1b": errors(Masked(framework, mesh, "1f1b").gradients(), wanted)}
+    of_core.divided = swapped_order  # type: ignore[attr-defined]
+    found["another order"] = errors(Masked(framework, mesh, "1f1b").gradients(), wanted)
+    of_core.divided = divided  # type: ignore[attr-defined]
+    wanted = Masked(framework, in_parts, "gpipe").gradients()
+    found["1f1b in parts"] = errors(Masked(framework, in_parts, "1f1b").gradients(), wanted)
+    for name, on, stream in (
+        ("data", mesh, None),
+        ("parts", in_parts, None),
+        ("wrong", in_parts, in_parts.topology.rank),
+    ):
+        pair = Masked(framework, on, "1f1b", stream)
+        found[name] = pair.outputs() if on.before is None else None
+    return found
+
+
+def drifted(framework: str, mesh: Mesh) -> list[str]:
+    """What `check_ranks` says of ranks in step, and once a weight on the last rank is another."""
+    session, told = Pair(framework, mesh, "1f1b").stages, list[str]()
+    for number in range(2):
+        if number and mesh.topology.rank == RANKS - 1:
+            own = session.trainable.parameters["transformer.ln_f.weight"]
+            session.adapter.assign(own, own * 1.001)
+        try:
+            check_ranks(session, mesh, number)
+            told.append("")
+        except RunError as error:
+            told.append(str(error))
+    return told
+
+
 def main(framework: str, report: Path, *cases: str) -> None:
     adapter = adapters.load(framework)
     sizes = {"2": (2, 1), "4": (4, 1), "in parts": (2, 2), "in data": (1, 2)}
@@ -417,7 +514,10 @@ def main(framework: str, report: Path, *cases: str) -> None:
         elif case == "shares with faults":
             found[case] = shares_with_faults(framework, meshes["in data"])
         elif case == "dropout":
-            found[case] = dropped_out(meshes["2"], meshes["in parts"])
+            both = meshes["2"], meshes["in parts"]
+            found[case] = dropped_out(*both) if framework == "pytorch" else masked(framework, *both)
+        elif case == "drifted":
+            found[case] = {name: drifted(framework, meshes[name]) for name in ("2", "in parts")}
         else:
             found[case] = trained(framework, meshes[mesh], schedule)
     everyone = adapter.allgather_object(found, next(iter(meshes.values())).world, name="report")
