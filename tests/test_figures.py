@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +18,7 @@ from benchmarks import everything
 from hvdkit.errors import RequestError, RunError
 from scripts import draw_front, figures
 from tests.conftest import ROOT
+from tests.launching import wait_until
 
 pytestmark = pytest.mark.check
 RESULT = {
@@ -131,6 +137,35 @@ def test_bench_all_continues_after_what_has_a_result(tmp_path: Path, monkeypatch
     file.write_text(file.read_text().replace('"cores": ', '"cores": 9'))
     with pytest.raises(RequestError, match="--fresh"):
         everything.main()
+
+
+def test_ctrl_c_ends_bench_all_with_its_benchmark(tmp_path: Path) -> None:
+    """A terminal sends SIGINT to the whole group, also to what ends the benchmark with its parent."""
+    (tmp_path / "sleeps.py").write_text(
+        "import os, pathlib, sys, time\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'new').write_text(str(os.getpid()))\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'new').rename({str(tmp_path / 'pid')!r})\n"
+        "time.sleep(600)\n"
+    )
+    program = (
+        "from benchmarks import everything, harness\n"
+        "everything.STEPS = {'tools': (['sleeps'], 1, [])}\n"
+        "harness.exit_with(everything.main)\n"
+    )
+    command = [sys.executable, "-c", program, "--keep", str(tmp_path / "keep"), "--short"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        assert wait_until((tmp_path / "pid").exists, 20)
+        pid = int((tmp_path / "pid").read_text())
+        os.killpg(running.pid, signal.SIGINT)
+        ended = wait_until(lambda: not Path("/proc", str(pid)).exists(), 10)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        assert "the same command continues" in running.communicate()[1]
+    assert ended
+    assert running.returncode == 1
 
 
 def test_the_readme_has_figures_of_today_alone() -> None:
