@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from hvdkit import paths
 from hvdkit.commands import own_script
 from hvdkit.launch.agent.output import OutputReader
 from hvdkit.launch.agent.watchdog import ProgramWatch
@@ -132,7 +133,9 @@ def test_an_elastic_program_grows_and_shrinks(hvdkit: Hvdkit, tmp_path: Path) ->
     hosts.write_text(f"#!/bin/sh\ncat '{slots}'\n")
     hosts.chmod(0o755)
     elastic = ["-np", "1", "--max-np", "2", "--host-discovery-script", hosts]
-    done = hvdkit("launch", *elastic, "--out", "run", PROGRAM.with_name("grows.py"), slots, OMP_NUM_THREADS="1")
+    # The first rank waits for the second, which has to load PyTorch first.
+    settings = {"OMP_NUM_THREADS": "1", "HOROVOD_GLOO_TIMEOUT_SECONDS": "120"}
+    done = hvdkit("launch", *elastic, "--out", "run", PROGRAM.with_name("grows.py"), slots, timeout=170, **settings)
     assert done.returncode == 0, done.stderr
     assert "sizes [1, 2, 1] after" in done.stdout
     assert "worker-localhost-1 leaves: its host is not there any more" in done.stderr
@@ -202,6 +205,7 @@ def test_a_command_has_the_runtime_and_a_module_and_options_of_horovodrun(hvdkit
         ),
         (["wrong.py"], "wrong.py, line 1: no Python: "),
         (["--hostfile", "hosts", "plain.py"], "--hostfile: an option of horovodrun; here -H ./FILE"),
+        (["--elastic-timeout", "9", "plain.py"], "--elastic-timeout: an option of horovodrun; here -x HOROVOD_ELASTIC"),
         (["--autotune", "plain.py"], "--autotune: an option of horovodrun; here -x HOROVOD_AUTOTUNE=1"),
         (
             ["--profile", "--timeline-filename", "t", "--runtime", "mxnet", "plain.py"],
@@ -217,6 +221,15 @@ def test_what_is_refused_is_told_by_its_option(words: list[str], told: str, insi
     done = inside("launch", *words)
     assert done.returncode == 2 and told in done.stderr, done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_second_launch_into_a_folder_is_refused_and_leaves_it(inside: Hvdkit, tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("import horovod.mxnet\n")
+    with paths.claimed(tmp_path / "run", overwrite=False) as folder:
+        (folder / "launch.json").write_text("of the first")
+        done = inside("launch", "--out", "run", "--overwrite", "plain.py")
+        assert done.returncode == 2 and "another run" in done.stderr, done.stderr
+        assert (folder / "launch.json").read_text() == "of the first"
 
 
 @pytest.mark.check
