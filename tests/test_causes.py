@@ -63,11 +63,13 @@ def test_the_kernel_is_blamed_for_a_kill_only_where_it_has_killed(
         raise blame.failure(job, blame.Verdict(end))
 
 
+@pytest.mark.parametrize("recorded", [True, False])  # by a rank of hvdkit's, or seen in a program's output
 @pytest.mark.parametrize("others", [0, 1, 2])  # ranks that have not ended
-def test_a_wait_that_was_too_long_says_how_to_wait_longer(others: int, tmp_path: Path) -> None:
+def test_a_wait_that_was_too_long_says_how_to_wait_longer(others: int, recorded: bool, tmp_path: Path) -> None:
     told = {True: "[/gloo/unbound_buffer.cc:82] Timed out waiting 30000ms for recv operation to complete", False: "x"}
     for late, message in told.items():
-        ends = [RankEnd(0, "h", exit_code=1, record=FailureRecord("communication", message, 0))]
+        record = FailureRecord("communication", message, 0) if recorded else None
+        ends = [RankEnd(0, "h", exit_code=1, record=record, tail=f"HorovodInternalError: {message}")]
         ends += [RankEnd(rank, "h", exit_code=0, stopped=True) for rank in range(1, 1 + others)]
         verdict = blame.judge(ends)
         assert verdict

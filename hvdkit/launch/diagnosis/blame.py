@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from hvdkit.errors import HvdkitError, RequestError
-from hvdkit.launch.diagnosis.exits import Cause, FailureRecord, RankEnd, RankFailure, rank_failure
+from hvdkit.launch.diagnosis.exits import Cause, RankEnd, RankFailure, rank_failure
 from hvdkit.launch.job import Job
 from hvdkit.worker.out_of_memory import OUT_OF_MEMORY
 
@@ -92,7 +92,7 @@ def failure(job: Job, verdict: Verdict) -> HvdkitError:
         verdict = Verdict(early[0], lost_by=(verdict.end,))  # it has no word for that its work is done
     end = verdict.end
     if end.record is not None and end.record.kind == "request" and not end.after_stop:
-        return RequestError(end.record.message + _remedy(end.record))
+        return RequestError(end.record.message + _remedy(end))
     what = f"rank {end.rank} on {end.host} {_lost(verdict) if verdict.lost_by else _how(end)}"
     for other in verdict.others[:8]:
         well = "ended with exit code 0" + ("" if other.seconds is None else f" after {other.seconds:.1f} s")
@@ -160,12 +160,15 @@ def _how(end: RankEnd) -> str:
         step = "" if end.record.step is None else f" at step {end.record.step}"
         lines = end.record.message.strip().splitlines() or [""]
         why = lines[-1].strip() if lines[0].endswith(_TRACEBACK) else lines[0]  # MXNet's own comes last
-        how = f"failed{step}: {why} ({how}){_remedy(end.record)}"
-    return how
+        how = f"failed{step}: {why} ({how})"
+    return how + _remedy(end)
 
 
-def _remedy(record: FailureRecord) -> str:
-    """What to do about a failure that the rank has recorded, as far as that shows."""
+def _remedy(end: RankEnd) -> str:
+    """What to do about a failure, as far as that shows in a rank's record or, of a program, in its output."""
+    record = end.record
+    if record is None:
+        return f"; {_MORE_TIME}" if end.secondary and _TIMED_OUT.search(end.tail) else ""
     if OUT_OF_MEMORY.search(record.message):
         return f"; {LESS_MEMORY}"
     return f"; {_MORE_TIME}" if record.kind == "communication" and _TIMED_OUT.search(record.message) else ""
@@ -177,5 +180,5 @@ def _lost(verdict: Verdict) -> str:
     if verdict.end.cause is Cause.WELL:
         return f"{_how(verdict.end)}, while rank {ranks} still worked with it"
     state = "had not ended by itself" if verdict.end.known else "nothing is known of its end"
-    remedies = (_remedy(end.record) for end in verdict.lost_by if end.record)
+    remedies = map(_remedy, verdict.lost_by)
     return f"was lost by rank{'s' if len(verdict.lost_by) > 1 else ''} {ranks}, and {state}{max(remedies, default='')}"
