@@ -23,6 +23,7 @@ from hvdkit.launch.agent.watchdog import ProgramWatch
 from hvdkit.launch.diagnosis.quiet import Quiet
 from hvdkit.launch.diagnosis.stalls import Hang, Stall
 from hvdkit.results.launch import Launched
+from hvdkit.runtimes import store
 from tests import hygiene
 from tests.conftest import ROOT, Hvdkit, run
 from tests.launching import MARK, gone_within, marked, wait_until
@@ -123,6 +124,12 @@ def test_an_elastic_program_survives_the_loss_of_a_rank(hvdkit: Hvdkit, tmp_path
     assert "worker-127.0.0.1-0 was killed by SIGKILL" in done.stderr and "the others go on" in done.stderr
     assert "[localhost-0] batch 40 of 1" in done.stdout
     assert "1 rank ended well" in done.stdout
+
+
+def test_horovods_elastic_driver_tells_of_places_until_they_are_taken_up() -> None:
+    command = [str(store.find("mxnet").python), str(PROGRAM.with_name("told.py"))]
+    done = run(command, 120, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.stdout == "places [0, 1]\n", done.stderr
 
 
 @pytest.mark.thorough
