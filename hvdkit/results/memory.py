@@ -15,7 +15,7 @@ class Parts(Figures):
     """Bytes of the rank that needs the most, by what is kept in them.
 
     They are what tensors take, and the framework's own as it was measured before training. Scratch space of kernels and
-    what allocators lose come on top.
+    what allocators lose come on top, but for `copies` and `scratch` of frameworks of which they are known on CPUs.
     """
 
     parameters: Count = Field(description="weights, in fp32 (fp64): in bf16 and fp16 these are the masters")
@@ -27,6 +27,8 @@ class Parts(Figures):
     communication: Count = Field(description="Horovod's fusion buffer; what compression and Local SGD keep")
     activations: Count | None = Field(description="what forward keeps for backward; null: unknown")
     batch: Count | None = Field(description="samples and targets; null: unknown")
+    copies: Count = Field(default=0, description="on CPUs: gradients that are there beside those that count above")
+    scratch: Count = Field(default=0, description="on CPUs: gradients of outputs, and memory that is left in pieces")
     framework: Count = Field(description="the framework's own, before a model is there")
     start: Count = Field(default=0, description="what the start needs beyond a step: the initial weights and a model")
 

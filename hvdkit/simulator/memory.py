@@ -78,7 +78,10 @@ def parts_of_stage(
     # Backward keeps the casts of all weights, unless blocks are computed again.
     casts = (present if recipe.recompute else count) * low if low < full else 0
     gathered = present * full if gathers else 0
-    activations, batch = _of_samples(recipe, tables, shape, framework, number)
+    activations, batch, scratch = _of_samples(recipe, tables, shape, framework, number)
+    on_heap = not gpu and (stage == "none" or ranks == 1) and framework in capabilities.UNUSED_OF_ACTIVATIONS
+    # In backward, gradients find no place where activations were; after it, in a pipeline, nor do the means.
+    sets = 2 if axes.pipeline > 1 else int(ranks == 1 or not _joins(recipe, framework, gpu))
     values = list(sizes.values())
     communication = _communication(recipe, whole, values, framework, full, gpu, ranks, stage) if ranks > 1 else 0
     if axes.pipeline > 1:
@@ -95,6 +98,8 @@ def parts_of_stage(
         communication=communication,
         activations=activations,
         batch=batch,
+        copies=full * count * sets * on_heap,
+        scratch=scratch * on_heap,
         framework=capabilities.RESIDENT_MIB[framework]["gpu" if gpu else "cpu"] * 2**20,
     )
     initial = [math.prod(shape) for table in tables for shape in table.parameter_shapes().values()]
@@ -152,20 +157,21 @@ def largest_batch(needs: Parts, batch_size: int, room: int) -> int | None:
     """The largest batch size that fits into `room` bytes, if `batch_size` needs these; None if that is unknown."""
     if not needs.activations or needs.batch is None:
         return None
-    of_batch = needs.activations + needs.batch
+    of_batch = needs.activations + needs.batch + needs.scratch
     return max(0, min(_LARGEST_BATCH, (room - (needs.total - of_batch)) * batch_size // of_batch))
 
 
 def _of_samples(
     recipe: Recipe, tables: Sequence[Architecture], shape: tuple[int, ...] | None, framework: str, stage: int
-) -> tuple[int | None, int | None]:
-    """Bytes of the activations, in a pipeline of those microbatches that are kept at once, and of the batch itself.
+) -> tuple[int | None, int | None, int]:
+    """Bytes of the activations, in a pipeline of those microbatches that are kept at once, of the batch itself, and of
+    what backward of a pass takes besides: the gradients of the last outputs, and what is left of freed activations.
 
     `tables` are a stage's chunks, or the model.
     """
     kept = [table.activations(shape, recipe.recompute) for table in tables] if shape else [None]
     if shape is None or None in kept:
-        return None, None
+        return None, None, 0
     precision = PRECISIONS[recipe.precision]
     full, low = ITEM_BYTES[precision.parameters], ITEM_BYTES[precision.compute]
     keeps_scores = framework in capabilities.KEEPS_ATTENTION_WEIGHTS
@@ -181,7 +187,8 @@ def _of_samples(
         listed = actions(axes.schedule, stage, axes.pipeline, microbatches * recipe.accumulate, axes.chunks)
         at_once = alive(listed, of_sample)
     outputs = sum(each.outputs for each in kept if each)
-    return size * (at_once + outputs * low), recipe.batch_size * sample
+    unused = capabilities.UNUSED_OF_ACTIVATIONS.get(framework, 0.0) * (max(of_sample) + outputs * low)
+    return size * (at_once + outputs * low), recipe.batch_size * sample, round(size * (unused + 2 * outputs * full))
 
 
 def _communication(
