@@ -19,7 +19,6 @@ from hvdkit.core.group import Group, Mesh, Topology
 from hvdkit.core.seam import Adapter
 from hvdkit.data.batches import Batch
 from hvdkit.errors import RequestError
-from hvdkit.recipe.schema import Sgd
 from hvdkit.strategies.dense import from_wire, on_wire
 
 SHAPE = (16, 16, 3)
@@ -208,7 +207,7 @@ def broadcast_state_brings_parameters_buffers_and_slots(adapter: Adapter, topolo
 @case
 def the_applied_gradient_is_the_mean_of_the_ranks_own(adapter: Adapter, topology: Topology, make: Make) -> None:
     # The first velocity is the averaged gradient. A rank's own gradient depends on its own batch alone.
-    session = make(weight_decay=0.0)
+    session = make()
     start = session.state()
 
     def first_velocities(seed: int) -> dict[str, np.ndarray]:
@@ -240,7 +239,7 @@ def ranks_stay_equal(adapter: Adapter, topology: Topology, make: Make) -> None:
 
 @case
 def momentum_keeps_the_learning_rate_outside(adapter: Adapter, topology: Topology, make: Make) -> None:
-    session = make(weight_decay=0.0)
+    session = make()
     for step, rate in enumerate((0.1, 0.003, 0.2)):
         before = session.state()
         session.set_learning_rate(rate)
@@ -252,26 +251,6 @@ def momentum_keeps_the_learning_rate_outside(adapter: Adapter, topology: Topolog
 
 
 @case
-def weight_decay_is_added_to_the_gradient(adapter: Adapter, topology: Topology, make: Make) -> None:
-    plain = make(tiny=True, weight_decay=0.0)
-    start = {name: value + 1 for name, value in plain.state().items() if not name.startswith("optimizer.")}
-
-    def first_velocities(session: Any) -> dict[str, np.ndarray]:
-        session.load_state(start)
-        session.train_step([features(1)])
-        return velocities(adapter, session)
-
-    v_plain = first_velocities(plain)
-    for settings, decays_bias in (({"decay": "all"}, True), ({"decay": "weights"}, False)):
-        v_decayed = first_velocities(make(tiny=True, weight_decay=0.5, **settings))
-        for name in ("fc.weight", "fc.bias"):
-            slot = f"optimizer.momentum.{name}"
-            share = 0.5 if decays_bias or name == "fc.weight" else 0.0
-            expected = v_plain[slot] + share * start[name].astype(np.float64)
-            assert error(v_decayed[slot], expected) < 1e-5, (settings, name)
-
-
-@case
 def fp16_goes_over_the_wire_in_half_precision(adapter: Adapter, topology: Topology, make: Make) -> None:
     sent, own = on_wire(adapter, adapter.from_numpy(np.array([1 / 3, 2.0], np.float32)), half=True)
     assert adapter.dtype(sent) == "float16"
@@ -280,7 +259,7 @@ def fp16_goes_over_the_wire_in_half_precision(adapter: Adapter, topology: Topolo
     assert adapter.dtype(on_wire(adapter, whole, half=True)[0]) == "int32"
     slots = {}
     for name in ("none", "fp16"):
-        session = make(tiny=True, compression=name, weight_decay=0.0)
+        session = make(tiny=True, compression=name)
         session.train_step([features(topology.rank)])
         slots[name] = velocities(adapter, session)["optimizer.momentum.fc.weight"]
     assert 1e-6 < error(slots["fp16"], slots["none"]) < 2e-3
@@ -306,17 +285,3 @@ def evaluation_changes_nothing(adapter: Adapter, topology: Topology, make: Make)
     assert first.shape == (len(images), CLASSES) and same(first, second)
     after = session.state()
     assert [name for name in before if not same(before[name], after[name])] == []
-
-
-@case
-def settings_reach_the_optimizer(adapter: Adapter, topology: Topology, make: Make) -> None:
-    images = features(2)
-    results = {}
-    for nesterov in (False, True):
-        session = make(tiny=True, nesterov=nesterov, weight_decay=0.0)
-        start = session.state()["fc.bias"].astype(np.float64)
-        session.set_learning_rate(0.1)
-        session.train_step([images])
-        results[nesterov] = session.state()["fc.bias"] - start
-    # first step: velocity = gradient, so Nesterov's update is (1 + momentum) times the plain one
-    assert error(results[True], results[False].astype(np.float64) * (1 + Sgd(learning_rate=1.0).momentum)) < 1e-5
