@@ -193,6 +193,7 @@ def checkpoint_40(tmp_path_factory: pytest.TempPathFactory, recipe: Path, warm_r
     """A checkpoint behind step 40 of a real run of one rank under MXNet; to be read only."""
     folder = tmp_path_factory.mktemp("checkpoint")
     command = [sys.executable, "-m", "hvdkit", "train", str(recipe), "--framework", "mxnet", "--out", "run", "steps=40"]
+    command += ["model.name=resnet8", "threads=1"]  # a third of the work of the recipe's own
     environment = os.environ | {"HVDKIT_RUNTIMES": str(warm_runtimes)}
     done = run([*command, "checkpoint={}"], 120, cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
@@ -238,8 +239,9 @@ def warm_runtimes() -> Iterator[Path]:
 
 @pytest.fixture
 def warm(warm_runtimes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of this test start where their framework is imported already."""
+    """Ranks of this test start where their framework is imported already; one alone has one thread too."""
     monkeypatch.setenv("HVDKIT_RUNTIMES", str(warm_runtimes))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def committed_parity(folder: Path) -> Path:

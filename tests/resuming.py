@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,20 +122,15 @@ def under_way(
         process.communicate()
 
 
-def kill_ranks(folder: Path, framework: str, script: str = "resnet", rank: int | None = None) -> None:
-    """SIGKILL to the ranks themselves, or one of them, as from the kernel."""
-    own = b"" if rank is None else f"\0HOROVOD_RANK={rank}\0".encode()
+def kill_ranks(folder: Path, rank: int | None = None) -> None:
+    """SIGKILL to the ranks of a run themselves, or one of them, as from the kernel.
+
+    By their environment, not their agents', nor what stands for a rank that is forked (tests/warm).
+    """
+    names = {f"HVDKIT_TRACE=rank-{number}" for number in (range(99) if rank is None else [rank])}
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                environment = b"\0" + (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if (
-                "python" in Path(words[0]).name
-                and f"recipes/{framework}/{script}.py" in words[1]
-                and str(folder) in words
-                and own in environment
-            ):
+        with suppress(OSError):
+            marks = (entry / "environ").read_text(errors="replace").split("\0") if entry.name.isdigit() else []
+            of_rank = f"HVDKIT_RANK_DIR={folder}/logs" in marks and names & {*marks}
+            if of_rank and "warm/client.py" not in (entry / "cmdline").read_text(errors="replace"):
                 os.kill(int(entry.name), signal.SIGKILL)

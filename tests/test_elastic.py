@@ -171,10 +171,11 @@ def test_it_goes_on_as_one_rank_would_have_from_there(start: Any, hvdkit: Hvdkit
     assert read_result(tmp_path / "whole" / "result.json").final_weights_sha256 == result.final_weights_sha256
 
 
+@pytest.mark.usefixtures("warm")
 def test_horovodruns_ranks_are_outlived_too(start: Any) -> None:
     """On the digits, of which ranks find theirs by the number of the image."""
     hosts = ["--launcher", "horovodrun", "-H", "localhost:2"]
-    run = start("keras", "epochs=1", "steps=150", "model.name=resnet8", *ONE_KILLED, "-np", "2", *hosts)
+    run = start("keras", "epochs=1", "steps=100", "model.name=resnet8", *ONE_KILLED, "-np", "2", *hosts)
     run.reach(5)
     os.kill(run.ranks()[0], signal.SIGKILL)
     assert [recovery.np for recovery in run.result().recoveries] == [1]

@@ -141,6 +141,8 @@ def train(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         environment = os.environ | {"PLANTED": planted}
         if kind == "recipe":
             environment["PYTHONPATH"] = str(FAULTS / "in_recipes")
+        elif planted.endswith(" fork"):  # its agent has to see the rank's children, so the rank is no warm one
+            environment["PYTHONPATH"] = str(FAULTS)
         command = ["sh", "-c", 'LAUNCHER=$$ exec "$@"', "sh", *map(str, words)]
         done = run(command, 120, cwd=tmp_path, env=environment)
         assert not set("\x1b\x07\x9b\u202e") & set(done.stdout + done.stderr), "they stay off the terminal"

@@ -73,7 +73,7 @@ def test_over_real_ranks_and_kill_9(framework: str, hvdkit: Hvdkit, recipe: Path
     gate.write_text("hold 5")  # of 11 updates: killed behind a checkpoint, and before the end
     options, settings = ("--framework", framework, "-np", 2), (*SETTINGS, *paced.overrides(gate))
     with under_way(tmp_path / "run", recipe, *options, *settings) as process:
-        kill_ranks(tmp_path / "run", framework)
+        kill_ranks(tmp_path / "run")
         _, said = process.communicate(timeout=hygiene.patience(60))
     assert process.returncode == 1, said
     gate.unlink()

@@ -92,7 +92,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, warm_runtimes: Path) -> Pa
     place = tmp_path_factory.mktemp("trained")
     photos(place / "photos", 20)
     words = ["train", "resnet20-folder", "data.path=photos", "model.name=resnet8", "epochs=2", "--out", "run"]
-    environment = os.environ | {"HVDKIT_RUNTIMES": str(warm_runtimes)}
+    environment = os.environ | {"HVDKIT_RUNTIMES": str(warm_runtimes), "OMP_NUM_THREADS": "1"}
     done = run([sys.executable, "-m", "hvdkit", *words, "schedule.warmup_epochs=0"], 120, cwd=place, env=environment)
     assert done.returncode == 0, done.stderr
     return place

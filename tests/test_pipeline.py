@@ -242,7 +242,7 @@ def test_a_run_of_shares_continues_alone(framework: str, axis: str, hvdkit: Hvdk
 def test_a_stage_that_is_killed_is_named(tmp_path: Path) -> None:
     options = ("--framework", "pytorch", "-np", 2, "parallel.pipeline=2", "checkpoint.every_steps=1", "threads=1")
     with under_way(tmp_path / "run", "gpt-tiny", *options, *SMALL) as process:
-        kill_ranks(tmp_path / "run", "pytorch", "gpt", rank=1)
+        kill_ranks(tmp_path / "run", rank=1)
         assert process.stderr and process.wait(60) == 1
         told = process.stderr.read()
         assert "rank 1 on localhost (data 0, pipeline 1, tensor 0) was killed by SIGKILL" in told

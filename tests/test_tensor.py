@@ -95,7 +95,7 @@ def test_a_run_continues_in_other_parts(framework: str, hvdkit: Hvdkit, tmp_path
 def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     options = ("--framework", "pytorch", "-np", 2, "parallel.tensor=2", "checkpoint.every_steps=1", "threads=1", *SMALL)
     with under_way(tmp_path / "run", "gpt-tiny", *options) as process:
-        kill_ranks(tmp_path / "run", "pytorch", "gpt", rank=1)
+        kill_ranks(tmp_path / "run", rank=1)
         assert process.stderr and process.wait(60) == 1
         told = process.stderr.read()
         assert "rank 1 on localhost (data 0, pipeline 0, tensor 1) was killed by SIGKILL" in told

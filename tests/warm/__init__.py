@@ -31,7 +31,8 @@ ROOM_BYTES = 1 << 15  # more than the environment of any rank
 @contextmanager
 def runtimes() -> Iterator[Path]:
     """A folder for HVDKIT_RUNTIMES, in the place of the one in force. The servers end with this."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}  # of each of two ranks on two cores
+    # Of each of two ranks on two cores.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"}
     environment.pop(hygiene.MARK, None)  # the servers outlive the file that asks for them first
     environment[ROOM] = "." * ROOM_BYTES
     with ExitStack() as stack:

@@ -15,6 +15,7 @@ import socket
 import sys
 from pathlib import Path
 
+CHECKOUT = str(Path(__file__).resolve().parents[2])
 # Which frameworks and Python itself read while they are imported.
 READ_AT_IMPORT = (
     "CUDA_", "DMLC_", "GOMP_", "KERAS_", "KMP_", "LD_", "MALLOC_", "MKL_", "MXNET_", "OMP_", "ONEDNN_", "OPENBLAS_",
@@ -23,8 +24,13 @@ READ_AT_IMPORT = (
 
 
 def variables(environment: "dict[str, str]") -> "dict[str, str]":
-    """Those of the environment that make a difference to what is imported."""
-    return {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
+    """Those of the environment that make a difference to what is imported.
+
+    hvdkit hashes strings by seed 0. The checkout in PYTHONPATH makes none.
+    """
+    read = {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
+    places = [place for place in read.pop("PYTHONPATH", "").split(os.pathsep) if place not in ("", CHECKOUT)]
+    return {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(places), **read}
 
 
 def server(folder: str, arguments: "list[str]") -> "str | None":

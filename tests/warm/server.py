@@ -14,6 +14,7 @@ import ctypes
 import gc
 import json
 import os
+import random
 import runpy
 import select
 import signal
@@ -110,6 +111,9 @@ def become(asked: dict[str, Any], streams: array.array[int]) -> NoReturn:
         os.environ.clear()
         os.environ.update(asked["environment"])
         show_environment()
+        assert startup._seeded  # Python seeds its generator anew in a child
+        random.setstate(startup._seeded[0])
+        numpy.random.set_state(startup._seeded[1])
         sys.argv = asked["arguments"]
         given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         sys.path[:1] = [str(Path(sys.argv[0]).resolve().parent), *given]  # as a new interpreter has it
@@ -129,5 +133,6 @@ if __name__ == "__main__":
     from hvdkit.worker import startup
 
     startup.begin()  # as the scripts do, before the framework
+    import numpy
 
     serve(sys.argv[1], sys.argv[2])
