@@ -18,6 +18,7 @@ import hvdkit
 from benchmarks import anchored
 from hvdkit.profiling import published
 from hvdkit.profiling.published_models import MODELS
+from hvdkit.recipe import registry, schema
 from hvdkit.results import profile as profiles
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import cluster as clusters
@@ -185,6 +186,21 @@ def test_what_ifs_of_a_measured_profile_scale_what_it_measured() -> None:
     assert both.compute_s == pytest.approx(made.compute_s / what_ifs.HALF)
     assert len(both.changes) == 2 and both.given is work
     assert np.allclose(both.sizes, work.sizes), "gradients are sent in fp32"
+
+
+def test_stages_may_recompute_and_accumulate() -> None:
+    """Of a divided model too: neither faster nor with more memory; and the bubble is less of a longer update."""
+    settings = schema.load(registry.locate(Path("resnet20-digits"))).model_dump()
+    made, stages = simulating.profile(1), {"parallel": {"pipeline": 2}}
+    made = made.model_copy(update={"settings": settings, "framework": "pytorch"})
+    place = simulating.cluster()
+    plain, again, longer = (
+        predict(made, place, [2], Settings.model_validate(stages | more)).points[0]
+        for more in ({}, {"recompute": True}, {"accumulate": 4})
+    )
+    assert plain.step_ms < again.step_ms < 4 / 3 * plain.step_ms
+    check_memory(again, plain)
+    assert longer.images_per_second > plain.images_per_second
 
 
 def test_options_are_the_keys_of_set(inside: Hvdkit, tmp_path: Path) -> None:

@@ -28,12 +28,15 @@ def recipe_of(profile: Profile, settings: Settings) -> Recipe:
     one, for a mesh that the model cannot take, and for other settings that change what ranks do."""
     assert settings.parallel
     changed = settings.model_dump(
-        exclude_defaults=True, exclude={"parallel", "batch_size", "sharding", "speed", "link"}
+        exclude_defaults=True,
+        exclude={"parallel", "batch_size", "sharding", "speed", "link", "accumulate", "recompute"},
     )
     if changed:
         raise RequestError(f"--set {min(changed)}: expected none together with parallel, got {changed[min(changed)]}")
-    keys = {"parallel": settings.parallel.model_dump()}
-    keys |= {key: value for key in ("batch_size", "sharding") if (value := getattr(settings, key)) is not None}
+    keys: dict[str, Any] = {"parallel": settings.parallel.model_dump()}
+    same = ("batch_size", "sharding", "recompute")
+    keys |= {key: value for key in same if (value := getattr(settings, key)) is not None}
+    keys["accumulate"] = settings.accumulate * profile.accumulate
     recipe = revise({**profile.settings, **keys}, "the profile's recipe")
     tasks.choose(recipe).architecture(memory.sample_shape(recipe)).check_parallel(recipe.parallel)
     return recipe
