@@ -19,7 +19,7 @@ from hvdkit.recipe.communication import METHODS
 from hvdkit.recipe.schema import Recipe
 from hvdkit.simulator import cluster
 from hvdkit.simulator.cluster import Cluster
-from scripts import keys, reference, stub
+from scripts import examples, keys, reference, stub
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES: dict[Path, tuple[type[BaseModel], str]] = {
@@ -121,6 +121,7 @@ def main() -> None:
     keys.main()
     reference.main()
     stub.main()
+    examples.main()
 
 
 if __name__ == "__main__":

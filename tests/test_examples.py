@@ -1,8 +1,9 @@
-"""The examples for own models: on two real ranks, short, and they learn."""
+"""The examples: own models learn on two ranks, jobs are what `hvdkit submit` writes, pages show them as they are."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +11,21 @@ import pytest
 from safetensors.numpy import load_file
 
 from hvdkit.checkpoint.weights import save_weights
+from hvdkit.commands import COMMANDS
 from hvdkit.errors import RunError
 from hvdkit.launch.launchers import LAUNCHERS
+from scripts import examples
 from tests.conftest import FRAMEWORKS, ROOT, rest_thorough
 from tests.launching import framework_job
+from tests.test_help import asked
 
 pytestmark = pytest.mark.long
 
 ACCURACY = 0.9  # of 360 digits after ten epochs; a small model that has learned nothing has 0.1
 EPOCH = re.compile(r"^epoch (\d+): accuracy ([\d.]+), loss ([\d.]+)$", re.MULTILINE)
+
+
+README = (ROOT / "examples" / "README.md").read_text()
 
 
 def example(framework: str) -> Path:
@@ -69,3 +76,21 @@ def test_the_pages_show_the_examples_as_they_are() -> None:
     ):
         shown = f"```{language}\n{(ROOT / 'examples' / file).read_text()}```"
         assert shown in (ROOT / "docs" / page).read_text(), file
+
+
+@pytest.mark.check
+def test_the_jobs_are_what_submit_writes() -> None:
+    jobs = examples.jobs()
+    assert set(jobs) == set((ROOT / "examples" / "slurm").glob("*.sbatch"))
+    assert [path.name for path, text in jobs.items() if path.read_text() != text] == [], "python -m scripts.schemas"
+
+
+@pytest.mark.check
+def test_each_example_is_in_the_table_with_a_command_that_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {path.name for path in (ROOT / "examples").iterdir() if path.is_file()} - {"README.md"}
+    assert sorted(name for name in files if name not in README) == []
+    commands = re.findall(r"`(hvdkit .*?)`", README.partition("|")[2])
+    assert len(commands) >= 10
+    for words in map(shlex.split, commands):
+        name = max((name for name in COMMANDS if words[1:][: len(name.split())] == name.split()), key=len)
+        asked(name, words[1:], monkeypatch)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
+from examples.draw_shapes import BASIC, draw, folder
 from hvdkit.checkpoint import snapshots
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import ImageFolder
@@ -22,32 +22,12 @@ from tests.conftest import ROOT, Hvdkit, rest_thorough, run
 
 pytestmark = pytest.mark.long
 
-SIDE = 96
-NAMES = ("disc", "lying stripes", "upright stripes")
-
-
-def photo(name: str, random: np.random.Generator) -> Image.Image:
-    """A noisy picture of a disc or of stripes, in two random colours."""
-    y, x = np.mgrid[:SIDE, : SIDE + 20] / SIDE
-    if name == "disc":
-        inside = (x - random.uniform(0.4, 0.8)) ** 2 + (y - random.uniform(0.4, 0.6)) ** 2 < 0.3**2
-    else:
-        along = y if name == "lying stripes" else x
-        inside = np.sin(2 * np.pi * (along * random.uniform(3, 5) + random.uniform())) > 0
-    dark, light = random.integers(0, 100, 3), random.integers(155, 256, 3)
-    pixels = np.where(inside[..., None], light, dark) + random.normal(0, 8, (*inside.shape, 3))
-    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+NAMES = BASIC
 
 
 def photos(root: Path, count: int, seed: int = 0) -> Path:
     """A folder with `count` pictures of each class."""
-    random = np.random.default_rng(seed)
-    for name in NAMES:
-        (root / name).mkdir(parents=True)
-        for number in range(count):
-            suffix = ("jpg", "png", "JPEG")[number % 3]
-            photo(name, random).save(root / name / f"{number:03}.{suffix}")
-    return root
+    return folder(root, NAMES, count, seed)
 
 
 def commands() -> list[str]:
@@ -64,7 +44,7 @@ def test_the_five_commands_of_the_page(tmp_path: Path) -> None:
     """From a folder of photos to what is in a picture. `make driver` has been run where tests run."""
     photos(tmp_path / "photos", 40)
     truth = NAMES[2]
-    photo(truth, np.random.default_rng(99)).save(tmp_path / "picture.jpg")
+    draw(truth, np.random.default_rng(99)).save(tmp_path / "picture.jpg")
     (tmp_path / ".venv").symlink_to(Path(sys.prefix))
     for command in commands():
         words = shlex.split(command)
