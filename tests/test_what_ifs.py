@@ -16,6 +16,7 @@ import pytest
 
 import hvdkit
 from benchmarks import anchored
+from hvdkit.errors import RequestError
 from hvdkit.profiling import published
 from hvdkit.profiling.published_models import MODELS
 from hvdkit.recipe import registry, schema
@@ -201,6 +202,11 @@ def test_stages_may_recompute_and_accumulate() -> None:
     assert plain.step_ms < again.step_ms < 4 / 3 * plain.step_ms
     check_memory(again, plain)
     assert longer.images_per_second > plain.images_per_second
+
+
+def test_a_cpu_in_16_bits_is_not_guessed() -> None:
+    with pytest.raises(RequestError, match="precision: how fast none computes in bf16 is not known; profile"):
+        predict(simulating.profile(), simulating.cluster(), [2], Settings(precision="bf16"))
 
 
 def test_options_are_the_keys_of_set(inside: Hvdkit, tmp_path: Path) -> None:

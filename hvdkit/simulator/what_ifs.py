@@ -29,10 +29,8 @@ from hvdkit.tasks.gpt import GPT
 from hvdkit.tasks.resnet import ResNet
 
 # How many times as fast forward and backward are in 16 bits as in fp32, and from where to where 9 of 10 lie: published
-# pairs on V100s and A100s (tests/test_what_ifs.py), whose tensor cores compute in it; and CPUs, which convert
-# (docs/simulator.md has what was measured).
+# pairs on V100s and A100s (tests/test_what_ifs.py), whose tensor cores compute in it.
 HALF, HALF_LEAST, HALF_MOST = 2.7, 1.6, 4.1
-CPU_HALF, CPU_HALF_LEAST, CPU_HALF_MOST = 0.5, 0.2, 1.2
 _ALIKE = 1.1  # between fp16 and bf16
 AGAIN = 1.06  # by what factor compute with a recomputed forward may be off
 _HALVES = {"none": (), "fp16": ("fp16",), "bf16": ("fp16", "bf16")}  # by a device's `half_precision`
@@ -48,7 +46,9 @@ def refusal(work: Workload, settings: Settings, device: Device) -> str | None:
         return f"recompute: {work.framework} cannot compute activations again in backward; leave it out"
     if asked not in (None, own) and own == "fp64":
         return f"precision: expected fp64, as in the profile, got {asked}; profile the recipe in fp32"
-    if asked not in (None, own, "fp32", *_HALVES[device.half_precision]) and device.memory_mib is not None:
+    if asked not in (None, own) and device.memory_mib is None:
+        return f"precision: how fast {device.name} computes in {asked} is not known; profile the recipe in it"
+    if asked not in (None, own, "fp32", *_HALVES[device.half_precision]):
         known = ", ".join(_HALVES[device.half_precision]) or "fp32 alone"
         return (
             f"precision: {device.name}s are known to compute in {known}, got {asked}; leave it out, or say "
@@ -74,11 +74,11 @@ def applied(work: Workload, settings: Settings, device: Device) -> Workload:
     precision = settings.precision or work.precision
     size = settings.sequence_length or settings.image_size
     shape = _shape(work, size) if size else work.shape
-    return _changed(work, again, precision, shape, device.memory_mib is None)
+    return _changed(work, again, precision, shape)
 
 
 @lru_cache(maxsize=1024)
-def _changed(work: Workload, again: bool, precision: str, shape: Size | None, on_cpu: bool) -> Workload:
+def _changed(work: Workload, again: bool, precision: str, shape: Size | None) -> Workload:
     """Smaller or larger samples first, then the forward that is computed again, then how fast all of that is."""
     made = work
     if shape != work.shape and shape:
@@ -86,7 +86,7 @@ def _changed(work: Workload, again: bool, precision: str, shape: Size | None, on
     if again:
         made = _recomputed(made)
     if precision != work.precision:
-        made = _in_precision(made, precision, on_cpu)
+        made = _in_precision(made, precision)
     return made if made is work else _with_memory(work, made)
 
 
@@ -133,18 +133,17 @@ def _recomputed(work: Workload) -> Workload:
     return replace(made, recipe=recipe, changes=(*work.changes, Change(AGAIN, AGAIN, told)))
 
 
-def _in_precision(work: Workload, precision: str, on_cpu: bool) -> Workload:
+def _in_precision(work: Workload, precision: str) -> Workload:
     """Forward and backward are as much faster as such devices are; the update and what is sent stay in fp32."""
-    expected, least, most = (CPU_HALF, CPU_HALF_LEAST, CPU_HALF_MOST) if on_cpu else (HALF, HALF_LEAST, HALF_MOST)
-    faster, shorter, longer = expected, most / expected, expected / least
+    faster, shorter, longer = HALF, HALF_MOST / HALF, HALF / HALF_LEAST
     if precision == "fp32":
         faster, shorter, longer = 1 / faster, longer, shorter
     elif work.precision != "fp32":
         faster, shorter, longer = 1.0, _ALIKE, _ALIKE
     made = _scaled(work, np.full(len(work.forward), 1 / faster), np.full(len(work.tensors), 1 / faster), 1 / faster)
     recipe = work.recipe and work.recipe.model_copy(update={"precision": precision})
-    told = f"{precision} was not measured: {'CPUs' if on_cpu else 'published pairs'} are {expected:g} times as fast in "
-    change = Change(shorter, longer, f"{told}16 bits as in fp32, from {least:g} to {most:g}")
+    told = f"{precision} was not measured: published pairs are {HALF:g} times as fast in 16 bits as in fp32, "
+    change = Change(shorter, longer, f"{told}from {HALF_LEAST:g} to {HALF_MOST:g}")
     return replace(made, recipe=recipe, precision=precision, changes=(*work.changes, change))
 
 
