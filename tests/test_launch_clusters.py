@@ -30,7 +30,7 @@ SIZES = ["--min-bytes", "1024", "--max-bytes", "65536", "--seconds", "0.2"]
 OTHERS = {
     "bench": ["bench", "allreduce", "--framework", "mxnet", *SIZES],
     "parity": ["parity", *RECIPE, "--steps", "3"],
-    "profile": ["profile", *RECIPE, "--steps", "5"],
+    "profile": ["profile", *RECIPE, "--steps", "8"],
     "evaluate": ["evaluate", "result", "--framework", "mxnet"],
 }
 LAUNCH = ["launch", "--stall-timeout", "30", str(ROOT / "tests" / "launched" / "program.py")]
