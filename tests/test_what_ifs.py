@@ -98,6 +98,29 @@ def test_16_bits_are_as_much_faster_as_in_published_pairs() -> None:
     assert 0.85 <= sum(inside) / len(inside) <= 0.98
 
 
+def test_longer_and_shorter_windows_take_what_was_published() -> None:
+    """BERT-large on a V100 with windows of 128 and of 512 tokens, each from the other; batches differ too."""
+    rows = [row for row in anchored.table("filled_hosts") if row["model"] == "BERT-large" and row["gpus"] == "1"]
+    errors, inside = list[float](), list[bool]()
+    for hardware, precision in itertools.product(("DGX-1 16 GB", "DGX-1 32 GB"), ("fp32", "mixed")):
+        pair = {
+            int(row["framework"].split()[-1]): (int(row["batch_per_gpu"]), float(row["per_s"]))
+            for row in rows
+            if (row["hardware"], row["precision"]) == (hardware, precision) and " seq " in row["framework"]
+        }
+        for known, asked_for in ((128, 512), (512, 128)):
+            batch, speed = pair[known]
+            size, measured = pair[asked_for]
+            kind = {"sequences_per_second": speed, "sequence_length": known}
+            made = published.profile("bert-large", None, batch, "V100", None, "fp32", **kind)  # type: ignore[arg-type]
+            (found,) = predict(made, P3, [1], Settings(sequence_length=asked_for, batch_size=size)).points
+            errors.append(found.step_ms * measured / (1e3 * size) - 1)
+            inside.append(found.low_ms <= 1e3 * size / measured <= found.high_ms)
+    assert len(errors) == 8 and sum(inside) >= 7
+    assert sum(map(abs, errors)) / len(errors) < 0.14, errors
+    assert abs(sum(errors)) / len(errors) < 0.05, "to both sides"
+
+
 def figure(seed: int) -> tuple[Profile, Cluster, int, Settings]:
     """A published figure that fits its devices, a cluster and other settings."""
     drawn = random.Random(seed)

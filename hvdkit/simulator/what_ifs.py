@@ -113,6 +113,7 @@ def _resized(work: Workload, shape: Size) -> Workload:
     return replace(
         made,
         shape=shape,
+        fixed_part=work.fixed_part / times,  # the same time as before
         units_per_sample=shape[0] if text else work.units_per_sample,
         copy_bytes=round(work.copy_bytes * prod(shape) / prod(work.shape or shape)),
         changes=(*work.changes, doubt),

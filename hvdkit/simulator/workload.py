@@ -92,6 +92,7 @@ class Workload:
     unit: str = "images"
     units_per_sample: int = 1
     precision: str = "fp32"
+    fixed_part: float = FIXED_PART
     shape: tuple[int, ...] | None = None
     changes: tuple[Change, ...] = ()
     given: Workload | None = None
@@ -100,14 +101,14 @@ class Workload:
     def parts(self, batch: float) -> ComputeTimes:
         """Forward and backward at `batch` times the batch size.
 
-        They follow the curve. Without one, FIXED_PART of each part's time is assumed not to depend on the batch size.
+        They follow the curve. Without one, `fixed_part` of each part's time is assumed not to depend on the batch size.
         """
         forward, segments = ([seconds for _, seconds in self.forward], [tensor.segment_s for tensor in self.tensors])
         own = ComputeTimes(np.array(forward), np.array(segments), self.tail_s, self.earlier_s)
         if batch == 1:
             return own
         if self.curve is None:
-            return batch_curves.unflat((FIXED_PART + (1 - FIXED_PART) * batch) * batch_curves.flat(own), len(forward))
+            return batch_curves.unflat(self._without_curve(batch) * batch_curves.flat(own), len(forward))
         times, known = self.curve.at(batch * self.batch_size), self.curve.at(self.batch_size)
         # the curve of all parts together is shared among them as they are
         values = batch_curves.flat(own) * times / known if len(times) == 1 else times * (own.whole_s / known.sum())
@@ -116,7 +117,10 @@ class Workload:
     def compute_factor(self, batch: float) -> float:
         """Forward and backward at `batch` times the batch size, relative to that at the batch size itself."""
         own = self.compute_s
-        return self.parts(batch).whole_s / own if own > 0 else FIXED_PART + (1 - FIXED_PART) * batch
+        return self.parts(batch).whole_s / own if own > 0 else self._without_curve(batch)
+
+    def _without_curve(self, batch: float) -> float:
+        return self.fixed_part + (1 - self.fixed_part) * batch
 
     @property
     def compute_s(self) -> float:
