@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -114,8 +115,9 @@ def measured(name: str, folder: Path, short: bool) -> dict[str, Any]:
     """Run the benchmark until it has written its result; how long it took, and of which commit. Raises RunError."""
     (module, *options), _, few = STEPS[name]
     out = folder / "results" if short else harness.HERE
-    options += ["--out", str(out)] + (few if short else [])
-    options += [] if name in _WITHOUT_KEEP else ["--keep", str(folder / name)]
+    options += ["--out", str(out), *few] if short else []
+    # Results name their command, so it says no machine's path.
+    options += [] if name in _WITHOUT_KEEP else ["--keep", os.path.relpath(folder / name, harness.ROOT)]
     began, commit = time.time(), harness.code()["commit"]
     harness.say(f"{name}: python -m {' '.join([module, *options])}")
     command = [sys.executable, end_with_parent.__file__, sys.executable, "-m", module, *options]
