@@ -49,6 +49,15 @@ def measured(setup: Setup) -> Setup:
     room = min(spare for _, spare in every)
     recipe = recipe.model_copy(update={"parallel": axes})
     axes = cuts.resolved(recipe, setup.architecture, max(0, room))
+    assert axes.split != "auto"
+    if cuts.costs_of(setup.architecture):  # else its memory is not known
+        most = max(cuts.kept_by_stage(recipe, setup.architecture, axes.split))
+        if most > room:
+            raise RequestError(
+                f"parallel.split: expected a cut into {axes.pipeline} stages of which each fits into the "
+                f"{room / 2**20:,.0f} MiB that a rank has left; the fullest one's state and activations need at least "
+                f"{most / 2**20:,.0f}; give a smaller batch_size, or look with `hvdkit plan`"
+            )
     if setup.mesh.is_root:
         took = ", ".join(f"{ms:.3g}" for ms in cuts.passes_ms(axes, cuts.passes_of(recipe)) or [])
         say(f"parallel: blocks measured; split {axes.split}, passes of {took} ms a step; as numbers: costs={costs}")
