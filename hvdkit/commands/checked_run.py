@@ -151,8 +151,8 @@ def _cut(recipe: Recipe, framework: str, np: int, samples: Counts | None, notes:
     from hvdkit.simulator import memory  # most models are whole
 
     axes, shape, room = recipe.parallel, samples.shape if samples else None, machine.memory() // np
-    if isinstance(recipe.model, OwnModel) or axes.split != "auto" or axes.costs == "measured" or not shape:
-        return recipe  # the ranks find the cut, or its memory is not known
+    if isinstance(recipe.model, OwnModel) or axes.split != "auto" or not shape:
+        return recipe  # what its stages need is not known
     fastest = cuts.resolved(recipe, tasks.choose(recipe).architecture(shape)).split
     split = memory.cut_within(recipe, shape, framework, False, recipe.data_ranks(np), room)
     if split is None:

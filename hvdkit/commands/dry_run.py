@@ -68,8 +68,6 @@ def described(
     )
     lines |= dict.fromkeys(line for plan, _ in plans for line in _few_samples(plan))
     lines |= dict.fromkeys(_images(plans[0][0]))
-    if recipe.parallel.costs == "measured":
-        lines["parallel.costs: measured when the run starts; the cut shown is by counted operations"] = None
     if recipe.finds_batch_size:
         most = recipe.max_batch_size or MOST_FOUND
         lines[f"batch_size: found when the run starts: the largest that fits, up to {most:,}"] = None

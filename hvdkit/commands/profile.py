@@ -170,8 +170,6 @@ def plan(
     sync = recipe.sync
     if sync is not None and sync.every > _LONGEST_ROUND:
         faults.append(f"sync.every: expected at most {_LONGEST_ROUND} to profile whole rounds, got {sync.every}")
-    if recipe.parallel.costs == "measured":
-        faults.append("parallel.costs: expected counted or numbers, as hvdkit train prints them, got measured")
     still, left_out = _steady(recipe)
     if sync is not None and steps % sync.every:
         rounded = sync.every * -(-steps // sync.every)

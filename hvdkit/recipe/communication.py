@@ -133,8 +133,8 @@ def _split(value: Any) -> Any:
 def _costs(value: Any) -> Any:
     """One fault, not one for each alternative."""
     times = value if isinstance(value, list) else []
-    if value not in ("counted", "measured") and not (times and all(type(ms) in (int, float) for ms in times)):
-        raise PydanticCustomError("costs", "expected 'counted', 'measured' or each block's milliseconds")
+    if value != "counted" and not (times and all(type(ms) in (int, float) for ms in times)):
+        raise PydanticCustomError("costs", "expected 'counted' or each block's milliseconds")
     return value
 
 
@@ -158,12 +158,10 @@ class Parallel(Strict):
         "auto", description="how many blocks each stage has; auto: so that a step takes the least time or memory"
     )
     optimize: Literal["speed", "memory"] = Field("speed", description="what split: auto makes the least of a step")
-    costs: Annotated[
-        Literal["counted", "measured"] | list[Annotated[float, Field(gt=0, le=1e9)]], BeforeValidator(_costs)
-    ] = Field(
+    costs: Annotated[Literal["counted"] | list[Annotated[float, Field(gt=0, le=1e9)]], BeforeValidator(_costs)] = Field(
         "counted",
-        description="what a block takes, for split: auto: counted operations, or measured before training, or these "
-        "milliseconds of a microbatch forward and backward",
+        description="what a block takes, for split: auto: counted operations, or these milliseconds of a microbatch, "
+        "forward and backward",
     )
 
     @model_validator(mode="after")

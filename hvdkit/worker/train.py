@@ -90,12 +90,6 @@ def _train(
 
         recipe = fitting.found(setup, heartbeat, out / "checkpoints" if out and resume else None)
         setup = replace(setup, recipe=recipe, task=script.task(recipe))
-    if recipe.parallel.costs == "measured":
-        from hvdkit.worker import block_times  # most recipes do not measure
-
-        heartbeat.beat("measuring the blocks")
-        setup = block_times.measured(setup)
-        recipe = setup.recipe
     mesh, dataset = setup.mesh, setup.dataset
     if writer:
         writer.check(adapter, mesh)
