@@ -69,7 +69,7 @@ def test_predictions_and_advice_count_tokens(inside: Hvdkit, tmp_path: Path) -> 
     [
         (("profile", "--from", "gpt2", "--images-per-second", 9, *FIGURE[4:]), "expected --tokens-per-second"),
         (("profile", "--from", "resnet50", *FIGURE[2:]), "expected --images-per-second, and only that, for resnet50"),
-        (("profile", "--from", "gpt2", *FIGURE[4:]), "--tokens-per-second: needed too"),
+        (("profile", "--from", "gpt2", *FIGURE[4:]), "--tokens-per-second or --sequences-per-second: needed too"),
         (("profile", "--from", "gpt2", *FIGURE[2:], "--images-per-second", 9), "and only that"),
         ((*ADVISE, "--images", 9), "count tokens; expected --tokens"),
         ((*ADVISE, "--tokens", 9), "at least one window of 1024 tokens"),
