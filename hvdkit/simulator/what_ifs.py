@@ -176,21 +176,20 @@ def _scaled(work: Workload, forward: Floats, segments: Floats, rest: float) -> W
 
 
 def _with_memory(work: Workload, made: Workload) -> Workload:
-    """What was measured of memory, by as much less or more as the model's table has."""
+    """What was measured of a device's memory, by as much less or more as the model's table has.
+
+    Of a process's, which is a CPU's, the measured value stays: recompute did not change its peak (docs/simulator.md).
+    """
     made = replace(made, given=work)
     before, after = counted(work), counted(made)
-    if before is None or after is None or not before.activations:
+    if before is None or after is None or not before.activations or not work.state_bytes.total:
         return made
-    more = after.total - before.total
-    if work.state_bytes.total:  # of a device, whose activations are known
-        of_batch = (after.activations or 0) + (after.batch or 0), (before.activations or 0) + (before.batch or 0)
-        casts = after.casts - before.casts
-        return replace(
-            made,
-            activation_bytes=work.activation_bytes * of_batch[0] / of_batch[1],
-            fixed_memory_bytes=max(0.0, work.fixed_memory_bytes + casts),
-        )
-    return replace(made, fixed_memory_bytes=max(0.1 * work.fixed_memory_bytes, work.fixed_memory_bytes + more))
+    new, old = ((parts.activations or 0) + (parts.batch or 0) for parts in (after, before))
+    return replace(
+        made,
+        activation_bytes=work.activation_bytes * new / old,
+        fixed_memory_bytes=max(0.0, work.fixed_memory_bytes + after.casts - before.casts),
+    )
 
 
 def counted(work: Workload, gpu: bool = False, **keys: Any) -> Parts | None:
