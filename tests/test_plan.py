@@ -169,6 +169,9 @@ def test_a_rank_that_lacks_memory_is_told_what_needs_less() -> None:
         told = ladders.remedies(situation)
         needed, less = (float(value) for value in re.findall(r"([\d.]+) GiB", told)[:2])
         assert less <= 0.9 * needed and ("recompute" in told) == (framework != "mxnet"), told
+    divided = ["parallel.pipeline=2", "parallel.microbatches=2", "batch_size=256"]
+    stages = schema.load(registry.locate(Path("gpt-tiny")), [*divided, "model.width=512", "model.layers=8"])
+    assert "less takes" in ladders.remedies(ladders.Situation(stages, 2, 2, "pytorch", False, None)), "of stages, too"
     own = recipe.model_copy(update={"batch_size": 1, "accumulate": 1})
     assert ladders.remedies(ladders.Situation(own, 1, 1, "mxnet", False, None)).endswith("GiB"), "nothing needs less"
 

@@ -331,7 +331,8 @@ def _why(recipe: Recipe, rung: Rung, chosen: Rung | None) -> str:
     lacking = [] if rung.supported else [rung.why]
     if rung is chosen:
         fits = "fits" if rung.fits else "whether it fits is unknown"
-        at_once = rung.batch_size // rung.changes.get("parallel.microbatches", 1)
+        parts = rung.changes.get("parallel.microbatches", 1)  # auto where a pipeline's recipe becomes a whole model's
+        at_once = rung.batch_size // (1 if parts == "auto" else parts)
         norms = few_samples.warning(recipe.model.name, recipe.model.batch_norm, at_once, rung.data_ranks)
         return "; ".join([f"chosen: {fits}", *lacking, *norms])
     fits = "fits, and" if rung.fits else "whether it fits is unknown; it"
