@@ -59,7 +59,9 @@ CAPABILITIES: dict[str, frozenset[str]] = {
     | _REDUCED
     | {"scalars", "empty", "layer-times", "own-profile", "shard-parameters", "order", "pipeline", "tensor"}
     | {"pipeline-resnet", "pipeline-own", "interleaved", "tensor-resnet"},
-    "tensorflow": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times", "pipeline", "tensor"},
+    "tensorflow": _MODERN
+    | _REDUCED
+    | {"int8", "uint8", "scalars", "empty", "layer-times", "pipeline", "pipeline-resnet", "tensor"},
     "keras": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times", "pipeline", "tensor"},
     "mxnet": _REDUCED | {"gpu", "fp64", "int8", "uint8", "order", "pipeline", "pipeline-resnet", "tensor"},
     "local": _REDUCED | {"fp64", "int8", "uint8", "scalars", "empty"},

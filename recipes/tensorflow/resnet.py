@@ -71,25 +71,41 @@ class Block(tf.Module):
 
 
 class ResNet(tf.Module):
-    """A model from images (n, height, width, channels) to logits (n, classes)."""
+    """A model from images (n, height, width, channels) to logits (n, classes).
+
+    Between two stages of a pipeline are features like images.
+    """
 
     def __init__(self, table: resnet.ResNet) -> None:
         self.compute_dtype, dtype = table.compute_dtype, table.dtype
-        self.convolution = Convolution(table.stem.name, table.stem, dtype)
-        self.norm = batch_norm(table.stem.norm, table.stem.outputs, dtype)
+        self.is_first, self.is_last = table.is_first, table.is_last
+        if self.is_first:
+            self.convolution = Convolution(table.stem.name, table.stem, dtype)
+            self.norm = batch_norm(table.stem.norm, table.stem.outputs, dtype)
         self.max_pool = table.max_pool
-        self.blocks = [Block(row, dtype, table.recompute) for row in table.blocks]
-        self.kernel = tf.Variable(tf.zeros((table.features, table.classes), dtype), name="fc.kernel")
-        self.bias = tf.Variable(tf.zeros(table.classes, dtype), name="fc.bias")
+        self.blocks = [Block(row, dtype, table.recompute) for row in table.own_blocks]
+        if self.is_last:
+            self.kernel = tf.Variable(tf.zeros((table.features, table.classes), dtype), name="fc.kernel")
+            self.bias = tf.Variable(tf.zeros(table.classes, dtype), name="fc.bias")
 
     @tf.autograph.experimental.do_not_convert  # nothing to convert here, and the search takes a second or more
     def __call__(self, x: tf.Tensor, training: bool) -> tf.Tensor:
-        x = tf.nn.relu(self.norm(self.convolution(tf.cast(x, self.compute_dtype)), training))
-        if self.max_pool:  # after a ReLU, padding with zeros is the same as with minus infinity
-            x = tf.nn.max_pool2d(tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]]), 3, 2, "VALID")
+        x = tf.cast(x, self.compute_dtype)
+        if self.is_first:
+            x = self.features(x, training)
         for block in self.blocks:
             x = block(x, training)
+        if not self.is_last:
+            return x
         return tf.reduce_mean(tf.cast(x, self.kernel.dtype), [1, 2]) @ self.kernel + self.bias
+
+    def features(self, x: tf.Tensor, training: bool) -> tf.Tensor:
+        """Of images, what the first block gets."""
+        x = tf.nn.relu(self.norm(self.convolution(x), training))
+        if not self.max_pool:
+            return x
+        # After a ReLU, padding with zeros is the same as with minus infinity.
+        return tf.nn.max_pool2d(tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]]), 3, 2, "VALID")
 
 
 build = ResNet

@@ -153,8 +153,9 @@ class Pair:
         if self.shards:  # of the whole model
             found = errors(self._arrays(dict(self.stages.update.partition.gather(gradients))), reference)
         else:
-            pieces = self.stages.held().pieces
-            found = errors(self._arrays(gradients), {name: pieces[name].of(reference) for name in gradients})
+            pieces, own = self.stages.held().pieces, self._arrays(gradients)
+            # In the layout of checkpoints, which pieces of TensorFlow's convolutions, all whole, do not have.
+            found = errors(own, {name: pieces[name].of(reference).reshape(own[name].shape) for name in own})
         if data.size == 1 and loss is not None:
             found["loss"] = far(self.stages.adapter.to_numpy(loss), self.whole.adapter.to_numpy(wanted))
         return found
