@@ -77,6 +77,14 @@ def test_a_wait_that_was_too_long_says_how_to_wait_longer(others: int, recorded:
         assert ("HOROVOD_GLOO_TIMEOUT_SECONDS=300" in str(blame.failure(job, verdict))) is late
 
 
+def test_a_log_whose_end_was_not_reported_is_read_in_the_shared_folder(tmp_path: Path) -> None:
+    """As of a rank that is reached by ssh, which ends before its agent."""
+    job = Job(Path("python"), [], 2, [Host("h", 2)], {}, tmp_path)
+    assert "rank-1.log on h, is empty" in str(blame.failure(job, blame.Verdict(RankEnd(1, "h"))))
+    job.log(1).write_text("x" * 9000 + "\nstep 4\n")
+    assert str(blame.failure(job, blame.Verdict(RankEnd(1, "h")))).endswith("\n    step 4")
+
+
 VMSTAT = {"proc/vmstat": "nr_free_pages 7\noom_kill 3\n"}
 GROUPED = {"proc/self/cgroup": "5:cpu:/a\n4:memory:/a/b\n0::/c\n", **VMSTAT}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -17,7 +18,7 @@ from hvdkit.heartbeat import LOST_A_PEER, SAID_BY_HOROVOD
 from hvdkit.launch.agent import output
 from hvdkit.launch.job import Job
 
-_TAIL_LINES = 15
+_TAIL_LINES, _TAIL_BYTES = 15, 8192
 _CRASH = "Fatal Python error: "  # of faulthandler
 _LINE_LIMIT = 400
 
@@ -141,7 +142,15 @@ def rank_failure(job: Job, what: str, end: RankEnd) -> RankFailure:
     path = job.log(end.rank, end.name)
     log = f"its log, {path}" + ("" if path.exists() else f" on {end.host}")
     log += "" if end.log_error is None else f" (cut short: {end.log_error})"
-    return RankFailure(f"{what}; all ranks were ended; {shown_tail(log, end.tail)}", end)
+    return RankFailure(f"{what}; all ranks were ended; {shown_tail(log, end.tail or _last_of(path))}", end)
+
+
+def _last_of(log: Path) -> str:
+    """The end of a log in the shared folder, where the agent's own word of it was lost, as with horovodrun's ssh."""
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+        return file.read(_TAIL_BYTES).decode("utf-8", "replace")
+    return ""
 
 
 def signal_name(number: int | None) -> str | None:
