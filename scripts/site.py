@@ -34,6 +34,7 @@ def staged(copy: Path) -> list[Path]:
     """
     shutil.rmtree(copy, ignore_errors=True)
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+    pages += ROOT.glob("examples/**/*.md")
     files = {*pages, ROOT / "docs" / _STYLE}
     for page in pages:
         targets = {(page.parent / target).resolve() for _, target in _LINK.findall(page.read_text())}

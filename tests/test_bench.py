@@ -121,7 +121,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         "--dtype float128: expected one of float16, float32, float64, int32, int64, uint8, int8",
         "--redop prod: expected one of sum, average, min, max",
         "--seconds 0: expected more than 0, up to 3600",
-        "--device tpu: expected one of auto, cpu, gpu",
+        "--on tpu: expected one of auto, cpu, gpu",
         "--link-mbit-per-s -1: expected more than 0",
     ]
     with pytest.raises(RequestError) as caught:
