@@ -157,10 +157,10 @@ def test_ctrl_c_ends_bench_all_with_its_benchmark(tmp_path: Path) -> None:
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as running:
-        assert wait_until((tmp_path / "pid").exists, 20)
+        assert wait_until((tmp_path / "pid").exists, 100)
         pid = int((tmp_path / "pid").read_text())
         os.killpg(running.pid, signal.SIGINT)
-        ended = wait_until(lambda: not Path("/proc", str(pid)).exists(), 10)
+        ended = wait_until(lambda: not Path("/proc", str(pid)).exists(), 60)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         assert "the same command continues" in running.communicate()[1]
