@@ -201,8 +201,8 @@ def test_bars_risks_and_notes_are_told_once() -> None:
     assert any(line.startswith("memory: ") for line in lines)
 
 
-def test_top_k_loses_as_much_on_ten_gigabits_as_in_the_published_table() -> None:
-    """ResNet-18, CIFAR-10, 16 GPUs: 312 ms uncompressed, 411 with top-k, 239 with PowerSGD of rank 2 (Vogels 2019)."""
+def test_top_k_loses_on_ten_gigabits_by_what_its_cost_was_set_to() -> None:
+    """ResNet-18, 16 GPUs: 411 ÷ 312, to which `SELECTION_S` was fitted, with 225 ms of compute assumed."""
     place = clusters.load(Path("p100-roce25"))
     place = applied(place, Settings(link={place.levels[-1].name: LinkSetting(mbit_per_s=10_000.0)}))
     made = published.profile("resnet18", 128 / 0.225, 128, "P100")

@@ -214,7 +214,7 @@ def test_what_is_sure_comes_first_then_usual_remedies_and_scaled_devices_are_not
 
 @pytest.mark.parametrize("name", ["v100-nvlink-ib", "a100-nvlink-ib", "h100-nvlink-ib"])
 def test_top_k_is_a_loss_on_fast_networks(name: str) -> None:
-    """As in published tables (Vogels et al. 2019): choosing the values takes longer than sending all."""
+    """As Vogels et al. 2019 report: choosing the values takes longer than sending all."""
     profile, place = published.profile("resnet50", 1200, 64, "V100"), clusters.load(Path(name))
     dense, sparse = (
         predict(profile, place, [16], Settings(policy="ddp", compression=compression)).points[0].step_ms

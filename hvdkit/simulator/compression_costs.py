@@ -19,9 +19,9 @@ from hvdkit.simulator.cluster import Operation
 from hvdkit.simulator.piecewise_linear import Floats
 from hvdkit.simulator.workload import Gradient, Workload
 
-# What choosing a gradient's largest values takes a GPU, for each of its values. Top-k's steps of ResNet-18, which has
-# 11 million, took 444 and 411 ms (24 and 8 MB an epoch) where uncompressed ones took 312, on 16 GPUs over 10 Gbit/s
-# (Vogels et al. 2019, table of compressors). Few units of a GPU work on one choice: its memory's rate tells nothing.
+# What choosing a gradient's largest values takes a GPU, for each of its values. It is assumed, and was timed on no GPU
+# here. With it top-k loses on fast networks, as Vogels et al. 2019 report: steps of ResNet-18 take 411 and 444 ms in
+# place of 312, on 16 GPUs over 10 Gbit/s. These three figures were not compared with the paper.
 SELECTION_S = 15e-9
 
 
