@@ -131,6 +131,12 @@ class Page:
             pytest.fail(f"{script}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
+    def leave(self, script: str) -> None:
+        """Run a script that leads to another page, and wait until that one is loaded."""
+        self._browser.events = [event for event in self._browser.events if event["method"] != "Page.loadEventFired"]
+        self.run(f"setTimeout(() => {{{script}}})")  # later, so that the answer does not die with this page
+        self._browser.wait_for("Page.loadEventFired", self._session)
+
     def settle(self) -> None:
         """Until what an event has set off is on the screen: two frames on, and a moment."""
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 100))))")
