@@ -119,7 +119,7 @@ def test_a_guess_comes_first_and_ranks_nothing_as_sure(inside: Hvdkit, tmp_path:
 
 def test_a_global_batch_beyond_the_data_is_refused_as_training_refuses_it(inside: Hvdkit, tmp_path: Path) -> None:
     profiles.save(simulating.profile(), tmp_path / "p.json")
-    done = inside("advise", "p.json", "--cluster", "v100-nvlink-ib", "-n", 64, "--images", 2000, "--out", "o")
+    done = inside("advise", "p.json", "--cluster", "v100-nvlink-ib", "-n", 64, "--epoch-images", 2000, "--out", "o")
     assert done.returncode == 2
     assert "expected at most 2000 images, an epoch, over 64 ranks, got 32 × 64 = 2048" in done.stderr
     assert "give --set batch_size=31 or less" in done.stderr and len(done.stderr.splitlines()) == 1
@@ -136,7 +136,7 @@ def test_money_has_a_currency_and_the_digits_that_matter(inside: Hvdkit, tmp_pat
         made = clusters.load(Path(name))
         assert bool(made.price_per_gpu_hour) == bool(re.search(r"\b20\d\d\b", made.price_source)), name
     profiles.save(noisy(0.0), tmp_path / "p.json")
-    training = ("--images", 1_281_167, "--epochs", 90, "--out", "o", "--overwrite")
+    training = ("--epoch-images", 1_281_167, "--epochs", 90, "--out", "o", "--overwrite")
     done = inside("advise", "p.json", "--cluster", "aws-p3-16xlarge", "-n", 8, *training)
     assert "price: 3.06 USD per GPU-hour (Amazon EC2" in done.stdout
     for line in done.stdout.splitlines():
@@ -171,7 +171,7 @@ def test_accuracy_that_one_task_has_lost_is_not_the_price_of_another() -> None:
 
 
 def test_usual_remedies_come_first_and_what_changes_training_is_never_sure() -> None:
-    """Half precision, sharding and recompute are named; --apply would write what is sure."""
+    """Half precision, sharding and recompute are named; --new-recipe would write what is sure."""
     profile = published.profile("gpt2", None, 4, "V100", 8_000.0)
     advice = advising.advise(profile, clusters.load(Path("aws-p3-16xlarge")), 64, Settings(), Money())
     software = [change for change in advice.suggestions if change.kind == "software"]
@@ -285,11 +285,11 @@ def test_deadlines(text: str | None, hours: float | None) -> None:
         (["--deadline", "soon"], "--deadline 'soon': expected a time such as 36h"),
         (["--deadline", "2020-01-01"], "--deadline 2020-01-01: expected a time to come"),
         (["--deadline", "0h"], "--deadline 0h: expected a time to come"),
-        (["--deadline", "36h"], "--deadline: expected --images and --epochs too"),
-        (["--budget", "5", "--images", "100000"], "--budget: expected --epochs too"),
+        (["--deadline", "36h"], "--deadline: expected --epoch-images and --epochs too"),
+        (["--budget", "5", "--epoch-images", "100000"], "--budget: expected --epochs too"),
         (["--budget", "0"], "--budget 0: expected more than 0"),
         (["--spot-interruption", "-1"], "--spot-interruption -1: expected 0 to 60"),
-        (["--spot-interruption", "0.1"], "--spot-interruption: expected --images and --epochs too"),
+        (["--spot-interruption", "0.1"], "--spot-interruption: expected --epoch-images and --epochs too"),
     ],
 )
 def test_bad_limits_are_one_line_and_status_2(

@@ -16,7 +16,10 @@ pytestmark = pytest.mark.check
 DIGITS = "9" * 400
 ADVISE = "advise profile.json --cluster p100-roce25 -n 8 --out out"
 REFUSED = [
-    (f"{ADVISE} --images {DIGITS} --epochs {DIGITS}", ["--images: expected", "--epochs: expected", "400 digits"]),
+    (
+        f"{ADVISE} --epoch-images {DIGITS} --epochs {DIGITS}",
+        ["--epoch-images: expected", "--epochs: expected", "400 digits"],
+    ),
     (f"{ADVISE} --price nan", ["--price: expected a number", "nan"]),
     (f"{ADVISE} --price 1e400", ["--price: expected a number", "inf"]),
     (f"predict profile.json --cluster p100-roce25 -n {DIGITS}", ["-n: expected a number of at most 2^53"]),
@@ -42,7 +45,7 @@ def test_a_number_beyond_all_bounds(command: str, words: list[str], inside: Hvdk
 
 def test_the_largest_numbers_that_are_taken_make_an_answer(inside: Hvdkit, tmp_path: Path) -> None:
     profiles.save(profile(), tmp_path / "profile.json")
-    most = "--images 9007199254740992 --epochs 9007199254740992 --price 999999999"
+    most = "--epoch-images 9007199254740992 --epochs 9007199254740992 --price 999999999"
     done = inside(*f"{ADVISE} {most}".split())
     assert done.returncode == 0 and (tmp_path / "out" / "advise.json").exists(), done.stderr
 

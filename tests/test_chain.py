@@ -35,7 +35,7 @@ def test_a_recipe_is_profiled_advised_on_and_trained_as_advised(hvdkit: Hvdkit, 
     assert advice.cluster == own.name
 
     written = (out / "profile.json").stat().st_mtime_ns
-    again = hvdkit(*asked, "--resume", "--cluster", "slow.yaml", "-n", 4, "--apply", "new.yaml")
+    again = hvdkit(*asked, "--resume", "--cluster", "slow.yaml", "-n", 4, "--new-recipe", "new.yaml")
     assert again.returncode == 0, again.stderr
     assert (out / "profile.json").stat().st_mtime_ns == written, "what was measured serves again"
     advice = Advice.model_validate_json((out / "advise.json").read_text())
@@ -61,7 +61,7 @@ def test_a_recipe_is_profiled_advised_on_and_trained_as_advised(hvdkit: Hvdkit, 
 def test_no_sure_gain_leaves_the_advice_and_no_recipe(hvdkit: Hvdkit, tmp_path: Path) -> None:
     profiles.save(simulating.profile(), tmp_path / "profile.json")
     clusters.save(simulating.cluster(mbit_per_s=1e6), tmp_path / "fast.yaml")
-    done = hvdkit("advise", "profile.json", "--cluster", "fast.yaml", "--apply", "new.yaml", "--out", "out")
+    done = hvdkit("advise", "profile.json", "--cluster", "fast.yaml", "--new-recipe", "new.yaml", "--out", "out")
     assert done.returncode == 1
     assert "no key of the recipe brings a sure gain" in done.stderr
     assert (tmp_path / "out" / "advise.json").exists()

@@ -67,6 +67,9 @@ def stand_in(run: Any, requests: list[Request]) -> Any:
         ("submit", "resnet20-digits --run a", "resnet20-digits --out a"),
         ("bench", "allreduce --device=cpu", "allreduce --on=cpu"),
         ("generate", "run --prompt a --tokens=2", "run --prompt a --new-tokens=2"),
+        ("advise", "p.json --tokens=9 --apply n.yaml", "p.json --epoch-tokens=9 --new-recipe n.yaml"),
+        ("advise", "p.json --images 9", "p.json --epoch-images 9"),
+        ("plan", "gpt2 --cluster c -n 8 --apply n.yaml", "gpt2 --cluster c -n 8 --new-recipe n.yaml"),
         ("compare", "gpt-tiny --baseline old.json", "gpt-tiny --earlier old.json"),
     ],
 )

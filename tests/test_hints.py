@@ -141,7 +141,7 @@ def test_faults_name_the_file_or_the_command_line(inside: Hvdkit, tmp_path: Path
         (["train", DIGITS, "--stall-timeout=soon"], "--stall-timeout soon: expected a number"),
         (["compare", DIGITS, "--margin", "-1"], "--margin -1: expected 0 or more, less than 1"),
         (["compare", DIGITS, "--margin", "0.3"], "--margin: expected --earlier with it"),
-        (["advise", DIGITS, "--images", "0"], "--images 0: expected 1 or more"),
+        (["advise", DIGITS, "--epoch-images", "0"], "--epoch-images 0: expected 1 or more"),
         (["trian", DIGITS], "No such command 'trian'. Did you mean 'train'?; see `hvdkit --help`"),
         (["runtime", "biuld"], "Did you mean 'build'?; see `hvdkit runtime --help`"),
         (["--foo"], "No such option: --foo"),

@@ -179,14 +179,14 @@ def test_a_rank_that_lacks_memory_is_told_what_needs_less() -> None:
 def test_the_command(hvdkit: Hvdkit, tmp_path: Path) -> None:
     new, out = tmp_path / "new.yaml", tmp_path / "plan"
     words = ("plan", "gpt2", "model.name=gpt2-xl", "batch_size=1", "--cluster", P3, "-n", "8")
-    result = hvdkit(*words, "--apply", str(new), "--out", str(out))
+    result = hvdkit(*words, "--new-recipe", str(new), "--out", str(out))
     assert result.returncode == 0, result.stderr
     assert "> sharding: gradients (recompute)" in result.stdout and f"hvdkit train {new}" in result.stderr
     applied, written = schema.load(new), Ladder.read(out / "plan.json")
     assert (applied.sharding, applied.recompute, applied.batch_size) == ("gradients", True, 1)
     assert written.chosen and written.chosen.changes == {"sharding": "gradients", "recompute": True}
     assert written.records()[0]["parameters_bytes"] == 4 * written.parameters
-    assert hvdkit(*words, "--apply", str(new)).returncode == 2, "it is there already"
-    assert hvdkit(*words[:-1], "1", "--apply", str(tmp_path / "one.yaml")).returncode == 1, "nothing fits"
+    assert hvdkit(*words, "--new-recipe", str(new)).returncode == 2, "it is there already"
+    assert hvdkit(*words[:-1], "1", "--new-recipe", str(tmp_path / "one.yaml")).returncode == 1, "nothing fits"
     wrong = hvdkit("plan", "gpt2", "--cluster", "nowhere", "-n", "3", "--device", "big", "parallel.pipeline=2")
     assert wrong.returncode == 2 and len(wrong.stderr.splitlines()) == 3, wrong.stderr

@@ -117,7 +117,7 @@ REQUESTS: list[tuple[str, Words, Words, str, Words]] = [
     ("advise", ADVISE, ("batch_size=4", "-np", 2), "-np, key=value: expected a recipe",
      ("--cluster", "v100-nvlink-ib")),
     ("advise", ("alone.json", *OUT), (), "--cluster: expected a cluster file", ("--cluster", "v100-nvlink-ib")),
-    ("advise", ADVISE, ("--apply", "profile.json"), "is there already", ("--cluster", "v100-nvlink-ib")),
+    ("advise", ADVISE, ("--new-recipe", "profile.json"), "is there already", ("--cluster", "v100-nvlink-ib")),
     ("report", (), ("kept", "--out", "page"), "neither compare.json nor result.json", (REAL, "--out", "page")),
     ("report", (), (REAL, "--out", "profile.json"), "--out profile.json: cannot be made", (REAL, "--out", "page")),
 ]  # fmt: skip

@@ -53,7 +53,7 @@ def test_predictions_and_advice_count_tokens(inside: Hvdkit, tmp_path: Path) -> 
     done = inside("predict", *cluster, "--sweep", "n=8,16", "--out", "swept")
     assert "tokens/s" in done.stdout and "images" not in done.stdout
     # 1,000 steps of 64 ranks
-    limits = ("--tokens", 64 * 8 * 1024 * 1000 + 1023, "--epochs", 2, "--price", 2)
+    limits = ("--epoch-tokens", 64 * 8 * 1024 * 1000 + 1023, "--epochs", 2, "--price", 2)
     done = inside("advise", *cluster, "-n", 64, *limits, "--out", "advised")
     assert "× tokens/s" in done.stdout and "images" not in done.stdout
     advice = json.loads((tmp_path / "advised" / "advise.json").read_text())
@@ -71,9 +71,12 @@ def test_predictions_and_advice_count_tokens(inside: Hvdkit, tmp_path: Path) -> 
         (("profile", "--from", "resnet50", *FIGURE[2:]), "expected --images-per-second, and only that, for resnet50"),
         (("profile", "--from", "gpt2", *FIGURE[4:]), "--tokens-per-second or --sequences-per-second: needed too"),
         (("profile", "--from", "gpt2", *FIGURE[2:], "--images-per-second", 9), "and only that"),
-        ((*ADVISE, "--images", 9), "count tokens; expected --tokens"),
-        ((*ADVISE, "--tokens", 9), "at least one window of 1024 tokens"),
-        ((*ADVISE, "-n", 8, "--tokens", 9999), "expected at most 9 samples of 1024 tokens, an epoch, over 8 ranks"),
+        ((*ADVISE, "--epoch-images", 9), "count tokens; expected --epoch-tokens"),
+        ((*ADVISE, "--epoch-tokens", 9), "at least one window of 1024 tokens"),
+        (
+            (*ADVISE, "-n", 8, "--epoch-tokens", 9999),
+            "expected at most 9 samples of 1024 tokens, an epoch, over 8 ranks",
+        ),
     ],
 )
 def test_what_does_not_fit_a_text_is_refused(

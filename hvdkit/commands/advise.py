@@ -92,8 +92,16 @@ class AdviseRequest(Request):
     price: Annotated[float | None, Option("price of a GPU hour", shown="the cluster file's"), Field(ge=0, le=1e9)] = (
         None
     )
-    images: Annotated[int | None, Option("images in an epoch", shown="the recipe's data"), Field(ge=1)] = None
-    tokens: Annotated[int | None, Option("a text's tokens in an epoch", shown="the recipe's data"), Field(ge=1)] = None
+    images: Annotated[
+        int | None,
+        Option("images in an epoch", ("--epoch-images",), old=("--images",), shown="the recipe's data"),
+        Field(ge=1),
+    ] = None
+    tokens: Annotated[
+        int | None,
+        Option("a text's tokens in an epoch", ("--epoch-tokens",), old=("--tokens",), shown="the recipe's data"),
+        Field(ge=1),
+    ] = None
     epochs: Annotated[int | None, Option("epochs of training", shown="the recipe's"), Field(ge=1)] = None
     budget: Annotated[
         float | None,
@@ -106,7 +114,12 @@ class AdviseRequest(Request):
     spot_interruption: Annotated[
         float | None, Option("how often a host is taken away in an hour, such as 0.05"), Field(ge=0, le=60)
     ] = None
-    apply: Annotated[Path | None, Option("write the recipe with the largest certain gain", metavar="NEW.yaml")] = None
+    apply: Annotated[
+        Path | None,
+        Option(
+            "write the recipe with the largest certain gain", ("--new-recipe",), old=("--apply",), metavar="NEW.yaml"
+        ),
+    ] = None
     policy: Policy = None
     accumulate: Accumulate = None
     recompute: Recompute = False
@@ -258,9 +271,9 @@ def check(apply: Path | None) -> None:
     if apply is None:
         return
     if os.path.lexists(apply):
-        raise RequestError(f"--apply {apply}: is there already and is not overwritten; name another file")
+        raise RequestError(f"--new-recipe {apply}: is there already and is not overwritten; name another file")
     if not os.access(apply.parent, os.W_OK | os.X_OK):
-        raise RequestError(f"--apply {apply}: {apply.parent} is no folder that can be written; name another file")
+        raise RequestError(f"--new-recipe {apply}: {apply.parent} is no folder that can be written; name another file")
 
 
 def seconds_until(deadline: str | None, now: datetime) -> float | None:
@@ -298,10 +311,12 @@ def money(plan: PredictPlan, request: AdviseRequest, deadline_s: float | None = 
     wrong = [name for name, value in given.items() if value and (name == "tokens") != (profile.unit == "tokens")]
     if wrong:
         other = next(name for name in given if name not in wrong)
-        raise RequestError(f"--{wrong[0]}: the speeds of this profile count {profile.unit}; expected --{other}")
+        raise RequestError(
+            f"--epoch-{wrong[0]}: the speeds of this profile count {profile.unit}; expected --epoch-{other}"
+        )
     units = request.images or request.tokens
     if units and units < profile.units_per_sample:
-        raise RequestError(f"--tokens {units}: expected at least one window of {profile.units_per_sample} tokens")
+        raise RequestError(f"--epoch-tokens {units}: expected at least one window of {profile.units_per_sample} tokens")
     return Money(
         samples=units // profile.units_per_sample if units else profile.train_samples or samples_of(settings),
         unit=profile.unit,
@@ -333,7 +348,7 @@ def apply(advice: Advice, settings: dict[str, Any], path: Path) -> str:
             continue
         write_atomic(path, yaml_files.schema_line(paths.recipes() / registry.SCHEMA) + schema.dump(recipe))
         return suggestion.what
-    raise RunError(f"--apply: nothing written, as no key of the recipe brings a sure gain{refused}")
+    raise RunError(f"--new-recipe: nothing written, as no key of the recipe brings a sure gain{refused}")
 
 
 def samples_of(settings: dict[str, Any]) -> int | None:

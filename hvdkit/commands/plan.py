@@ -64,7 +64,10 @@ class PlanRequest(Request):
         None
     )
     samples: Annotated[int | None, Option("samples of an epoch", shown="the recipe's data"), Field(ge=1)] = None
-    apply: Annotated[Path | None, Option("write the recipe of what was chosen", metavar="NEW.yaml")] = None
+    apply: Annotated[
+        Path | None,
+        Option("write the recipe of what was chosen", ("--new-recipe",), old=("--apply",), metavar="NEW.yaml"),
+    ] = None
     out: Annotated[Path | None, Option("a folder for plan.json", shown="none")] = None
     overwrite: Overwrite = False
 
@@ -181,7 +184,7 @@ def _applied(made: Ladder, recipe: Recipe, path: Path) -> str:
     """Write the recipe of the chosen rung; returns a line about it. Raises RunError where there is none."""
     rung = made.chosen
     if rung is None:
-        raise RunError("--apply: nothing written, as nothing fits on these ranks")
+        raise RunError("--new-recipe: nothing written, as nothing fits on these ranks")
     keys = [f"{key}={json.dumps(value)}" for key, value in rung.changes.items()]
     changed = schema.revise(recipe.model_dump(), recipe.name, keys)
     write_atomic(path, yaml_files.schema_line(paths.recipes() / registry.SCHEMA) + schema.dump(changed))

@@ -53,7 +53,7 @@ def sentences(ladder: Ladder) -> Iterator[str]:
         keys = " ".join(
             f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in rung.changes.items()
         )
-        changed = f"give `hvdkit train` {keys} too, or have the recipe written by --apply NEW.yaml" if keys else ""
+        changed = f"give `hvdkit train` {keys} too, or have the recipe written by --new-recipe NEW.yaml" if keys else ""
         yield f"{rung.name}: {changed or 'nothing of the recipe changes'}"
     yield from ladder.notes
 

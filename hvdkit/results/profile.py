@@ -211,7 +211,7 @@ class Profile(StrictRecord, Result, file="profile.json", of="the profile.json of
     horovod_version: str | None = Field(description="Horovod's version; null: none")
     recipe: str = Field(description="name of the recipe")
     settings: dict[str, Any] = Field(
-        description="the resolved recipe, from which `advise --apply` writes a changed one"
+        description="the resolved recipe, from which `advise --new-recipe` writes a changed one"
     )
     model: str = Field(description="the model")
     np: Count = Field(description="ranks")

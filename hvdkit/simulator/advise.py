@@ -50,8 +50,8 @@ class Suggestion(ResultPart):
 
     `sure` says that `gain_low` is a gain too, that nothing is a guess, and that device, links, batch size and what the
     compression computes are not other than those that the profile or the cluster file has.
-    `settings` are for `--set`; `recipe` is what
-    `--apply` writes, None if no key of the recipe does it. Costs are of whole hosts, in `currency`, at the price per
+    `settings` are for `--set`; `recipe` is what `--new-recipe` writes, None if no key of the recipe does it.
+    Costs are of whole hosts, in `currency`, at the price per
     GPU-hour; they and the times of an epoch and of the training are None if samples, epochs or price are unknown.
     `images_per_second` and `cost_per_million_images` count the unit of `Advice.today`. `saved` is the cost of training
     that the change saves, None if it is not in today's currency. `risk` is what is known about its accuracy;

@@ -101,7 +101,7 @@ class Money:
             )
         limits = {"--budget": self.budget, "--deadline": self.deadline_s, "--spot-interruption": self.interruptions}
         limit = next((name for name, value in limits.items() if value), None)
-        given = {"--tokens" if self.unit == "tokens" else "--images": self.samples, "--epochs": self.epochs}
+        given = {"--epoch-tokens" if self.unit == "tokens" else "--epoch-images": self.samples, "--epochs": self.epochs}
         missing = [name for name, value in given.items() if value is None]
         if limit and missing:
             raise RequestError(f"{limit}: expected {' and '.join(missing)} too; the profile's recipe does not say it")
