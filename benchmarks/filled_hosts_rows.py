@@ -21,7 +21,7 @@ from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import step
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.costs import Network
+from hvdkit.simulator.costs import ClusterLinks
 from hvdkit.simulator.jitter import slowest
 from hvdkit.simulator.predict import point
 from hvdkit.simulator.settings import LinkSetting, Settings, applied
@@ -82,7 +82,7 @@ def pairs() -> list[Pair]:
             between = inside * (network.hosts_used - 1) / network.hosts_used
             shares = (0.0, inside, 0.0, between) if mixed else (inside, 0.0, between, 0.0)
             simulated = step.period(replace(base, slow=waits))
-            naive = step.period(step.Case(work, Network(cluster, ranks), "naive"))
+            naive = step.period(step.Case(work, ClusterLinks(cluster, ranks), "naive"))
             found.append(Pair(name, simulated, ranks * work.batch_size / speed, naive, shares))
     return found
 
@@ -188,7 +188,7 @@ def main() -> None:
                 if (name, row) in known:
                     continue
                 found = point(Calibration(work, Settings(policy=policy), 3.0, mixed=mixed), cluster, ranks, Settings())
-                naive = step.period(step.Case(work, Network(cluster, ranks), "naive"))
+                naive = step.period(step.Case(work, ClusterLinks(cluster, ranks), "naive"))
                 batch = ranks * work.batch_size
                 speeds = (batch / (1e-3 * found.step_ms), batch / (1e-3 * found.high_ms), batch / (1e-3 * found.low_ms))
                 speeds += (ranks * counts[1], batch / naive)

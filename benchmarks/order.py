@@ -27,7 +27,7 @@ from hvdkit.launch.namespaces import Network
 from hvdkit.profiling import timeline
 from hvdkit.report import gantt, plotting
 from hvdkit.simulator import cluster, engine, step
-from hvdkit.simulator.costs import Network as Links
+from hvdkit.simulator.costs import ClusterLinks as Links
 from hvdkit.simulator.workload import Gradient, Workload
 from hvdkit.tasks import gpt, resnet
 

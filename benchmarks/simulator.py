@@ -23,7 +23,7 @@ from hvdkit.results.profile import Profile, save
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import engine, step
 from hvdkit.simulator import sweep as sweeping
-from hvdkit.simulator.costs import Network
+from hvdkit.simulator.costs import ClusterLinks
 from hvdkit.simulator.settings import LinkSetting, Settings, applied
 from hvdkit.simulator.workload import Workload
 from tests.simulating import workload
@@ -42,7 +42,8 @@ def main() -> int:
     links = [applied(cluster, Settings(link={"infiniband": LinkSetting(mbit_per_s=1e4 * (1 + i))})) for i in range(20)]
     rates = {policy: CASES / median(lambda p=policy: batch(small, links, p)) for policy in POLICIES}
     single = {
-        ranks: 1e3 * median(lambda n=ranks: engine.run(step.detailed(step.Case(large, Network(cluster, n), "horovod"))))
+        ranks: 1e3
+        * median(lambda n=ranks: engine.run(step.detailed(step.Case(large, ClusterLinks(cluster, n), "horovod"))))
         for ranks in (8, 100, 1_000, 10_000)
     }
     found = published.profile("resnet50", 2470, 256, "a100")
@@ -63,7 +64,7 @@ def main() -> int:
 
 def batch(work: Workload, links: list[clusters.Cluster], policy: str) -> None:
     """A thousand what-ifs at once, their networks made anew as for a user."""
-    networks = [Network(link, 64) for link in links]
+    networks = [ClusterLinks(link, 64) for link in links]
     cases = [
         step.Case(
             work,

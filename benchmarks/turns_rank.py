@@ -31,7 +31,7 @@ from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.usage import Snapshot, load_of_others
 from hvdkit.worker.entry import end_as_rank
-from hvdkit.worker.setup import Script, Setup, start
+from hvdkit.worker.setup import RankScript, Setup, start
 
 
 @dataclass
@@ -57,7 +57,7 @@ def opened(
 ) -> tuple[Setup, dict[str, Side]]:
     """Start the rank and open the sides. Each has had a short turn, which compiles what is compiled."""
     recipe = schema.load(base)
-    setup = start(adapter, Script(recipe_of(adapter.NAME, recipe.model.SCRIPT).build), recipe)
+    setup = start(adapter, RankScript(recipe_of(adapter.NAME, recipe.model.SCRIPT).build), recipe)
     sides: dict[str, Side] = {}
     for name, (keys, warmup, measured) in asked.items():
         heartbeat.beat("building the models")

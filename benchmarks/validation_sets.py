@@ -15,7 +15,7 @@ from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import engine, piecewise_linear, step
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level, Measured, Software
-from hvdkit.simulator.costs import Network, hop_pieces
+from hvdkit.simulator.costs import ClusterLinks, hop_pieces
 from hvdkit.simulator.engine import Edge, TimedTask
 from hvdkit.simulator.predict import point
 from hvdkit.simulator.settings import LinkSetting, Settings, applied
@@ -43,7 +43,7 @@ def all_rows() -> Iterator[Row]:
 
 def closed_forms() -> Iterator[Row]:
     """The engine against formulas that can be written down, 10 µs and 1 GB/s a hop."""
-    network = {n: Network(_uniform(10.0, 8000.0), n) for n in (2, 8, 64, 1000)}
+    network = {n: ClusterLinks(_uniform(10.0, 8000.0), n) for n in (2, 8, 64, 1000)}
     size, hop = 4e6, lambda m: 10e-6 + m / 1e9
     forms: list[tuple[str, float, float]] = []
     for n, net in network.items():
@@ -140,7 +140,7 @@ def googlenet() -> Iterator[Row]:
         # the tracing of one node alone, and the cluster file: what one would have before buying the others
         calibration = Calibration(alone, Settings(policy="caffe-mpi"), 3.0)
         found_point = point(calibration, k80_cluster(), nodes, Settings())
-        sums = _period(alone, Network(k80_cluster(), nodes), "naive")
+        sums = _period(alone, ClusterLinks(k80_cluster(), nodes), "naive")
         used = "calibration" if nodes == 2 else "validation"
         yield Row(
             "GoogLeNet, K80", f"{nodes} nodes, from one node and the cluster file", "ms", found_point.step_ms,
@@ -198,7 +198,7 @@ def horovod() -> Iterator[Row]:
         work = anchored.workload(row["model"], 64, 64 / speeds[row["model"]])
         found = point(Calibration(work, Settings(policy="horovod", cycle_time_ms=5.0), 3.0), cluster, ranks, Settings())
         one = 1e3 * anchored.compute_s(work)
-        naive = 1e3 * _period(work, Network(cluster, ranks), "grouped")
+        naive = 1e3 * _period(work, ClusterLinks(cluster, ranks), "grouped")
         yield Row(
             "Horovod 2018", f"{row['model']}, {ranks} GPUs", "% efficiency", 100 * found.efficiency, efficiency,
             "validation", 100 * one / found.high_ms, 100 * one / found.low_ms, 100.0, 100 * one / naive,
@@ -219,7 +219,7 @@ def pollux_placements() -> Iterator[Row]:
         work = anchored.workload("ResNet-50", batch, one[batch])
         settings = Settings(hosts=hosts)
         found = point(Calibration(work, Settings(policy="ddp"), ERROR), cluster, ranks, settings)
-        naive = step.period(step.Case(work, Network(cluster, ranks, hosts), "naive"))
+        naive = step.period(step.Case(work, ClusterLinks(cluster, ranks, hosts), "naive"))
         used = "calibration" if ranks == 2 else "validation"
         yield Row(
             name, label, "ms", found.step_ms, 1e3 * seconds, used, found.low_ms, found.high_ms,
@@ -318,7 +318,7 @@ def scaling(
             continue
         asked = Settings(servers=(servers or {}).get(ranks, 1))
         found = point(calibration, cluster, ranks, asked)
-        naive = step.period(step.Case(work, Network(cluster, ranks), "naive"))
+        naive = step.period(step.Case(work, ClusterLinks(cluster, ranks), "naive"))
         other_s = fitted(ranks) if fitted and ranks not in seen else None
         yield Row(
             name, f"{label}, {ranks} GPUs", "images/s", found.images_per_second, speed, "validation",
@@ -342,7 +342,7 @@ def pollux(seconds: dict[int, float]) -> Callable[[int], float]:
     return lambda n: (alone**g + (first + more * (n - 2)) ** g) ** (1 / g)
 
 
-def _period(work: Workload, network: Network, policy: str) -> float:
+def _period(work: Workload, network: ClusterLinks, policy: str) -> float:
     return float(engine.run(step.detailed(step.Case(work, network, policy))).period)
 
 

@@ -49,7 +49,7 @@ def main() -> None:
     ranks = stages.planned(tasks.choose(recipe).architecture(), recipe.parallel, hosts)
     figure = Figure(figsize=(8.2, 2.9), layout="constrained")
     axes = figure.subplots()
-    mesh.draw(axes, mesh.Mesh.of(ranks, 2, shares_memory=True), COLOURS)
+    mesh.draw(axes, mesh.DrawnMesh.of(ranks, 2, shares_memory=True), COLOURS)
     figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=10)
     figure.savefig(IMAGES / "mesh.png", dpi=110)
 

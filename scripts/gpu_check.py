@@ -26,7 +26,7 @@ from rich.console import Console
 from hvdkit.commands import horovod_wheel
 from hvdkit.errors import HvdkitError
 from hvdkit.runtimes import cuda, machine, patches, pins, store, target, wheel
-from hvdkit.runtimes.process import Cancellation, Log
+from hvdkit.runtimes.process import BuildLog, Cancellation
 
 FOLDER = store.cache() / "gpu-check"
 SAID = "built for NCCL; no GPU here"
@@ -72,7 +72,7 @@ def compiled(name: str, nvcc: cuda.Installed) -> None:
     python = place / "bin" / "python"
     # Of the CUDA libraries that the framework asks for, the build needs NCCL alone.
     packages = [pin.gpu_packages[0].replace("[and-cuda]", ""), f"nvidia-nccl-cu{pin.cuda}", *pin.shared_packages]
-    with Log(FOLDER / f"{name}.log", Cancellation()) as log:
+    with BuildLog(FOLDER / f"{name}.log", Cancellation()) as log:
         say(f"{name}: installing {packages[0]}")
         log.run("making the environment", [machine.python_for(name) or sys.executable, "-m", "venv", place])
         log.install("installing the framework", python, *packages)
@@ -107,7 +107,7 @@ def compiled_mxnet(nvcc: cuda.Installed) -> None:
     defines = [f"HOROVOD_GPU_{operation}={ord('N')}" for operation in GPU_OPERATIONS]
     defines += ["HAVE_GLOO=1", "HAVE_NCCL=1", "HAVE_CUDA=1", "HAVE_GPU=1", "EIGEN_MPL2_ONLY=1", *MXNET_OPTIONS]
     with tempfile.TemporaryDirectory(prefix="hvdkit-mxnet-") as folder:
-        with Log(FOLDER / "mxnet.log", Cancellation()) as log:
+        with BuildLog(FOLDER / "mxnet.log", Cancellation()) as log:
             log.install("fetching MXNet's headers", Path(sys.executable), *wanted)
             source = wheel.unpack(wheel.sdist(Path(sys.executable), Path(folder), log), Path(folder))
         patches.apply(source, patches.chosen({pin.module: pin.version(gpu=True)}))

@@ -35,7 +35,7 @@ def main(framework: str, weights: Path, folder: Path, out: Path, images: Path | 
 
     found = snapshots.read(folder)
     recipe = schema.revise(found.record.recipe, "test", [f"model.weights={weights}", "seed=99", "device=cpu"])
-    begun = setup.start(adapter, setup.Script(module.build), recipe)
+    begun = setup.start(adapter, setup.RankScript(module.build), recipe)
     session, dataset, architecture = begun.session(recipe), begun.dataset, begun.architecture
     batch_size, data = recipe.batch_size, begun.mesh.data
     sums, _ = metrics.summed(adapter, session, begun.task.metrics, dataset.val, batch_size, data)

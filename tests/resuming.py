@@ -65,7 +65,7 @@ def local_run(
         patch.setattr(Session, "train_step", train_step)
         patch.setattr(resnet.ResNet, "initial_state", lambda architecture, seed: Linear(3072, 10).parameters)
         try:
-            script = setup.Script(lambda table: Linear(3072, 10))
+            script = setup.RankScript(lambda table: Linear(3072, 10))
             return train.train(adapter, script, recipe, folder, Heartbeat(), resume)
         except Killed:
             for writer in (each for each in threading.enumerate() if each.name == "checkpoint"):

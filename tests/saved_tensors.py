@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from hvdkit.adapters.parts import Parts
+from hvdkit.adapters.parts import LayerParts
 from hvdkit.core.group import Group
 from hvdkit.recipe.communication import Parallel
 from hvdkit.tasks import gpt, resnet
@@ -77,7 +77,7 @@ def main() -> None:
             model = resnet_script.build(dataclasses.replace(RESNET, **more)).train()
             found.append((half, recompute, "resnet", saved(model, images, labels, half)))
     found += [(False, False, f"stage {number}", saved_by_stage(number, 1)) for number in range(3)]
-    Parts.enter, Parts.leave = (lambda self, x: x.view_as(x)), (lambda self, y: y.clone())  # type: ignore[method-assign]
+    LayerParts.enter, LayerParts.leave = (lambda self, x: x.view_as(x)), (lambda self, y: y.clone())  # type: ignore[method-assign]
     found.append((False, False, "stage 1 in parts", saved_by_stage(1, 2)))
     print(json.dumps(found))
 

@@ -15,7 +15,8 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.worker import fitting
-from hvdkit.worker.fitting import Found, Memory
+from hvdkit.worker.fitting import LargestBatch
+from hvdkit.worker.memory_limits import MemoryUse
 from tests.conftest import FRAMEWORKS, ROOT, Hvdkit, rest_thorough
 
 RECIPE = ROOT / "recipes" / "resnet20-digits.yaml"
@@ -26,7 +27,7 @@ def recipe(*words: str) -> Recipe:
     return schema.load(RECIPE, ["batch_size=auto", *words])
 
 
-def setup_of(given: Recipe, ranks: list[Found] | None = None) -> Any:
+def setup_of(given: Recipe, ranks: list[LargestBatch] | None = None) -> Any:
     """A rank of two, of 1,000 samples; `ranks` stand for what all have found."""
     topology = SimpleNamespace(local_size=2, local_rank=0, device="cpu", rank=0)
     world = SimpleNamespace(size=2)
@@ -90,8 +91,8 @@ def test_the_largest_batch_by_what_the_process_tells(
             return ""
 
     monkeypatch.setattr(fitting, "_Beside", Process)
-    monkeypatch.setattr(fitting, "now", lambda: Memory(1_000, 1_000))
-    monkeypatch.setattr(fitting, "limits", lambda *place: Memory(*limits))
+    monkeypatch.setattr(fitting, "now", lambda: MemoryUse(1_000, 1_000))
+    monkeypatch.setattr(fitting, "limits", lambda *place: MemoryUse(*limits))
     found = fitting._largest(setup_of(recipe()), HEART)
     assert (found.batch, asked) == (batch, [*(1 << n for n in range(9)), 500][:tried])
     if batch:
@@ -106,7 +107,7 @@ def test_all_ranks_take_the_smallest_and_say_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fitting, "_largest", lambda *given: None)  # the ranks' are given
-    ranks = [Found(64, 900 << 20, 950 << 20, 0, "a"), Found(32, 940 << 20, 950 << 20, 1, "b")]
+    ranks = [LargestBatch(64, 900 << 20, 950 << 20, 0, "a"), LargestBatch(32, 940 << 20, 950 << 20, 1, "b")]
     chosen = fitting.found(setup_of(recipe("max_batch_size=64"), ranks), HEART, None)
     assert (chosen.batch_size, chosen.accumulate, chosen.max_batch_size) == (32, 1, None)
     assert not chosen.finds_batch_size and schema.revise(chosen.model_dump(), "x") == chosen
@@ -117,7 +118,9 @@ def test_all_ranks_take_the_smallest_and_say_so(
     assert (chosen.batch_size, chosen.accumulate, chosen.accumulate_rest) == (32, 4, False)
     assert capsys.readouterr().out.endswith("accumulate 4; learning rate 0.05\n")
     with pytest.raises(RequestError, match="batch_size: rank 1 on b: a batch of 1 does not fit"):
-        fitting.found(setup_of(rest, [ranks[0], Found(0, 9, 1, 1, "b", "a batch of 1 does not fit")]), HEART, None)
+        fitting.found(
+            setup_of(rest, [ranks[0], LargestBatch(0, 9, 1, 1, "b", "a batch of 1 does not fit")]), HEART, None
+        )
 
 
 @pytest.mark.check

@@ -18,7 +18,7 @@ from hvdkit.results.bench import COLLECTIVES, DTYPES, Bench, BenchRow, BenchSpec
 from hvdkit.results.bus import bus_factor
 from hvdkit.results.machine import this_machine
 from hvdkit.simulator import cluster, piecewise_linear
-from hvdkit.simulator.costs import Network
+from hvdkit.simulator.costs import ClusterLinks
 from hvdkit.worker import bench as bench_rank
 from tests.conftest import Hvdkit
 
@@ -202,7 +202,7 @@ def test_the_simulator_makes_of_it_what_was_measured(algorithm: str) -> None:
     assert made.levels[0].kind == ("memory" if algorithm == "memory" else "link")
     alone = made.model_copy(update={"measured": []})
     for network in (made, alone):
-        cost = Network(network, 4).cost("allreduce")
+        cost = ClusterLinks(network, 4).cost("allreduce")
         for size in (4, 10_000_000):
             assert 1e6 * cost.line(size) == pytest.approx(900 + 0.12 * size, rel=1e-3)
 
@@ -217,13 +217,13 @@ def test_memory_within_hosts_and_links_between_them_come_together() -> None:
         assert [(level.name, level.ranks) for level in both.levels] == [("memory", 2), ("link", None)]
         both = both.model_copy(update={"measured": [*both.measured, row]})
         for size in (4.0, 1e7):
-            within = 1e6 * Network(both, 2).cost("allreduce").line(size)
+            within = 1e6 * ClusterLinks(both, 2).cost("allreduce").line(size)
             assert within == pytest.approx(20 + 0.001 * size, rel=1e-3)
-            between = 1e6 * Network(both, 4).cost("allreduce").line(size)
+            between = 1e6 * ClusterLinks(both, 4).cost("allreduce").line(size)
             assert between == pytest.approx(20 + 0.001 * size + 200 + 0.08 * size, rel=1e-3)
     several = bench.network(measured("allreduce", 4, 900.0, 0.12, "memory"))
     assert [level.kind for level in several.levels] == ["memory", "link"]
-    assert 1e6 * Network(several, 4).cost("allreduce").line(1e7) == pytest.approx(900 + 1.2e6, rel=1e-3)
+    assert 1e6 * ClusterLinks(several, 4).cost("allreduce").line(1e7) == pytest.approx(900 + 1.2e6, rel=1e-3)
 
 
 @pytest.mark.ranks

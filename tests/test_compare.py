@@ -13,7 +13,7 @@ import pytest
 from hvdkit import usage
 from hvdkit.baselines import registry
 from hvdkit.commands import compare, run_order, train
-from hvdkit.commands.checked_run import Plan
+from hvdkit.commands.checked_run import CheckedRun
 from hvdkit.commands.run_order import RunOrder
 from hvdkit.core import group
 from hvdkit.errors import RequestError
@@ -162,13 +162,13 @@ def test_rounds_are_interleaved_in_an_order_that_changes_and_can_be_had_again(ch
     assert len(set(names)) == 24 and "pytorch-np2-plain-round6" in names
 
 
-def fake(recipe: Recipe, placement: Placement | None = None) -> Plan:
+def fake(recipe: Recipe, placement: Placement | None = None) -> CheckedRun:
     from hvdkit.runtimes.store import Runtime
 
     runtime = Runtime(
         name="pytorch", python=Path("python"), key="", gpu=False, added=True, versions={}, controllers=[], operations=[]
     )
-    return Plan(recipe, "pytorch", runtime, placement or Placement(2))
+    return CheckedRun(recipe, "pytorch", runtime, placement or Placement(2))
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """No process is started: each run takes a file, and is kept in this list by its folder's name."""
     ran: list[str] = []
 
-    def run(plan: Plan, folder: Path, watch: Any = None, resume: bool = False) -> TrainResult:
+    def run(plan: CheckedRun, folder: Path, watch: Any = None, resume: bool = False) -> TrainResult:
         ran.append(folder.name)
         speed = {None: 200.0, "plain": 100.0}[plan.rival] * plan.np
         found = result(plan.framework, plan.np, plan.rival, images_per_second=speed)

@@ -12,7 +12,7 @@ from benchmarks import filled_hosts_rows
 from hvdkit.simulator import crowding
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.costs import Network
+from hvdkit.simulator.costs import ClusterLinks
 from hvdkit.simulator.crowding import Crowding
 from hvdkit.simulator.predict import point
 from hvdkit.simulator.settings import Settings
@@ -73,10 +73,10 @@ def test_more_full_hosts_never_make_a_step_shorter(seed: int) -> None:
 def test_a_host_is_not_filled_twice(mixed: bool) -> None:
     _, made, _ = asked(1)
     of_one, of_host = Crowding(mixed=mixed), Crowding(8, 1, mixed)
-    eight, many = Network(made, 8), Network(made, 64)
-    assert of_host.factor(eight) == of_host.factor(Network(made, 1)) == of_one.factor(Network(made, 1)) == 1
+    eight, many = ClusterLinks(made, 8), ClusterLinks(made, 64)
+    assert of_host.factor(eight) == of_host.factor(ClusterLinks(made, 1)) == of_one.factor(ClusterLinks(made, 1)) == 1
     assert of_one.factor(many) == pytest.approx(of_one.factor(eight) * of_host.factor(many))
     assert 1 < of_one.factor(eight) < of_one.factor(many)
     assert replace(of_one, mixed=True).factor(many) >= of_one.factor(many)
     assert replace(of_one, on_cpu=True).factor(many) == 1
-    assert of_one.factor(Network(made, 8, hosts=8)) == 1, "ranks with a host each"
+    assert of_one.factor(ClusterLinks(made, 8, hosts=8)) == 1, "ranks with a host each"

@@ -193,7 +193,7 @@ def started(folder: Path, resume: bool = False, changes: dict[str, Any] | None =
     recipe = Recipe.model_validate(
         {**DOCUMENT, "model": {**DOCUMENT["model"], "script": str(folder / "own.py")}, **keys}
     )  # type: ignore[dict-item]
-    return train.train(adapters.load("local"), setup.Script(task.build, task), recipe, folder, Heartbeat(), resume)
+    return train.train(adapters.load("local"), setup.RankScript(task.build, task), recipe, folder, Heartbeat(), resume)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import pytest
 import hvdkit
 from hvdkit import folder_lock, paths, replaced
 from hvdkit.commands import train
-from hvdkit.commands.checked_run import Plan
+from hvdkit.commands.checked_run import CheckedRun
 from hvdkit.commands.removed import Removals
 from hvdkit.errors import RequestError, RunError
 from hvdkit.folder_lock import FolderLock
@@ -289,7 +289,7 @@ def resumed(folder: Path, trains: Callable[[], None], end: BaseException) -> Non
     with pytest.MonkeyPatch.context() as patch, pytest.raises(type(end)):
         patch.setattr(train, "launch", launch)
         patch.setattr(train.tune, "measured", lambda plan, _: plan)
-        train.trained(cast("Plan", plan), folder, resume=True)
+        train.trained(cast("CheckedRun", plan), folder, resume=True)
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), RunError("lost"), RequestError("wrong")])

@@ -27,7 +27,7 @@ from hvdkit.runtimes.store import find
 from hvdkit.simulator import memory, sharding
 from hvdkit.simulator.sharding import STAGES, States
 from hvdkit.tasks import choose, gpt, resnet
-from hvdkit.tasks.parts import Part
+from hvdkit.tasks.parts import NthPlace
 from tests.conftest import ROOT, Hvdkit, run
 
 pytestmark = pytest.mark.check
@@ -195,7 +195,7 @@ def test_activations_are_what_pytorch_saves() -> None:
     *found, first, middle, last, in_parts = json.loads(done.stdout.splitlines()[-1])
     for number, (*_, name, measured) in ((0, first), (1, middle), (2, last), (1, in_parts)):
         stage = replace(
-            table["gpt"].staged(Parallel(pipeline=3), number), tensor=Part(1, 2) if "parts" in name else None
+            table["gpt"].staged(Parallel(pipeline=3), number), tensor=NthPlace(1, 2) if "parts" in name else None
         )
         kept = stage.activations((128,))
         assert 4 * (kept.compute - kept.outputs + kept.full) == pytest.approx(measured, rel=0.03), name

@@ -21,7 +21,7 @@ from hvdkit.results.profile import Profile
 from hvdkit.simulator import chains, memory, meshes
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import predict as predicting
-from hvdkit.simulator.costs import Network
+from hvdkit.simulator.costs import ClusterLinks
 from hvdkit.simulator.meshes import BlockWork, Divided, MeshLinks, ModelWork, Processor
 from hvdkit.simulator.settings import Settings
 from hvdkit.tasks.gpt import GPT, published
@@ -71,7 +71,7 @@ def test_many_microbatches_take_as_long_as_all_of_them_simulated() -> None:
 def test_a_message_takes_the_links_that_stages_are_apart() -> None:
     chain = even(4, sends=1e6)
     near, far = (on(chain, 4, pipeline=4, data=data) for data in (1, 8))
-    assert near.hop_s == pytest.approx(float(Network(A100, 2).cost("broadcast").line(4e6)))
+    assert near.hop_s == pytest.approx(float(ClusterLinks(A100, 2).cost("broadcast").line(4e6)))
     assert far.hop_s > 5 * near.hop_s  # 8 ranks of a host send at once
     # The first microbatch waits for all boundaries forward and backward, at least.
     alone = on(even(4), 4, pipeline=4).step().seconds
@@ -80,7 +80,7 @@ def test_a_message_takes_the_links_that_stages_are_apart() -> None:
 
 def test_sums_of_a_tensor_group_are_in_forward_and_backward_and_in_what_is_computed_again() -> None:
     chain = even(6, sums=(1e5, 1e5))
-    of_sum = float(Network(A100, 4).cost("allreduce").line(4e5 * 2))
+    of_sum = float(ClusterLinks(A100, 4).cost("allreduce").line(4e5 * 2))
     for recompute, passes in ((False, 2), (True, 3)):
         step = on(chain, 3, 2, recompute, tensor=4).step()
         assert step.tensor_s == pytest.approx(3 * 6 * 2 * passes * of_sum)

@@ -52,7 +52,7 @@ def test_a_handler_sees_each_step_and_ends_the_run(tmp_path: Path) -> None:
 
     (tmp_path / "own.yaml").write_text(json.dumps({**DOCUMENT, "schedule": {"decay": "step", "milestones": [1]}}))
     recipe = schema.load(tmp_path / "own.yaml")
-    script = setup.Script(lambda table: Linear(2, 2), Handled)
+    script = setup.RankScript(lambda table: Linear(2, 2), Handled)
     out = tmp_path / "run"
     out.mkdir()
     for last, resume in ((1, False), (2, True)):
@@ -79,7 +79,7 @@ def test_what_is_no_handler_is_refused(given: Any, got: str, tmp_path: Path) -> 
     (tmp_path / "own.py").write_text("# the class is in this file")
     (tmp_path / "own.yaml").write_text(json.dumps(DOCUMENT))
     kind = type("Handled", (Sides,), {"handlers": lambda task: given})
-    script = setup.Script(lambda table: Linear(2, 2), kind)
+    script = setup.RankScript(lambda table: Linear(2, 2), kind)
     with pytest.raises(RequestError) as told:
         train.train(adapter, script, schema.load(tmp_path / "own.yaml"), None, Heartbeat())
     assert str(told.value) == f"Handled.handlers: expected a list of objects of hvdkit.Handler, got {got}"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hvdkit
-from hvdkit.adapters.own_checkpoints import Checkpoints
+from hvdkit.adapters.own_checkpoints import OwnCheckpoints
 from tests.conftest import Hvdkit, rest_thorough
 
 SCRIPT = Path(__file__).parent / "launched" / "own_loop.py"
@@ -78,7 +78,7 @@ class Variable:
         self.value = value
 
 
-def kept(folder: Path, **parts: Any) -> Checkpoints:
+def kept(folder: Path, **parts: Any) -> OwnCheckpoints:
     return hvdkit.checkpoints(folder, **parts)
 
 

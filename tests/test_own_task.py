@@ -57,7 +57,7 @@ class Sides(Own):
 @pytest.mark.check
 def test_a_task_of_ones_own_trains_and_is_evaluated_by_its_metrics(tmp_path: Path) -> None:
     adapter: Any = adapters.load("local")
-    recipe, script = Recipe.model_validate(DOCUMENT), setup.Script(Sides.build, Sides)
+    recipe, script = Recipe.model_validate(DOCUMENT), setup.RankScript(Sides.build, Sides)
     (tmp_path / "run").mkdir()
     result = train.train(adapter, script, recipe, tmp_path / "run", Heartbeat())
     assert (result.model, result.parameters, result.steps, result.val_accuracy) == ("own", 6, 30, None)
@@ -193,7 +193,7 @@ def one_sum(outputs: np.ndarray, targets: np.ndarray) -> Any:
     ],
 )
 def test_a_task_that_cannot_be_trained_is_a_line(changes: dict[str, Any], told: str) -> None:
-    script = setup.Script(Sides.build, type("Task", (Sides,), changes))
+    script = setup.RankScript(Sides.build, type("Task", (Sides,), changes))
     with pytest.raises(RequestError, match=re.escape(told)):
         train.train(adapters.load("local"), script, Recipe.model_validate(DOCUMENT), None, Heartbeat())
 
@@ -291,7 +291,7 @@ def test_a_checkpoint_runs_under_the_framework_that_has_written_it(
     (tmp_path / "run").mkdir()
     (tmp_path / "own.py").write_text("from hvdkit.adapters import mxnet\n")
     own = {**DOCUMENT, "model": {**DOCUMENT["model"], "script": str(tmp_path / "own.py")}}  # type: ignore[dict-item]
-    script = setup.Script(Sides.build, Sides)
+    script = setup.RankScript(Sides.build, Sides)
     train.train(adapter, script, Recipe.model_validate(own), tmp_path / "run", Heartbeat())
     for kept in (tmp_path / "run" / "checkpoints").glob("step-*/checkpoint.json"):
         rewrite_record(kept, framework="mxnet")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import hvdkit
+from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.runtimes.store import find
 from tests import hygiene
 from tests.conftest import ROOT, rest_thorough, run
@@ -197,6 +199,19 @@ def test_no_import_circle() -> None:
     for name in graph:
         visit(name, ())
     assert done == graph.keys()
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    """What frameworks do each in their way has one name in all of them, and may have it in the base that they share."""
+    places: dict[str, dict[str, list[str]]] = {}
+    for path in (ROOT / "hvdkit").rglob("*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        framework = next((word for word in FRAMEWORKS if word in re.split(r"[/.]", name)), "")
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, {}).setdefault(framework, []).append(name)
+    assert len(places) > 500
+    assert {name: where for name, where in places.items() if any(len(files) > 1 for files in where.values())} == {}
 
 
 def test_rooms_use_those_below_them() -> None:

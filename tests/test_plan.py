@@ -141,8 +141,11 @@ def test_predicted_updates(tmp_path: Path) -> None:
 def test_faster_for_sure_is_chosen_before_the_order() -> None:
     recipe = schema.load(registry.locate(Path("gpt2")), ["model.name=gpt2-xl", "batch_size=1"])
     situation = ladders.Situation(recipe, 8, 8, "pytorch", True, round(14.2 * 2**30), "V100")
-    slow, fast = ladders.Step(900, 850, 950), ladders.Step(700, 650, 750)
-    for other, expected in ((fast, "sharding: parameters"), (ladders.Step(890, 840, 940), "sharding: gradients")):
+    slow, fast = ladders.PredictedStep(900, 850, 950), ladders.PredictedStep(700, 650, 750)
+    for other, expected in (
+        (fast, "sharding: parameters"),
+        (ladders.PredictedStep(890, 840, 940), "sharding: gradients"),
+    ):
         rungs = ladders.climb(situation, lambda one, other=other: other if one.sharding == "parameters" else slow)
         assert [rung.name for rung in rungs if rung.chosen] == [expected]
 

@@ -17,7 +17,7 @@ from hvdkit.data.batches import open_dataset
 from hvdkit.profiling import assemble
 from hvdkit.recipe import schema
 from hvdkit.worker import network_interface, profile, tuning
-from hvdkit.worker.setup import Script, Setup
+from hvdkit.worker.setup import RankScript, Setup
 from tests import hygiene
 from tests.conftest import ROOT
 
@@ -34,8 +34,8 @@ def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     part = profile.ProfilePart(tmp_path, 8)
     task = tasks.choose(recipe)
     architecture = task.architecture(dataset.shape)
-    begun = Setup(local, Script(Linear), recipe, Mesh(Topology()), dataset, task, architecture)
-    profile.Participant(begun, session, part, lambda phase, step: None).take_part()
+    begun = Setup(local, RankScript(Linear), recipe, Mesh(Topology()), dataset, task, architecture)
+    profile.RankProfiler(begun, session, part, lambda phase, step: None).take_part()
     found = assemble.read(tmp_path, recipe)
     kinds = [step.kind for step in found.record.ranks[0].steps if step.turn >= 0]
     assert {kind: kinds.count(kind) for kind in kinds} == {"plain": 8, "marked": 8, "detailed": 3, "traced": 3}

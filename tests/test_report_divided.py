@@ -28,9 +28,9 @@ def divided(*axes: str) -> Recipe:
     return schema.load(ROOT / "recipes" / "gpt-tiny.yaml", ["batch_size=8", *axes])
 
 
-def mesh_of(recipe: Recipe, hosts: list[str]) -> mesh.Mesh:
+def mesh_of(recipe: Recipe, hosts: list[str]) -> mesh.DrawnMesh:
     planned = stages.planned(tasks.choose(recipe).architecture(), recipe.parallel, hosts)
-    return mesh.Mesh.of(planned, recipe.parallel.tensor, shares_memory=True)
+    return mesh.DrawnMesh.of(planned, recipe.parallel.tensor, shares_memory=True)
 
 
 @pytest.mark.check

@@ -22,7 +22,7 @@ from hvdkit.commands.runtime_build import prove
 from hvdkit.core.group import Group
 from hvdkit.errors import RunError
 from hvdkit.runtimes import environment, patches, pins, store, target, wheel
-from hvdkit.runtimes.process import Cancellation, Log, Output
+from hvdkit.runtimes.process import BuildLog, Cancellation, Output
 from hvdkit.runtimes.target import Target
 from hvdkit.worker import proof
 from tests import hygiene
@@ -54,7 +54,7 @@ def _gone(pid: int, within_s: float = 60) -> bool:
 
 
 def test_a_commands_output_goes_to_the_log_and_line_by_line_to_the_listener(tmp_path: Path) -> None:
-    log = Log(tmp_path / "build.log", Cancellation())
+    log = BuildLog(tmp_path / "build.log", Cancellation())
     heard: list[str] = []
     log.run("a test", [sys.executable, "-c", "print('[ 42%] Building'); print('done')"], on_line=heard.append)
     log.close()
@@ -63,7 +63,7 @@ def test_a_commands_output_goes_to_the_log_and_line_by_line_to_the_listener(tmp_
 
 
 def test_a_failed_command_is_told_with_stage_status_log_and_its_first_error(tmp_path: Path) -> None:
-    log = Log(tmp_path / "build.log", Cancellation())
+    log = BuildLog(tmp_path / "build.log", Cancellation())
     noise = "print('fine'); print('x.cc:1: error: no such thing'); [print('later', i) for i in range(50)]; exit(7)"
     with pytest.raises(RunError) as caught:
         log.run("compiling Horovod", [sys.executable, "-c", noise])
@@ -84,7 +84,7 @@ def test_a_failed_command_is_told_with_stage_status_log_and_its_first_error(tmp_
     ],
 )
 def test_a_full_disk_and_a_killed_compiler_are_one_line_with_the_remedy(tmp_path: Path, said: str, cause: str) -> None:
-    log = Log(tmp_path / "build.log", Cancellation())
+    log = BuildLog(tmp_path / "build.log", Cancellation())
     with pytest.raises(RunError) as caught:
         log.run("compiling Horovod", [sys.executable, "-c", f"print({said!r}); print('later'); exit(1)"])
     message = str(caught.value)
@@ -95,7 +95,7 @@ def test_a_full_disk_and_a_killed_compiler_are_one_line_with_the_remedy(tmp_path
 def test_a_log_on_a_full_disk_stops_no_build(tmp_path: Path) -> None:
     lines: list[str] = []
     command = [sys.executable, "-c", "print('x' * 10**6); print('y')"]
-    with Log(Path("/dev/full"), Cancellation()) as log:
+    with BuildLog(Path("/dev/full"), Cancellation()) as log:
         log.write("a line")
         log.run("a test", command, on_line=lines.append)
     assert lines[-1] == "y\n"
@@ -103,7 +103,7 @@ def test_a_log_on_a_full_disk_stops_no_build(tmp_path: Path) -> None:
     with pytest.raises(
         RunError, match=r"file.*: cannot be written \((Not a directory|File exists)\); set HVDKIT_RUNTIMES"
     ):
-        Log(tmp_path / "file" / "build.log", Cancellation())
+        BuildLog(tmp_path / "file" / "build.log", Cancellation())
 
 
 # Pip's own summary of a build that failed, below the output of the build.
@@ -156,7 +156,7 @@ def test_cancelling_ends_a_command_and_all_that_it_started(tmp_path: Path) -> No
         cancelled.set()
 
     with pytest.raises(RunError, match="cancelled"):
-        Log(tmp_path / "log", cancelled).run("a test", [sys.executable, "-c", _STAYS], on_line=on_line)
+        BuildLog(tmp_path / "log", cancelled).run("a test", [sys.executable, "-c", _STAYS], on_line=on_line)
     assert _gone(pids[0])
 
 
@@ -186,7 +186,7 @@ def test_a_build_that_is_ended_ends_at_once_and_leaves_no_process_behind(tmp_pat
 MXNET = Target(Path(sys.executable), {"mxnet": "1.9.1"})
 
 
-class _Pip(Log):
+class _Pip(BuildLog):
     """Stands for pip: fetches an sdist of one file, and makes a wheel of it, or fails; `meet` is called before."""
 
     def __init__(
@@ -352,7 +352,7 @@ def test_the_wheel_key_knows_the_installed_framework_and_numpy(name: str) -> Non
     "versions", [{"torch": "2.13.0"}, {"tensorflow": "2.21.0"}, {"tensorflow": "2.15.1"}, {"mxnet": "1.9.1"}]
 )
 def test_the_patches_fit_the_released_horovod(tmp_path: Path, versions: dict[str, str]) -> None:
-    log = Log(tmp_path / "log", Cancellation())
+    log = BuildLog(tmp_path / "log", Cancellation())
     source = wheel.unpack(wheel.sdist(Path(sys.executable), tmp_path, log), tmp_path)
     chosen = patches.chosen(versions)
     patches.apply(source, chosen)

@@ -29,7 +29,7 @@ from hvdkit.strategies.dense import Dense
 from hvdkit.strategies.sharded import CopiedShares, Sharded
 from hvdkit.tasks.parts import Cut
 from hvdkit.worker import startup
-from hvdkit.worker.setup import Script, Setup
+from hvdkit.worker.setup import RankScript, Setup
 from tests.contract.grown import OPTIMIZERS, worst
 from tests.crowd import together
 from tests.sharing import CLASSES, FEATURES, InVectors, batch, on_ranks, session_of, staged
@@ -269,7 +269,7 @@ def test_large_sharded_models_return_smaller_blocks(
     recipe = schema.load(registry.locate(Path(model)), [f"sharding={stage}"])
     adapter: Any = SimpleNamespace(NAME=framework, rival=None)
     mesh: Any = Mesh(Topology(size=ranks))
-    script, nothing = Script(lambda architecture: None), cast("Any", None)
+    script, nothing = RankScript(lambda architecture: None), cast("Any", None)
     task = tasks.choose(recipe)
     Setup(adapter, script, recipe, mesh, nothing, task, task.architecture(None)).session(recipe)
     assert asked == [mib and mib * 2**20]

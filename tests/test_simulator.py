@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hvdkit.errors import RequestError
 from hvdkit.simulator import engine, policies, step
 from hvdkit.simulator.compression_costs import METHODS, CompressionSetting
-from hvdkit.simulator.costs import Network
+from hvdkit.simulator.costs import ClusterLinks
 from hvdkit.simulator.engine import Edge, StepSchedule, TimedTask
 from hvdkit.simulator.policies import POLICIES
 from hvdkit.simulator.workload import Gradient, Workload
@@ -178,7 +178,7 @@ def ring(size: float, ranks: int, latency: float = 10e-6, rate: float = 1e9) -> 
 
 def test_the_policies_of_the_paper_are_their_equations() -> None:
     """Shi et al. 2018, equations 2 to 5; read and decode share the input workers, the copy has an engine of its own."""
-    network = Network(simulating.cluster(), 4)
+    network = ClusterLinks(simulating.cluster(), 4)
     compute, update, backward = 0.030, 0.003, 0.075
     fetch, copy = 0.110, 10**8 / 1e10
     sent = [ring(tensor.bytes, 4) for tensor in SMALL.tensors]
@@ -198,17 +198,17 @@ def test_the_policies_of_the_paper_are_their_equations() -> None:
     assert period(step.Case(fast, network, "grouped")) == pytest.approx(
         compute + backward + ring(sum(t.bytes for t in SMALL.tensors), 4) + update
     )
-    assert period(step.Case(fast, Network(simulating.cluster(), 1), "ddp")) == pytest.approx(
+    assert period(step.Case(fast, ClusterLinks(simulating.cluster(), 1), "ddp")) == pytest.approx(
         compute + backward + update
     )
 
 
 def test_local_sgd_bears_its_share_and_a_faster_device_and_more_images_scale() -> None:
     still = replace(SMALL, read_s=0.0, decode_s=0.0, copy_bytes=0)
-    network = Network(simulating.cluster(), 4)
+    network = ClusterLinks(simulating.cluster(), 4)
     whole = ring(sum(tensor.bytes for tensor in SMALL.tensors), 4)
     assert period(step.Case(still, network, "ddp", every=8)) == pytest.approx(0.108 + whole / 8)
-    alone = Network(simulating.cluster(), 1)
+    alone = ClusterLinks(simulating.cluster(), 1)
     fixed = 0.08 * 0.105  # does not depend on the batch size
     assert period(step.Case(still, alone, batch=2.0)) == pytest.approx(2 * (0.105 - fixed) + fixed + 0.003)
     assert period(step.Case(still, alone, speed=2.0)) == pytest.approx(0.108 / 2)
@@ -229,7 +229,7 @@ def test_horovods_cycles_are_what_a_loop_does(
     tensors = tuple(Gradient(f"t{i}", f"t{i}", (size,), 4 * size, s) for i, (s, size) in enumerate(layers))
     case = step.Case(
         Workload("any", 1, (("f", 0.01),), tensors),
-        Network(made, 4),
+        ClusterLinks(made, 4),
         "horovod",
         cycle_s=cycle,
         threshold_bytes=threshold,
@@ -264,7 +264,7 @@ def test_merged_gradients_end_as_early_as_any_choice_of_buckets(
     layers: list[tuple[float, int]], latency_us: float, mbit_per_s: float
 ) -> None:
     tensors = tuple(Gradient(f"t{i}", f"t{i}", (size,), 4 * size, s) for i, (s, size) in enumerate(layers))
-    network = Network(simulating.cluster(latency_us, mbit_per_s), 4)
+    network = ClusterLinks(simulating.cluster(latency_us, mbit_per_s), 4)
     workload = Workload("any", 1, (("f", 0.01),), tensors)
     found = period(step.Case(workload, network, "mg-wfbp"))
     ready = list(itertools.accumulate(seconds for seconds, _ in layers))
@@ -320,7 +320,7 @@ TWO_LEVELS = {
     ],
     "software": {"algorithms": ["ring", "tree", "halving-doubling", "hierarchical"], "reduction_bytes_per_s": 1e10},
 }
-NETWORKS = {n: Network(simulating.cluster(**TWO_LEVELS), n) for n in (2, 3, 4, 8, 16, 60, 512)}
+NETWORKS = {n: ClusterLinks(simulating.cluster(**TWO_LEVELS), n) for n in (2, 3, 4, 8, 16, 60, 512)}
 SMALL_NET = simulating.workload("resnet20", 0.05, 10, update_s=0.001, serial_s=0.002, read_s=0.01, copy_bytes=10**6)
 
 

@@ -23,7 +23,7 @@ from hvdkit.simulator.advise import advise
 from hvdkit.simulator.calibration import Calibration, calibrate, own_network
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.compression_costs import CompressionSetting
-from hvdkit.simulator.costs import Network
+from hvdkit.simulator.costs import ClusterLinks
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.piecewise_linear import of_measured
 from hvdkit.simulator.predict import Forecast, ensemble, forecasts, point, predict
@@ -74,7 +74,7 @@ def test_more_hosts_never_take_less_time(seed: int) -> None:
     for operation in OPERATIONS:
         before = np.zeros(len(SIZES))
         for hosts in (2, 3, 4, 5, 6, 7, 8, 12, 16, 20, 24, 32, 100, 1000):
-            seconds = Network(made, hosts).cost(operation).line(np.array(SIZES))  # type: ignore[arg-type]
+            seconds = ClusterLinks(made, hosts).cost(operation).line(np.array(SIZES))  # type: ignore[arg-type]
             assert (seconds >= before * (1 - 1e-9)).all(), (operation, hosts)
             before = seconds
 
@@ -83,7 +83,7 @@ def test_more_hosts_never_take_less_time(seed: int) -> None:
 def test_between_two_measured_numbers_of_hosts_times_lie_between(seed: int) -> None:
     made = measured(seed)
     ends = [row.ranks for row in made.measured]
-    lines = {count: Network(made, count).cost("allreduce").line(np.array(SIZES)) for count in range(2, 25)}
+    lines = {count: ClusterLinks(made, count).cost("allreduce").line(np.array(SIZES)) for count in range(2, 25)}
     for low, high in itertools.pairwise(ends):
         for count in range(low, high + 1):
             assert (lines[low] <= lines[count] * (1 + 1e-9)).all() and (lines[count] <= lines[high] * (1 + 1e-9)).all()
@@ -97,7 +97,7 @@ def test_top_k_is_never_predicted_slower_to_send_than_all(seed: int) -> None:
     compression = CompressionSetting(method="topk", ratio=10 ** drawn.uniform(-3, -0.5))
     work, before = simulating.workload("resnet20", 0.05, 10), 0.0
     for ranks in (2, 3, 4, 8, 16, 32, 64, 128, 512):
-        dense = Case(work, Network(made, ranks), "grouped", threshold_bytes=1e12)
+        dense = Case(work, ClusterLinks(made, ranks), "grouped", threshold_bytes=1e12)
         sparse = Case(work, dense.network, "grouped", compression, compression_s=0.0, threshold_bytes=1e12)
         seconds = period(sparse)
         assert before * (1 - 1e-9) <= seconds <= period(dense) * (1 + 1e-9), ranks
@@ -183,13 +183,13 @@ def test_beyond_the_measured_hosts_the_stated_error_is_what_extrapolation_is_wor
     """From 2 nodes to 4, by published allreduces: 6.8 % was stated where they lay 32 % off."""
     whole = k80_cluster()
     from_two = whole.model_copy(update={"measured": [row for row in whole.measured if row.ranks == 2]})
-    cost = Network(from_two, 4).cost("allreduce")
+    cost = ClusterLinks(from_two, 4).cost("allreduce")
     rows = [(float(r["message_bytes"]), 1e-6 * float(r["allreduce_us"])) for r in anchored.table("osu_allreduce_10gbe")
             if r["nodes"] == "4"]  # fmt: skip
     ratios = [float(cost.line(size)) / seconds for size, seconds in rows]
     inside = [max(ratio, 1 / ratio) <= 1 + cost.residual_percent / 100 for ratio in ratios]
     assert len(rows) == 266 and 0.85 <= sum(inside) / len(rows) <= 0.98
-    assert Network(whole, 4).cost("allreduce").residual_percent < 10, "what was measured is as it was"
+    assert ClusterLinks(whole, 4).cost("allreduce").residual_percent < 10, "what was measured is as it was"
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -12,7 +12,7 @@ from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import piecewise_linear
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.costs import Network
+from hvdkit.simulator.costs import ClusterLinks
 from hvdkit.simulator.predict import Point, point
 from hvdkit.simulator.settings import Settings, applied, read
 from hvdkit.simulator.workload import Gradient, Workload
@@ -102,11 +102,11 @@ def test_ranks_may_be_placed_unevenly_and_networks_crowded() -> None:
             },
         ],
     )
-    spread = Network(made, 40, 16)
+    spread = ClusterLinks(made, 40, 16)
     assert (spread.hosts_used, spread.local) == (16, 3)
-    assert (Network(made, 40).hosts_used, Network(made, 40).local) == (10, 4)
+    assert (ClusterLinks(made, 40).hosts_used, ClusterLinks(made, 40).local) == (10, 4)
     size = 4e8
-    four, sixteen = (float(Network(made, n, n).cost("allreduce", "ring").line(size)) for n in (4, 16))
+    four, sixteen = (float(ClusterLinks(made, n, n).cost("allreduce", "ring").line(size)) for n in (4, 16))
     # per byte sent, 16 hosts are slower by 1.6 / 1.2
     assert (sixteen / (15 / 16)) / (four / (3 / 4)) == pytest.approx(1.6 / 1.2, rel=0.01)
     assert predicted(made, 40, "hosts=16").ranks == 40

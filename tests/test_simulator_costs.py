@@ -15,7 +15,7 @@ from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import piecewise_linear
 from hvdkit.simulator.calibration import own_network
 from hvdkit.simulator.compression_costs import CompressionSetting, traffic
-from hvdkit.simulator.costs import Network, hop_pieces
+from hvdkit.simulator.costs import ClusterLinks, hop_pieces
 from hvdkit.simulator.jitter import slowest
 from hvdkit.simulator.piecewise_linear import PiecewiseLinear
 from hvdkit.simulator.settings import LinkSetting, Settings, applied
@@ -53,7 +53,7 @@ def test_lines_are_added_and_compared_point_by_point(drawn: list[PiecewiseLinear
 
 
 def test_levels_share_a_ring_and_hierarchy_crosses_once_a_host() -> None:
-    network, size, ranks = Network(TWO, HOSTS * LOCAL), 8e6, HOSTS * LOCAL
+    network, size, ranks = ClusterLinks(TWO, HOSTS * LOCAL), 8e6, HOSTS * LOCAL
     hops = 2 * (ranks - 1)
     # of 16 hops round the ring 4 lie between hosts; the slowest link's rate counts
     latency = hops * (12 * NEAR + 4 * FAR) / 16
@@ -69,7 +69,7 @@ def test_levels_share_a_ring_and_hierarchy_crosses_once_a_host() -> None:
     # halving: far exchanges of 2 and 1 sixteenths... by four ranks at once
     halving = 2 * (2 * NEAR + size * 0.75 / 1e10) + 2 * (2 * FAR + 4 * size * (1 / 8 + 1 / 16) / 1e9)
     assert float(network.cost("allreduce", "halving-doubling").line(size)) == pytest.approx(halving)
-    within = Network(TWO, 4)
+    within = ClusterLinks(TWO, 4)
     assert float(within.cost("allreduce", "ring").line(size)) == pytest.approx(inside)
 
 
@@ -78,7 +78,7 @@ def test_memory_exchanges_at_once_and_each_byte_leaves_a_host_once() -> None:
     shared = TWO.model_copy(update={"levels": [memory, TWO.levels[1]]})
     size, far = 8e6, 1e9
     exchange = NEAR + size * 3 / 4 / 1e10  # each of 4 ranks gives 3 quarters, or takes them
-    within = Network(shared, LOCAL)
+    within = ClusterLinks(shared, LOCAL)
     assert float(within.cost("allreduce").line(size)) == pytest.approx(2 * exchange)
     assert within.cost("allreduce").algorithm == "memory"
     assert float(within.cost("reducescatter").line(size)) == pytest.approx(exchange)
@@ -86,7 +86,7 @@ def test_memory_exchanges_at_once_and_each_byte_leaves_a_host_once() -> None:
     assert float(within.cost("allgather").line(size)) == pytest.approx(NEAR + 3 * size / 1e10)
     assert float(within.cost("broadcast").line(size)) == pytest.approx(NEAR + size / 1e10)
     # a rank's quarter goes round a ring of 4 hosts, with three others by the same link
-    network = Network(shared, HOSTS * LOCAL)
+    network = ClusterLinks(shared, HOSTS * LOCAL)
     between = 2 * 3 * (FAR + size / 4 / far)
     assert float(network.cost("allreduce").line(size)) == pytest.approx(2 * exchange + between)
     gathered = NEAR + 3 * HOSTS * size / 1e10 + 3 * (FAR + LOCAL * size / far)
@@ -95,7 +95,7 @@ def test_memory_exchanges_at_once_and_each_byte_leaves_a_host_once() -> None:
     assert float(network.cost("broadcast").line(size)) == pytest.approx(handed_on)
     # two hosts with 4 and 3 ranks, or hosts of one rank, know sockets alone
     for ranks, hosts in ((7, None), (3, 3)):
-        uneven = Network(shared, ranks, hosts)
+        uneven = ClusterLinks(shared, ranks, hosts)
         ring = 2 * (ranks - 1) * (FAR + size / ranks / far)
         assert float(uneven.cost("allreduce").line(size)) == pytest.approx(ring)
         assert not uneven.in_memory
@@ -119,7 +119,7 @@ def test_links_that_others_use_are_slower_and_more_of_them_faster() -> None:
 
     def seconds(**changed: float) -> float:
         made = applied(TWO, Settings.model_validate({"link": {"far": changed}}))
-        return float(Network(made, 16).cost("allreduce", "ring").line(size))
+        return float(ClusterLinks(made, 16).cost("allreduce", "ring").line(size))
 
     assert seconds(busy=0.5) == pytest.approx(2 * seconds(busy=0.0), rel=1e-3)
     assert seconds(ports=2) == pytest.approx(seconds(ports=1) / 2, rel=1e-3)
@@ -141,7 +141,7 @@ def test_what_was_measured_is_believed_and_carried_to_other_ranks() -> None:
         "largest_bytes": 10**6,
     }
     made = simulating.cluster(measured=[measured])
-    four, eight = Network(made, 4).cost("allreduce"), Network(made, 8).cost("allreduce")
+    four, eight = ClusterLinks(made, 4).cost("allreduce"), ClusterLinks(made, 8).cost("allreduce")
     assert float(four.line(1e6)) == pytest.approx(900e-6 + 8e6 / 700e6)
     assert (four.residual_percent, four.warnings) == (3.0, ())
     hop = piecewise_linear.of_pieces(hop_pieces(made.measured[0]))
@@ -187,7 +187,7 @@ def test_noise_moves_a_curve_by_a_few_times_itself(
         timed([(size, seconds * factor) for size, seconds, factor in zip(sizes, exact, noise, strict=True)])
     )
     assert network is not None
-    found = Network(network, 2).cost("allreduce").line
+    found = ClusterLinks(network, 2).cost("allreduce").line
     most = 5 * max(max(noise), 1 / min(noise))  # 3.8 was the most of 20,000 random cases, 1.5 or less that of 98 %
     assert all(
         seconds / most <= float(found(size)) <= seconds * most for size, seconds in zip(sizes, exact, strict=True)
@@ -199,7 +199,7 @@ def test_slow_first_collectives_do_not_count_against_large_ones() -> None:
     times = {4: 8.49, 32: 9.1, 256: 18.9, 2048: 4.56, 16384: 1.37, 131072: 1.41, 1048576: 2.34, 1089896: 7.87}
     found = own_network(timed([(size, 1e-3 * ms) for size, ms in (times | {8388608: 26.62}).items()]))
     assert found is not None
-    assert 2e-3 < float(Network(found, 2).cost("allreduce").line(1089896.0)) < 8e-3
+    assert 2e-3 < float(ClusterLinks(found, 2).cost("allreduce").line(1089896.0)) < 8e-3
 
 
 def timed(points: list[tuple[float, float]]) -> Profile:

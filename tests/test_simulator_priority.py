@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hvdkit.core.order import pieces, units
 from hvdkit.simulator import engine, step
-from hvdkit.simulator.costs import Network
+from hvdkit.simulator.costs import ClusterLinks
 from hvdkit.simulator.priority import first_needed_first
 from hvdkit.simulator.workload import Gradient, Workload
 from tests import simulating
@@ -31,7 +31,7 @@ def chain(layers: int, forward: float, backward: float, size: int = BYTES, **mor
 
 
 def period(work: Workload, policy: str, piece: float = BYTES, **links: float) -> float:
-    network = Network(simulating.cluster(**({"latency_us": 0.0} | links)), 4)
+    network = ClusterLinks(simulating.cluster(**({"latency_us": 0.0} | links)), 4)
     return step.period(step.Case(work, network, policy, piece_bytes=piece))
 
 
@@ -75,7 +75,7 @@ def test_small_layers_are_sent_together_and_later_batches_wait_for_none() -> Non
     """One unit of ten layers: nothing but the first forward waits, for all of them, as one ring."""
     work = chain(10, 0.001, 0.002, BYTES // 10, earlier_s=0.5)
     assert period(work, "priority") == pytest.approx(10 * 0.003 + 0.5 + SEND)
-    names = [task.name for task in step.detailed(step.Case(work, Network(simulating.cluster(), 4), "priority"))]
+    names = [task.name for task in step.detailed(step.Case(work, ClusterLinks(simulating.cluster(), 4), "priority"))]
     assert names.index("forward") < names.index("earlier batches") < names.index("backward layer9")
 
 
@@ -115,7 +115,7 @@ def test_no_piece_waits_for_a_later_layers_and_the_network_never_without_cause(
 
 def test_a_layer_begins_with_its_own_update_while_others_are_sent() -> None:
     """What the picture of a step shows: the first layer computes before the last layer's gradient has come."""
-    case = step.Case(chain(5, SEND, SEND / 10), Network(simulating.cluster(), 4), "priority", piece_bytes=BYTES)
+    case = step.Case(chain(5, SEND, SEND / 10), ClusterLinks(simulating.cluster(), 4), "priority", piece_bytes=BYTES)
     spans = {span.task.name: span for span in engine.run(step.detailed(case), 5).spans()}
     before = {span.task.name: span for span in engine.run(step.detailed(case), 5).spans(-2)}
     assert spans["forward layer0"].start >= before["allreduce layer0 1/1"].end

@@ -23,7 +23,7 @@ from hvdkit.simulator import step
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.compression_costs import CompressionSetting
-from hvdkit.simulator.costs import Network, balanced_servers
+from hvdkit.simulator.costs import ClusterLinks, balanced_servers
 from hvdkit.simulator.jitter import slowest
 from hvdkit.simulator.policies import POLICIES
 from hvdkit.simulator.predict import Point, point
@@ -93,7 +93,7 @@ def workloads(draw: st.DrawFn) -> Workload:
 def cases(draw: st.DrawFn, **more: Any) -> step.Case:
     return step.Case(
         draw(workloads()),
-        Network(draw(clusters()), draw(st.integers(2, 600))),
+        ClusterLinks(draw(clusters()), draw(st.integers(2, 600))),
         draw(st.sampled_from(sorted(POLICIES))),
         threshold_bytes=draw(st.floats(0, 3e7)),
         cycle_s=draw(st.floats(1e-4, 0.01)),
@@ -104,7 +104,7 @@ def cases(draw: st.DrawFn, **more: Any) -> step.Case:
 
 
 def over(case: step.Case, cluster: Cluster) -> step.Case:
-    return replace(case, network=Network(cluster, case.network.ranks, case.network.hosts))
+    return replace(case, network=ClusterLinks(cluster, case.network.ranks, case.network.hosts))
 
 
 def not_slower(better: step.Case, than: step.Case) -> None:
@@ -213,14 +213,14 @@ def test_servers_with_whole_tensors_are_as_slow_as_the_busiest(sizes: list[int],
 def test_negotiation_grows_by_the_cache_or_by_the_coordinator(ranks: int, doubling: float, each: float) -> None:
     software = {"negotiation_us": 10.0, "negotiation_us_per_doubling": doubling, "negotiation_us_per_rank": each}
     made = simulating.cluster(software=software)
-    more = Network(made, 2 * ranks).negotiation_s - Network(made, ranks).negotiation_s
+    more = ClusterLinks(made, 2 * ranks).negotiation_s - ClusterLinks(made, ranks).negotiation_s
     assert more == pytest.approx(1e-6 * (doubling + each * ranks), rel=1e-6, abs=1e-12)
 
 
 @given(clusters(("ring", "tree", "hierarchical", "halving-doubling")), st.integers(2, 5000), st.integers(1, 10**9))
 @many
 def test_every_collective_rises_with_the_bytes_and_has_no_jumps(cluster: Cluster, ranks: int, size: int) -> None:
-    network = Network(cluster, ranks)
+    network = ClusterLinks(cluster, ranks)
     for operation in OPERATIONS:
         line = network.cost(operation).line  # type: ignore[arg-type]
         at = np.sort(np.concatenate([line.starts, line.starts[1:] * (1 - 1e-9), [size, size * 1.5, 10 * size]]))
@@ -234,7 +234,7 @@ def test_every_collective_rises_with_the_bytes_and_has_no_jumps(cluster: Cluster
 @many
 def test_images_per_rank_never_rise_with_ranks(case: step.Case, more: int) -> None:
     network = case.network
-    not_slower(case, replace(case, network=Network(network.cluster, network.ranks + more)))
+    not_slower(case, replace(case, network=ClusterLinks(network.cluster, network.ranks + more)))
 
 
 @given(cases())
@@ -262,7 +262,7 @@ def test_one_rank_is_the_profile(work: Workload, cluster: Cluster) -> None:
 @given(clusters(), st.integers(2, 500), st.floats(1, 1e9))
 @many
 def test_two_levels_with_one_rank_a_host_are_one(cluster: Cluster, ranks: int, size: float) -> None:
-    spread = Network(cluster, ranks, hosts=ranks)
+    spread = ClusterLinks(cluster, ranks, hosts=ranks)
     ring, two = spread.cost("allreduce", "ring").line, spread.cost("allreduce", "hierarchical").line
     assert float(two(size)) == pytest.approx(float(ring(size)))
 

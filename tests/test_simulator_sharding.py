@@ -15,7 +15,7 @@ from hvdkit.simulator import predict as predicting
 from hvdkit.simulator import refusals, step
 from hvdkit.simulator.calibration import calibrate
 from hvdkit.simulator.compression_costs import CompressionSetting
-from hvdkit.simulator.costs import Network
+from hvdkit.simulator.costs import ClusterLinks
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.settings import Settings, read
 from hvdkit.simulator.sharding import STAGES
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.check
 def cases(ranks: int, compute_s: float = 0.3, **more: Any) -> list[Case]:
     """A ResNet-50 at each stage, over links that cost time by bytes alone."""
     work = simulating.workload(compute_s=compute_s)
-    network = Network(simulating.cluster(latency_us=0.0), ranks)
+    network = ClusterLinks(simulating.cluster(latency_us=0.0), ranks)
     return [Case(work, network, sharding=stage, **more) for stage in STAGES]
 
 
@@ -75,7 +75,7 @@ def test_nothing_hides_gathers_where_the_same_cores_compute_and_send() -> None:
 
 def test_joined_gradients_are_not_copied_and_a_share_is_copied_once() -> None:
     work = simulating.workload()
-    network = Network(simulating.cluster(latency_us=0.0), 8)
+    network = ClusterLinks(simulating.cluster(latency_us=0.0), 8)
     sent = sum(tensor.bytes for tensor in work.tensors)
     device = network.cluster.device
     copy_s = 2 * sent / device.memory_bytes_per_s + 1e-6 * device.launch_us
@@ -94,7 +94,7 @@ def test_joined_gradients_are_not_copied_and_a_share_is_copied_once() -> None:
 
 def test_ranks_update_their_share_and_copy_parameters_that_are_in_no_vector() -> None:
     """A rank reads and writes its share of them, and then all: under a framework that cannot shard parameters."""
-    work, network = simulating.workload(update_s=0.08), Network(simulating.cluster(), 8)
+    work, network = simulating.workload(update_s=0.08), ClusterLinks(simulating.cluster(), 8)
     assert [Case(work, network, sharding=stage).update_s for stage in STAGES] == [0.08, 0.01, 0.01, 0.01]
     copied = 2 * (1 + 1 / 8) * work.gradient_bytes / network.cluster.device.memory_bytes_per_s
     cannot = replace(work, stages=STAGES[:3])

@@ -23,17 +23,17 @@ _PLAIN = (bool, int, float, str, type(None))
 Tree = Any  # dictionaries, lists and tuples of tensors and plain values
 
 
-def checkpoints(folder: str | Path, *, keep: int = 2, **parts: Any) -> Checkpoints:
+def checkpoints(folder: str | Path, *, keep: int = 2, **parts: Any) -> OwnCheckpoints:
     """The checkpoints of a loop's `parts`, by names of your own, such as `model=model, optimizer=optimizer`.
 
     A part has `state_dict()` and `load_state_dict()` (PyTorch's modules, optimizers, schedulers, scalers), is a model
     or an optimizer of Keras, a `tf.Module`, or a block or a trainer of Gluon. The newest `keep` files stay.
     Raises RequestError for other parts.
     """
-    return Checkpoints(Path(folder), keep, {name: _access(name, part) for name, part in parts.items()})
+    return OwnCheckpoints(Path(folder), keep, {name: _access(name, part) for name, part in parts.items()})
 
 
-class Checkpoints:
+class OwnCheckpoints:
     """What `checkpoints` returns."""
 
     def __init__(self, folder: Path, keep: int, parts: Mapping[str, Access]) -> None:

@@ -55,7 +55,7 @@ def scaled(rate: float, step: int | None = None, *, warmup_steps: int = 0) -> fl
     return rate + (rate * factor - rate) * step / warmup_steps
 
 
-class Shard(Sequence[Any]):
+class ShardedDataset(Sequence[Any]):
     """Every n-th sample of a data set with `len()` and indices, as the data loaders of PyTorch and Gluon take it."""
 
     def __init__(self, samples: Any, indices: range) -> None:
@@ -98,7 +98,7 @@ def shard(samples: Any, *, even: bool = True) -> Any:
     indices = range(rank, total // size * size if even else total, size)
     if isinstance(samples, np.ndarray):
         return samples[indices.start : indices.stop : indices.step]
-    return Shard(samples, indices)
+    return ShardedDataset(samples, indices)
 
 
 def mean(metrics: Mapping[str, Any], count: float = 1) -> dict[str, float]:

@@ -10,7 +10,7 @@ from hvdkit.core.tensors import Tensor
 
 
 @dataclass(frozen=True)
-class Parts:
+class LayerParts:
     """A layer of which each rank of a `group` has a part, or without a group, one that is whole.
 
     Each has two collectives, whose names begin with the layer's `name`.

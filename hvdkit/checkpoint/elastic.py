@@ -85,7 +85,7 @@ class HostsChanged(Exception):
     """Hosts were added or removed; all ranks shut Horovod down and initialize it again."""
 
 
-class Driver:
+class DriverLine:
     """This rank's line to the elastic driver (launch/launchers/elastic_driver.py), which starts ranks and forms rounds:
     groups of ranks that train together until one is lost or hosts change.
 
@@ -212,7 +212,7 @@ class Commits:
     `look` says whether hosts were added or removed, the same on all ranks of a group; it is collective.
     """
 
-    def __init__(self, driver: Driver | None = None, look: Callable[[Group], bool] = lambda world: False) -> None:
+    def __init__(self, driver: DriverLine | None = None, look: Callable[[Group], bool] = lambda world: False) -> None:
         self.held: Checkpoint | None = None
         self.recoveries: list[Recovery] = []
         self._driver, self._look = driver, look
@@ -223,7 +223,7 @@ class Commits:
         self._since: tuple[float, Literal["lost", "hosts"], int] | None = None
 
     def begin(self, found: dict[str, Any]) -> None:
-        """Begin a round, of which the driver says this (`Driver.join`)."""
+        """Begin a round, of which the driver says this (`DriverLine.join`)."""
         if not found["numbers"]:
             if self._np:
                 self._since = self._since or (time.monotonic(), "lost", self._np)
@@ -272,7 +272,7 @@ def run_until_done(adapter: Adapter, attempt: Callable[[Commits], T], heartbeat:
 
     An attempt starts with `adapter.init`. Exceptions with another cause are raised to the caller.
     """
-    driver = Driver()
+    driver = DriverLine()
     commits = Commits(driver, lambda world: bool(adapter.allgather_object(driver.changed, world, name="hosts")[0]))
     while True:
         heartbeat.beat(WAITING)

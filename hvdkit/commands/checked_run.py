@@ -48,7 +48,7 @@ _POLL_S = 0.2  # a resumed run may have millions of lines
 
 
 @dataclass(frozen=True)
-class Plan:
+class CheckedRun:
     """A run that has passed every check that can be made before it starts."""
 
     recipe: Recipe
@@ -92,14 +92,14 @@ class Plan:
             return []
         return unreached(StepPlan(self.recipe, self.samples.train, checks.data_ranks(self.recipe, self.np, self.rival)))
 
-    def by(self, script: Path) -> Plan:
+    def by(self, script: Path) -> CheckedRun:
         """The same run with another script."""
         return replace(self, script=script)
 
 
 def make_plan(
     recipe: Recipe, framework: str | None, placement: Placement, rival: str | None = None, use: Use = "train"
-) -> Plan:
+) -> CheckedRun:
     """Check framework, runtime, placement, rival, and the data by its `use`. Raises RequestError with all faults.
 
     Without a `framework` it is that of the recipe's script, or else the default.
@@ -140,7 +140,7 @@ def make_plan(
         registry.check_recipe(rival, recipe, placement.here)
     elif use == "train" and placement.here and recipe.parallel.pipeline > 1:
         recipe = _cut(recipe, framework, np, samples, notes)
-    return Plan(recipe, framework, runtime, placement, rival=rival, samples=samples, notes=tuple(notes))
+    return CheckedRun(recipe, framework, runtime, placement, rival=rival, samples=samples, notes=tuple(notes))
 
 
 def _cut(recipe: Recipe, framework: str, np: int, samples: Counts | None, notes: list[str]) -> Recipe:
@@ -168,7 +168,7 @@ def _cut(recipe: Recipe, framework: str, np: int, samples: Counts | None, notes:
     return recipe.model_copy(update={"parallel": axes})
 
 
-def of_checkpoint(recipe: Recipe, writer: str, given: str | None, placement: Placement, use: Use) -> Plan:
+def of_checkpoint(recipe: Recipe, writer: str, given: str | None, placement: Placement, use: Use) -> CheckedRun:
     """The run of a checkpoint's recipe, under the framework that is `given`, or else under its `writer`'s.
 
     hvdkit's own models run under another framework if the writer's has no runtime here. How many ranks trained it, and
@@ -189,7 +189,7 @@ def _has_runtime(framework: str) -> bool:
 
 
 def launch(
-    plan: Plan,
+    plan: CheckedRun,
     recipe: Path,
     arguments: list[str],
     log_dir: Path,
@@ -226,7 +226,7 @@ def launch(
             collected(job)
 
 
-def program(plan: Plan) -> list[str]:
+def program(plan: CheckedRun) -> list[str]:
     """The program of the plan's ranks: a script, with arguments that come before the recipe."""
     model = plan.recipe.model
     if plan.script is not None:
@@ -236,7 +236,7 @@ def program(plan: Plan) -> list[str]:
     return [str(paths.script(plan.framework, model.SCRIPT))]
 
 
-def environment(plan: Plan) -> dict[str, str]:
+def environment(plan: CheckedRun) -> dict[str, str]:
     """What the run adds to the ranks' environment: a framework reads its number of threads when it is loaded."""
     added = {"HVDKIT_LAUNCHER": plan.placement.launcher, "HVDKIT_STARTED": str(plan.began or time.time())}
     if plan.samples is not None and not plan.recipe.finds_batch_size:
@@ -256,7 +256,7 @@ def environment(plan: Plan) -> dict[str, str]:
     return added
 
 
-def _placed(failure: RankFailure, plan: Plan) -> RankFailure:
+def _placed(failure: RankFailure, plan: CheckedRun) -> RankFailure:
     """The failure, whose ranks are named with their place in the mesh, where one has other layers than another."""
     axes = plan.recipe.parallel
     if axes.divides:
@@ -270,7 +270,7 @@ def _placed(failure: RankFailure, plan: Plan) -> RankFailure:
     return failure
 
 
-def _fitting(failure: RankFailure, plan: Plan) -> RankFailure:
+def _fitting(failure: RankFailure, plan: CheckedRun) -> RankFailure:
     """The failure; where memory was what lacked, with what would need less of it, by the count of `hvdkit memory`."""
     if LESS_MEMORY not in str(failure) or plan.rival is not None or isinstance(plan.recipe.model, OwnModel):
         return failure  # of a script's own model only the ranks know the size
@@ -288,7 +288,7 @@ def _fitting(failure: RankFailure, plan: Plan) -> RankFailure:
     return failure
 
 
-def _with_remedy(failure: RankFailure, plan: Plan) -> RunError:
+def _with_remedy(failure: RankFailure, plan: CheckedRun) -> RunError:
     """A failed import means a broken runtime: the error then names the runtime and `hvdkit doctor`."""
     lost = re.findall(r"^\s*((?:ModuleNotFound|Import)Error: .*)$", str(failure), flags=re.MULTILINE)
     if not lost or failure.record:  # hvdkit's own code ran, so the import belongs to the training

@@ -18,7 +18,7 @@ from rich.table import Table
 from hvdkit import paths
 from hvdkit.baselines import registry
 from hvdkit.commands import dry_run, fields, parity, train
-from hvdkit.commands.checked_run import Plan, Watch, make_plan
+from hvdkit.commands.checked_run import CheckedRun, Watch, make_plan
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.parity import ParityPlan
 from hvdkit.commands.request import Option, Request, say
@@ -95,7 +95,7 @@ class ComparisonPlan:
     left_out: list[str]
 
     @property
-    def largest(self) -> Plan:
+    def largest(self) -> CheckedRun:
         """The run with the most ranks."""
         return max(self.schedule.plans, key=lambda plan: plan.np)
 
@@ -192,7 +192,7 @@ def schedule(
 
     Raises RequestError with the faults of all runs.
     """
-    plans: list[Plan] = []
+    plans: list[CheckedRun] = []
     named = rival_names or []
     faults = Faults()
     for option, values in (("--framework", frameworks), ("-np", nps), ("--rival", named)):
@@ -274,7 +274,7 @@ def prove(plan: ParityPlan, folder: Path, on_start: Callable[[str], None], resum
     return parity.proved(plan, target, on_start)
 
 
-def earlier(path: Path, margin: float, recipe: Recipe, plans: list[Plan]) -> EarlierComparison:
+def earlier(path: Path, margin: float, recipe: Recipe, plans: list[CheckedRun]) -> EarlierComparison:
     """Check that the planned runs can be compared with those in `path`.
 
     Raises RequestError where the file is missing or damaged, is of another machine or recipe, or has none of the
@@ -331,7 +331,7 @@ def compared(
     schedule: RunOrder,
     shown: Parity | None,
     folder: Path,
-    watch: Callable[[int, Plan], Watch | None] = lambda number, plan: None,
+    watch: Callable[[int, CheckedRun], Watch | None] = lambda number, plan: None,
     baseline: EarlierComparison | None = None,
     resume: bool = False,
 ) -> Comparison:

@@ -14,7 +14,7 @@ from typing import Any
 from hvdkit import tasks
 from hvdkit.adapters.capabilities import CHOSEN as OF_ADAPTERS
 from hvdkit.adapters.capabilities import chosen
-from hvdkit.commands.checked_run import Plan, environment, program
+from hvdkit.commands.checked_run import CheckedRun, environment, program
 from hvdkit.commands.checks import data_ranks
 from hvdkit.core import cuts
 from hvdkit.core.step_plan import StepPlan
@@ -57,7 +57,7 @@ def dry_run(function: Callable[..., Any], /, *arguments: Any, **options: Any) ->
 
 
 def described(
-    command: str, recipe: Recipe, out: Path, plans: Sequence[tuple[Plan, int]], notes: Iterable[str] = ()
+    command: str, recipe: Recipe, out: Path, plans: Sequence[tuple[CheckedRun, int]], notes: Iterable[str] = ()
 ) -> DryRun:
     """What a command with this recipe would start: each plan so many times."""
     former = _former_results([Path("runs"), out.parent])
@@ -74,7 +74,7 @@ def described(
     return DryRun(command=command, recipe=recipe.model_dump(mode="json"), out=str(out), runs=runs, notes=list(lines))
 
 
-def _run(plan: Plan, times: int, former: list[tuple[Path, TrainResult]]) -> PlannedRun:
+def _run(plan: CheckedRun, times: int, former: list[tuple[Path, TrainResult]]) -> PlannedRun:
     recipe, samples, placement = plan.recipe, plan.samples, plan.placement
     size = data_ranks(plan.recipe, plan.np, plan.rival)
     steps = StepPlan(recipe, samples.train, size) if samples and not recipe.finds_batch_size else None
@@ -115,7 +115,7 @@ def _run(plan: Plan, times: int, former: list[tuple[Path, TrainResult]]) -> Plan
     )
 
 
-def _within_hosts(plan: Plan) -> str | None:
+def _within_hosts(plan: CheckedRun) -> str | None:
     """How ranks of one host will exchange tensors on CPUs, and why; None for one rank, on GPUs and with a rival."""
     if plan.rival is not None or plan.np == 1 or _on_gpus(plan):
         return None
@@ -132,7 +132,7 @@ def _within_hosts(plan: Plan) -> str | None:
     return f"shared memory{between}; {SHARED}=0 turns it off"
 
 
-def _stages(plan: Plan) -> list[PlannedStage] | None:
+def _stages(plan: CheckedRun) -> list[PlannedStage] | None:
     """The stages of a model that is divided over ranks, with their ranks and hosts."""
     axes = plan.recipe.parallel
     if not axes.divides or plan.rival is not None:
@@ -149,7 +149,7 @@ def _stages(plan: Plan) -> list[PlannedStage] | None:
     return found
 
 
-def _memory(plan: Plan) -> Parts | None:
+def _memory(plan: CheckedRun) -> Parts | None:
     """What the rank with the most keeps; None where only the script knows the model."""
     recipe, shape = plan.recipe, plan.samples.shape if plan.samples else None
     ranks = data_ranks(plan.recipe, plan.np, plan.rival)
@@ -159,11 +159,11 @@ def _memory(plan: Plan) -> Parts | None:
     return parts if parts.parameters else None
 
 
-def _on_gpus(plan: Plan) -> bool:
+def _on_gpus(plan: CheckedRun) -> bool:
     return plan.recipe.device == "gpu" or (plan.recipe.device == "auto" and plan.runtime.gpu and bool(machine.gpus()))
 
 
-def _too_large(plan: Plan, needs: Parts | None) -> list[str]:
+def _too_large(plan: CheckedRun, needs: Parts | None) -> list[str]:
     """A line if the ranks on this machine need more memory than it has, or one of them more than its GPU."""
     if needs is None or not plan.placement.here:
         return []
@@ -184,7 +184,7 @@ def _too_large(plan: Plan, needs: Parts | None) -> list[str]:
     return [f"memory: {who} at least {gib}, and {of} has {limit / 2**30:,.1f} GiB; {remedy}"]
 
 
-def _few_samples(plan: Plan) -> list[str]:
+def _few_samples(plan: CheckedRun) -> list[str]:
     """A line if batch norms see few samples on each of the ranks that train together."""
     model, ranks = plan.recipe.model, data_ranks(plan.recipe, plan.np, plan.rival)
     axes, samples = plan.recipe.parallel, plan.recipe.batch_size
@@ -197,7 +197,7 @@ def _few_samples(plan: Plan) -> list[str]:
     return [f"{line}, or fewer parallel.microbatches" for line in lines]
 
 
-def _images(plan: Plan) -> list[str]:
+def _images(plan: CheckedRun) -> list[str]:
     """What decoding the folder's images shows. Raises RequestError for damaged ones where the recipe refuses them."""
     data = plan.recipe.data
     if not isinstance(data, ImageFolder) or not plan.placement.here or not plan.samples:
@@ -232,7 +232,7 @@ def _former_results(folders: list[Path]) -> list[tuple[Path, TrainResult]]:
 
 
 def _seconds(
-    plan: Plan, steps: StepPlan | None, threads: int | None, former: list[tuple[Path, TrainResult]]
+    plan: CheckedRun, steps: StepPlan | None, threads: int | None, former: list[tuple[Path, TrainResult]]
 ) -> tuple[float | None, str]:
     """How long the run takes, and from what this is known."""
     wanted = {"framework": plan.framework, "rival": plan.rival, "np": plan.np, "launcher": plan.placement.launcher}
@@ -317,7 +317,7 @@ def _one(run: PlannedRun, tensor: int) -> list[tuple[str, str]]:
         about.insert(2, ("in a host", run.within_hosts))
     if run.stages:
         shares_memory = (run.within_hosts or "").startswith("shared memory")
-        about += mesh.lines(mesh.Mesh.of(run.stages, tensor, shares_memory))
+        about += mesh.lines(mesh.DrawnMesh.of(run.stages, tensor, shares_memory))
     if run.threads:
         about.append(("threads", f"{run.threads} per rank"))
     for name, choice in run.tuning.items():

@@ -9,7 +9,7 @@ from typing import Annotated
 from hvdkit import paths, tasks
 from hvdkit.checkpoint import snapshots
 from hvdkit.commands import fields
-from hvdkit.commands.checked_run import Plan, launch, of_checkpoint
+from hvdkit.commands.checked_run import CheckedRun, launch, of_checkpoint
 from hvdkit.commands.request import Argument, Request, say
 from hvdkit.core.state import check_fits, model_state
 from hvdkit.defaults import LAUNCHER, STALL_TIMEOUT_S
@@ -43,7 +43,7 @@ class EvaluateRequest(Request):
 
 def plan(
     folder: Path, overrides: list[str], framework: str | None, placement: Placement, overrides_from: str = "overrides"
-) -> Plan:
+) -> CheckedRun:
     """Check the checkpoint, its recipe with `overrides`, and the run. Raises RequestError.
 
     Without a `framework` it is the one that has written the checkpoint.

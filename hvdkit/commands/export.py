@@ -20,7 +20,7 @@ from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import CheckpointRecord
 from hvdkit.checkpoint.weights import save_weights
 from hvdkit.commands import fields
-from hvdkit.commands.checked_run import Plan, launch, make_plan
+from hvdkit.commands.checked_run import CheckedRun, launch, make_plan
 from hvdkit.commands.request import Option, Request
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.state import check_fits
@@ -54,7 +54,7 @@ class ExportPlan:
     table: resnet.ResNet | None
     averaged: bool = False
     beside: Mapping[str, bytes] = field(default_factory=dict)
-    plan: Plan | None = None
+    plan: CheckedRun | None = None
 
 
 class ExportRequest(Request):

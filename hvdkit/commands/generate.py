@@ -12,7 +12,7 @@ from pydantic import Field
 
 from hvdkit import paths
 from hvdkit.commands import fields
-from hvdkit.commands.checked_run import Plan
+from hvdkit.commands.checked_run import CheckedRun
 from hvdkit.commands.question import Asked, ask
 from hvdkit.commands.request import Argument, Option, Request
 from hvdkit.data.encoding import encoding
@@ -45,7 +45,7 @@ class GenerateRequest(Request):
 class Prompt:
     """A prompt and a checkpoint that have passed every check that can be made before a rank starts."""
 
-    plan: Plan
+    plan: CheckedRun
     checkpoint: Path
     text: str
 

@@ -20,7 +20,7 @@ from hvdkit.launch.launchers import direct
 from hvdkit.runtimes import pins, store, wheel
 from hvdkit.runtimes.collectives_proof import RANKS
 from hvdkit.runtimes.environment import OLDEST_PYTHON
-from hvdkit.runtimes.process import Cancellation, Log, output, pip_of, unwritable
+from hvdkit.runtimes.process import BuildLog, Cancellation, output, pip_of, unwritable
 from hvdkit.runtimes.progress import COMPILE, PROVE, BuildProgress
 from hvdkit.runtimes.target import Target, find
 
@@ -100,7 +100,7 @@ def install(python: Path, console: Console) -> None:
     """
     target = find(python, None, OLDEST_PYTHON)
     wheel = proved(target, console)
-    with Log(store.root() / "logs" / "horovod-install.log", Cancellation()) as log:
+    with BuildLog(store.root() / "logs" / "horovod-install.log", Cancellation()) as log:
         log.install("installing Horovod", python, "--force-reinstall", "--no-deps", wheel)
         log.install("installing what Horovod needs", python, wheel)
 
@@ -108,7 +108,7 @@ def install(python: Path, console: Console) -> None:
 def proved(target: Target, console: Console) -> Path:
     """Horovod's wheel for `target` in the cache, tested. Raises RunError if the build or the test fails."""
     name, cancelled = "horovod", Cancellation()
-    log = Log(store.root() / "logs" / f"horovod-{os.getpid()}.log", cancelled)
+    log = BuildLog(store.root() / "logs" / f"horovod-{os.getpid()}.log", cancelled)
     try:
         with (
             BuildProgress(console, [name]) as progress,
@@ -132,7 +132,7 @@ def proved(target: Target, console: Console) -> Path:
     return wheel
 
 
-def obtain(name: str, target: Target, scratch: Path, log: Log, progress: BuildProgress) -> Path:
+def obtain(name: str, target: Target, scratch: Path, log: BuildLog, progress: BuildProgress) -> Path:
     """Horovod's wheel for `target`, from the cache or else compiled, as `wheel.obtain`; `progress` shows which."""
     if wheel.cached(target):
         progress.stage(name, COMPILE, "Horovod is in the cache, compiled")
@@ -142,7 +142,7 @@ def obtain(name: str, target: Target, scratch: Path, log: Log, progress: BuildPr
     return wheel.obtain(target, scratch, log, lambda percent: progress.advance(name, percent / 100))
 
 
-def prove(target: Target, wheel: Path, folder: Path, log: Log) -> None:
+def prove(target: Target, wheel: Path, folder: Path, log: BuildLog) -> None:
     """Run every collective of each framework with the wheel `made`, which is installed into `folder`, on two ranks.
 
     Raises RunError with the failing rank's output, or if a rank hangs.

@@ -21,7 +21,7 @@ from hvdkit.adapters.capabilities import CAPABILITIES, dividing
 from hvdkit.baselines import registry
 from hvdkit.checkpoint.resume import deciding
 from hvdkit.commands import dry_run, fields
-from hvdkit.commands.checked_run import Plan, launch, make_plan
+from hvdkit.commands.checked_run import CheckedRun, launch, make_plan
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.parity_verdict import MARKS, missed, verdict
 from hvdkit.commands.request import Option, Request
@@ -55,7 +55,7 @@ class ParityPlan:
     """A parity run that has passed every check that can be made before it starts; `plans[0]` is the reference's."""
 
     recipe: Recipe
-    plans: list[Plan]
+    plans: list[CheckedRun]
     steps: int
     names: list[str]  # of all that are judged: frameworks, and their rivals as in `registry.label`
 
@@ -153,7 +153,7 @@ def plan(
     wanted = [(*run, _precision(run[1]), False) for run in _judged(frameworks, named, np)]
     needed = ["fp64", *(["fp32"] if any(precision == "fp32" for _, _, precision, _ in wanted) else [])]
     wanted = [*((*LEADER, precision, recipe.parallel.divides) for precision in needed), *wanted]
-    plans: list[Plan] = []
+    plans: list[CheckedRun] = []
     for framework, rival, precision, whole in dict.fromkeys(wanted):
         with faults.collected():
             sharding = base.sharding if rival is None else registry.sharding_in_parity(rival, base.sharding)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from hvdkit import paths
-from hvdkit.commands.checked_run import Plan
+from hvdkit.commands.checked_run import CheckedRun
 from hvdkit.commands.fields import Average, CheckpointFolder, Overwrite, WritersFramework
 from hvdkit.commands.question import Asked, ask
 from hvdkit.commands.request import Argument, Option, Request, say
@@ -45,7 +45,7 @@ class PredictImagesRequest(Request):
 class Pictures:
     """Pictures and a checkpoint that have passed every check that can be made before a rank starts."""
 
-    plan: Plan
+    plan: CheckedRun
     checkpoint: Path
     files: list[Path]
     top: int

@@ -14,7 +14,7 @@ from rich.table import Table
 from hvdkit import paths
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.commands import dry_run, fields
-from hvdkit.commands.checked_run import Plan, launch, make_plan
+from hvdkit.commands.checked_run import CheckedRun, launch, make_plan
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.request import Accepts, Argument, Option, Request, say
 from hvdkit.defaults import FRAMEWORK, LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
@@ -52,10 +52,10 @@ class ProfilePlan:
 
     given: Recipe
     left_out: list[str]
-    plan: Plan
+    plan: CheckedRun
     steps: int
     own_profile: bool
-    others: tuple[Plan, ...] = ()
+    others: tuple[CheckedRun, ...] = ()
 
 
 def _batch_sizes(name: str, given: Any) -> Any:
@@ -230,7 +230,7 @@ def measured(plan: ProfilePlan, folder: Path) -> Profile:
     return profile
 
 
-def _measured(plan: ProfilePlan, run: Plan, folder: Path) -> assemble.Findings:
+def _measured(plan: ProfilePlan, run: CheckedRun, folder: Path) -> assemble.Findings:
     """One profiled run."""
     folder.mkdir(exist_ok=True)
     write_atomic(folder / "config.yaml", schema.dump(run.recipe))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hvdkit.checkpoint import snapshots
-from hvdkit.commands.checked_run import Plan, launch, of_checkpoint
+from hvdkit.commands.checked_run import CheckedRun, launch, of_checkpoint
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
@@ -40,13 +40,13 @@ class Asked:
             model = model.model_copy(update=changes)
         return cls(checkpoint.absolute(), record, recipe.model_copy(update={"model": model}))
 
-    def plan(self, framework: str | None, **changes: Any) -> Plan:
+    def plan(self, framework: str | None, **changes: Any) -> CheckedRun:
         """The run of one rank under `framework`, None for that of the checkpoint, with changes to the recipe."""
         recipe = self.recipe.model_copy(update=changes)
         return of_checkpoint(recipe, self.record.framework, framework, Placement(), "none")
 
 
-def ask(plan: Plan, option: str, query: dict[str, Any], kind: type[Answer], folder: Path | None) -> Answer:
+def ask(plan: CheckedRun, option: str, query: dict[str, Any], kind: type[Answer], folder: Path | None) -> Answer:
     """The answer that the plan's rank, started with `option` and what is asked for, writes, a file of this `kind`.
 
     All files are written into `folder` (absolute, there and empty) if there is one. Raises what the launcher raises.

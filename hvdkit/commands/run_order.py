@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit.commands import train
-from hvdkit.commands.checked_run import Plan
+from hvdkit.commands.checked_run import CheckedRun
 from hvdkit.errors import RequestError
 from hvdkit.results.train import TrainResult
 from hvdkit.tracking import trackers as tracking
@@ -22,7 +22,7 @@ class RunOrder:
     So all plans share what else the machine does over time, and none always follows the same other one.
     """
 
-    plans: list[Plan]
+    plans: list[CheckedRun]
     rounds: int
     seed: int
 
@@ -31,7 +31,7 @@ class RunOrder:
         """The numbers of the rounds."""
         return range(1, self.rounds + 1)
 
-    def __iter__(self) -> Iterator[tuple[int, Plan]]:
+    def __iter__(self) -> Iterator[tuple[int, CheckedRun]]:
         for number in self.numbers:
             shuffled = list(self.plans)
             if self.rounds > 1 or any(plan.rival for plan in self.plans):
@@ -39,12 +39,12 @@ class RunOrder:
             for plan in shuffled:
                 yield number, plan
 
-    def name(self, number: int, plan: Plan) -> str:
+    def name(self, number: int, plan: CheckedRun) -> str:
         """A run's name within its comparison."""
         return name(plan) + (f"-round{number}" if self.rounds > 1 else "")
 
 
-def name(plan: Plan) -> str:
+def name(plan: CheckedRun) -> str:
     """The name of a kind of run within its comparison."""
     return f"{plan.framework}-np{plan.np}" + (f"-{plan.rival}" if plan.rival else "")
 

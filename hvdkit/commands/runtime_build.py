@@ -24,7 +24,7 @@ from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import direct
 from hvdkit.runtimes import cuda, environment, machine, pins, store, wheel
 from hvdkit.runtimes import target as targets
-from hvdkit.runtimes.process import Cancellation, Log, unwritable
+from hvdkit.runtimes.process import BuildLog, Cancellation, unwritable
 from hvdkit.runtimes.progress import COMPILE, CREATE, INSTALL, PROVE, BuildProgress
 from hvdkit.runtimes.store import Runtime
 from hvdkit.runtimes.target import Target
@@ -137,7 +137,7 @@ class _Build:
         if faults:
             raise RunError("\n".join(str(fault) for fault in faults))
 
-    def _prepare(self, name: str, held: ExitStack) -> Log | None:
+    def _prepare(self, name: str, held: ExitStack) -> BuildLog | None:
         """Take the lock, make the environment, install the framework. None where nothing is left to do.
 
         The lock is taken by who is in the lane already: two builds that wait for each other's locks cannot both wait.
@@ -151,7 +151,7 @@ class _Build:
         runtime = store.load(name)
         if runtime is not None and runtime.key == current_key(name, self._gpu[name]):
             return None
-        log = Log(store.root() / "logs" / f"{name}.log", self._cancelled)
+        log = BuildLog(store.root() / "logs" / f"{name}.log", self._cancelled)
         held.callback(log.close)
         self._progress.stage(name, CREATE, "making the environment")
         environment.create(name, log)
@@ -159,7 +159,7 @@ class _Build:
         environment.install_framework(name, self._gpu[name], log)
         return log
 
-    def _compile(self, name: str, prepared: Future[Log | None]) -> Path | None:
+    def _compile(self, name: str, prepared: Future[BuildLog | None]) -> Path | None:
         """Horovod's wheel, from the cache or compiled; None where nothing is left to do."""
         log = prepared.result()
         if log is None:
@@ -175,7 +175,9 @@ class _Build:
         # What a build that is killed leaves there goes with the runtime's folder, when the next one begins.
         return horovod_wheel.obtain(name, target, store.folder(name) / "horovod", log, self._progress)
 
-    def _finish(self, name: str, held: ExitStack, prepared: Future[Log | None], compiled: Future[Path | None]) -> None:
+    def _finish(
+        self, name: str, held: ExitStack, prepared: Future[BuildLog | None], compiled: Future[Path | None]
+    ) -> None:
         """Install Horovod and test it; then the runtime is complete. The lock and the log are released here."""
         try:
             with held:

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import hvdkit
 from hvdkit import paths
 from hvdkit.commands import fields, tune
-from hvdkit.commands.checked_run import MetricsTail, Plan, Watch, launch, make_plan
+from hvdkit.commands.checked_run import CheckedRun, MetricsTail, Watch, launch, make_plan
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.removed import Removals
 from hvdkit.commands.request import Option, Request, say
@@ -137,7 +137,7 @@ def lines(request: TrainRequest, result: TrainResult) -> Iterator[str]:
         yield f"what is in a picture: {shlex.join(['hvdkit', 'predict-images', str(shown), 'PICTURE.jpg'])}"
 
 
-def _checked(request: TrainRequest) -> tuple[Plan, Path, list[str]]:
+def _checked(request: TrainRequest) -> tuple[CheckedRun, Path, list[str]]:
     """The run, its folder, and its trackers. Raises RequestError."""
     began = process_began() if request.typed else time.time()
     names, out, resume = tracking.check(request.log or []), request.out, request.resume
@@ -150,7 +150,7 @@ def _checked(request: TrainRequest) -> tuple[Plan, Path, list[str]]:
 
 
 def trained(
-    plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = False, trackers: Trackers | None = None
+    plan: CheckedRun, folder: Path, watch: Watch | None = None, resume: bool = False, trackers: Trackers | None = None
 ) -> TrainResult:
     """Run to the end, writing into `folder` (absolute, existing, empty); `watch` gets each line of metrics.jsonl.
 
@@ -316,7 +316,7 @@ def _save_csv(folder: Path) -> None:
     csv_files.save_metrics(folder / "metrics.csv", lambda: read_metrics(folder / "metrics.jsonl"))
 
 
-def tracked(plan: Plan, folder: Path, group: str | None = None) -> tracking.TrackedRun:
+def tracked(plan: CheckedRun, folder: Path, group: str | None = None) -> tracking.TrackedRun:
     """The run as trackers get it: the resolved recipe, and what the command line has chosen."""
     config: dict[str, Any] = plan.recipe.model_dump(mode="json") | {
         "framework": plan.framework,
@@ -328,7 +328,7 @@ def tracked(plan: Plan, folder: Path, group: str | None = None) -> tracking.Trac
     return tracking.TrackedRun(folder, config, group)
 
 
-def finished(plan: Plan, folder: Path) -> TrainResult | None:
+def finished(plan: CheckedRun, folder: Path) -> TrainResult | None:
     """The result of an earlier run in the folder, if it is of this plan and has finished."""
     try:
         same = schema.load(folder / "config.yaml") == plan.recipe

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hvdkit import tasks
-from hvdkit.commands.checked_run import MetricsTail, Plan, launch
+from hvdkit.commands.checked_run import CheckedRun, MetricsTail, launch
 from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
 from hvdkit.results.train import MetricLine
@@ -33,7 +33,7 @@ class _Enough(Exception):
     """A short run has been measured."""
 
 
-def searches(plan: Plan) -> bool:
+def searches(plan: CheckedRun) -> bool:
     """Whether settings are searched for in this run.
 
     Not with one rank, which reduces nothing; not in an elastic run, where Horovod mixes up cycle times as ranks join;
@@ -44,7 +44,7 @@ def searches(plan: Plan) -> bool:
     return wanted and plan.np > 1 and not recipe.elastic and recipe.device != "gpu"
 
 
-def measured(plan: Plan, folder: Path) -> Plan:
+def measured(plan: CheckedRun, folder: Path) -> CheckedRun:
     """The plan with the settings at which short runs in `folder` were fastest; their files are removed.
 
     Each runs STEPS updates of the recipe in each of ROUNDS rounds, in random order. Raises what the launcher raises.
@@ -80,7 +80,7 @@ def choose(speeds: Mapping[str, list[float]], unit: str) -> tuple[str, str]:
     return best, f"measured before the run, {unit}/s, medians of {rounds} short runs: {table}{rule}"
 
 
-def _speed(plan: Plan, folder: Path) -> float:
+def _speed(plan: CheckedRun, folder: Path) -> float:
     """Units per second of the updates between WARMUP_STEPS and STEPS, the median of their parts."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -34,7 +34,7 @@ _RECEIVES = {"receive activation": "activation", "receive gradient": "gradient"}
 _AHEAD = 2  # receives that have begun before they are due: an activation's and a gradient's
 
 
-class Plan(NamedTuple):
+class PipelinePlan(NamedTuple):
     """How a model in stages of `chunks` each is trained: batches are divided into `microbatches` each, and go by a
     `schedule`."""
 
@@ -60,7 +60,7 @@ class Pipeline:
     forward and backward passes.
     """
 
-    def __init__(self, adapter: Adapter, trainable: Trainable, plan: Plan, shared: Sequence[str] = ()) -> None:
+    def __init__(self, adapter: Adapter, trainable: Trainable, plan: PipelinePlan, shared: Sequence[str] = ()) -> None:
         mesh = plan.mesh
         stages = self._stages = mesh.pipeline
         self._adapter, self._trainable, self._ends, self._plan = adapter, trainable, mesh.ends, plan

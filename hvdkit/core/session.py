@@ -28,7 +28,7 @@ from hvdkit.recipe.schema import AverageWeights, Loss, Optimizer
 
 if TYPE_CHECKING:
     from hvdkit.core.counting import Counting
-    from hvdkit.core.pipeline import Pipeline, Plan
+    from hvdkit.core.pipeline import Pipeline, PipelinePlan
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Session(Stateful):
         targets: int = 1,
         digests: bool = False,
         pieces: Mapping[str, Piece] | None = None,
-        plan: Plan | None = None,
+        plan: PipelinePlan | None = None,
     ) -> None:
         self.adapter, self.strategy = adapter, strategy or Strategy()
         self.counting: Counting | None = None  # of a loss that may return (sum, count)

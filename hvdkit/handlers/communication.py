@@ -21,15 +21,15 @@ _WINDOW = 5  # lines one after the other: single ones are slow by chance
 _KNOWN, _REMEMBERED = 5, 500  # lines before those from which it is known what it was; at most so many
 
 
-def watched(adapter: Adapter, mesh: Mesh) -> Communication | None:
+def watched(adapter: Adapter, mesh: Mesh) -> BandwidthWatch | None:
     """What watches a run's communication; None for one rank, and unless the Horovod of all ranks counts. Collective."""
     if mesh.world.size == 1:
         return None
     counts = adapter.communication_counters() is not None
-    return Communication(adapter, mesh) if all(adapter.allgather_object(counts, mesh.world, name="counts")) else None
+    return BandwidthWatch(adapter, mesh) if all(adapter.allgather_object(counts, mesh.world, name="counts")) else None
 
 
-class Communication(Handler):
+class BandwidthWatch(Handler):
     """Measures, from line to line of metrics.jsonl, the bandwidth of collectives of at least 64 KiB.
 
     `mbit_per_s` is the bus bandwidth since the line before, `epoch_mbit_per_s` that of the epoch so far; None where

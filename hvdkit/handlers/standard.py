@@ -20,7 +20,7 @@ from hvdkit.heartbeat import DISK
 from hvdkit.results.train import MetricLine, scores, shown_scores
 
 if TYPE_CHECKING:
-    from hvdkit.handlers.communication import Communication
+    from hvdkit.handlers.communication import BandwidthWatch
     from hvdkit.handlers.metrics_file import MetricsFile
     from hvdkit.handlers.weight_average import EpochAverage
 
@@ -35,7 +35,7 @@ def attach(
     asked_to_stop: Callable[[], bool] | None = None,
     of_task: Sequence[Handler] = (),
     resumed: Arrays | None = None,
-    communication: Communication | None = None,
+    communication: BandwidthWatch | None = None,
 ) -> Loop:
     """Give a run hvdkit's handlers, and those `of_task`; returns the run.
 
@@ -64,7 +64,7 @@ def attach(
 
         average = EpochAverage(run, measured)
         run.handlers.append(average)
-    run.handlers.append(Log(losses, metrics_file, communication))
+    run.handlers.append(MetricsLog(losses, metrics_file, communication))
     if recipe.early_stopping:
         from hvdkit.handlers.stopping import Patience
 
@@ -192,10 +192,10 @@ def merge_buffers(run: Loop) -> None:
         run.warn(merging.merge_of_mesh(run.session, run.mesh))
 
 
-class Log(Handler):
+class MetricsLog(Handler):
     """Writes a line of metrics.jsonl each `log_every` steps and at the end of each epoch, which it also prints."""
 
-    def __init__(self, losses: Losses, file: MetricsFile | None, communication: Communication | None = None) -> None:
+    def __init__(self, losses: Losses, file: MetricsFile | None, communication: BandwidthWatch | None = None) -> None:
         self._losses, self._file, self._communication = losses, file, communication
 
     def on_step_end(self, run: Loop) -> None:

@@ -24,7 +24,7 @@ from hvdkit.report.canvas import (
     series,
     whole_numbers,
 )
-from hvdkit.report.collect import Found
+from hvdkit.report.collect import CollectedRuns
 from hvdkit.report.rounds import Estimate, RunGroup, efficiency, interval, unscaled
 from hvdkit.report.tables import ratios_table
 from hvdkit.report.tabular import Cell, number
@@ -46,7 +46,7 @@ class Charts:
     which there are data.
     """
 
-    def __init__(self, page: Found, groups: list[RunGroup]) -> None:
+    def __init__(self, page: CollectedRuns, groups: list[RunGroup]) -> None:
         self.groups, self._comparison = groups, page.comparison
         self._nps = sorted({group.np for group in groups})
         frameworks = dict.fromkeys(group.framework for group in groups)

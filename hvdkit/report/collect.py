@@ -40,7 +40,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Found:
+class CollectedRuns:
     """The runs of a folder, in the order of compare.json; `comparison` is None for the folder of a single run."""
 
     folder: Path
@@ -48,7 +48,7 @@ class Found:
     comparison: Comparison | None
 
 
-def read(folder: Path) -> Found:
+def read(folder: Path) -> CollectedRuns:
     """Read what a report is made from. Raises RequestError with the first file that is missing or damaged."""
     expected = "expected a folder that `hvdkit compare` or `hvdkit train` has written"
     try:
@@ -61,14 +61,14 @@ def read(folder: Path) -> Found:
         return _comparison(folder)
     if "result.json" in names:
         path = folder / "result.json"
-        return Found(folder, [_run(folder, _sound(TrainResult.read(path), path))], None)
+        return CollectedRuns(folder, [_run(folder, _sound(TrainResult.read(path), path))], None)
     reason = "neither compare.json nor result.json is in it" if names else "the folder is empty"
     if "runs" in names:
         reason = "a comparison that has not come to its end (no compare.json)"
     raise RequestError(f"{named(folder)}: {reason}; {expected}")
 
 
-def _comparison(folder: Path) -> Found:
+def _comparison(folder: Path) -> CollectedRuns:
     path = folder / "compare.json"
     comparison = Comparison.read(path)
     kinds = {Run(result).kind for result in comparison.runs}
@@ -82,7 +82,7 @@ def _comparison(folder: Path) -> Found:
     for result in comparison.runs:
         home = folders.get(_key(_sound(result, path)))
         runs.append(_run(home, result) if home else Run(result))
-    return Found(folder, runs, comparison)
+    return CollectedRuns(folder, runs, comparison)
 
 
 def _key(result: TrainResult) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hvdkit.baselines.registry import label
 from hvdkit.report.canvas import ranks
-from hvdkit.report.collect import Found
+from hvdkit.report.collect import CollectedRuns
 from hvdkit.report.parity import reference
 from hvdkit.report.rounds import RunGroup, efficiency, ratio, unscaled
 from hvdkit.results import intervals
@@ -29,7 +29,7 @@ class Headline:
     text: str
 
 
-def findings(given: Found, groups: list[RunGroup]) -> list[Headline]:
+def findings(given: CollectedRuns, groups: list[RunGroup]) -> list[Headline]:
     """The findings: a parity that failed, the answer, how far to trust it, and the rest."""
     if given.comparison is None:
         doubted = [Headline("bad", "Speed", f"{text[0].upper()}{text[1:]}.") for text in doubts(groups[0].first)]
@@ -92,7 +92,7 @@ def _few_rounds(groups: list[RunGroup]) -> list[Headline]:
     return [Headline("caution", lead, text)]
 
 
-def why_accuracies_differ(given: Found, groups: list[RunGroup]) -> str:
+def why_accuracies_differ(given: CollectedRuns, groups: list[RunGroup]) -> str:
     """Why accuracies differ although parity passed; empty if they do not differ, or if it did not pass."""
     parity = given.comparison and given.comparison.parity
     rates = [rate for group in groups if (rate := group.middle("val_accuracy")) is not None]

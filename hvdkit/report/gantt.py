@@ -10,7 +10,7 @@ from hvdkit.files import write_atomic
 from hvdkit.report import plotting
 from hvdkit.report.canvas import brief
 from hvdkit.results.profile import Profile
-from hvdkit.simulator.engine import Span, StepSchedule
+from hvdkit.simulator.engine import StepSchedule, TaskSpan
 
 _COLOURS = {
     "read": "#8c8c8c", "decode": "#b5b5b5", "copy": "#d9d9d9", "gap": "#e8e0d0", "forward": "#4c8bbf",
@@ -22,7 +22,7 @@ _INCHES = 10  # of the picture's width: its letters are as large on a page as th
 _PIXELS = 1000  # in which the step is drawn, about
 
 
-def window(schedule: StepSchedule) -> tuple[set[tuple[str, int]], float, float, list[Span]]:
+def window(schedule: StepSchedule) -> tuple[set[tuple[str, int]], float, float, list[TaskSpan]]:
     """(critical path, begin, end, tasks) of a step: from the end of the previous update, with all tasks that run in it.
 
     It is not the last simulated step, because the input of later steps is read during a step.
@@ -121,11 +121,11 @@ def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _row(span: Span) -> str:
+def _row(span: TaskSpan) -> str:
     return span.task.resource or span.task.kind
 
 
-def _rows(spans: list[Span]) -> list[str]:
+def _rows(spans: list[TaskSpan]) -> list[str]:
     """The rows of the picture, in the order of _COLOURS."""
     kinds = list(_COLOURS)
     return list(dict.fromkeys(_row(span) for span in sorted(spans, key=lambda span: kinds.index(span.task.kind))))

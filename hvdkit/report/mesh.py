@@ -34,7 +34,7 @@ class Talk(NamedTuple):
     way: str
 
 
-class Mesh(NamedTuple):
+class DrawnMesh(NamedTuple):
     """The axes' sizes, the stages, and whether ranks of one host exchange tensors through memory."""
 
     data: int
@@ -44,9 +44,9 @@ class Mesh(NamedTuple):
     shares_memory: bool
 
     @staticmethod
-    def of(stages: Sequence[PlannedStage], tensor: int, shares_memory: bool) -> Mesh:
+    def of(stages: Sequence[PlannedStage], tensor: int, shares_memory: bool) -> DrawnMesh:
         """The mesh of a model in these stages."""
-        return Mesh(len(stages[0].ranks) // tensor, len(stages), tensor, stages, shares_memory)
+        return DrawnMesh(len(stages[0].ranks) // tensor, len(stages), tensor, stages, shares_memory)
 
     @property
     def shape(self) -> str:
@@ -84,7 +84,7 @@ class Mesh(NamedTuple):
         return found
 
 
-def lines(mesh: Mesh) -> Iterator[tuple[str, str]]:
+def lines(mesh: DrawnMesh) -> Iterator[tuple[str, str]]:
     """A name and a text: the axes, each stage, and who talks to whom along each axis."""
     yield "mesh", mesh.shape
     several = len(set(mesh.hosts.values())) > 1
@@ -118,7 +118,7 @@ def blocks(names: Sequence[str]) -> str:
     return ", ".join(run[0] if len(run) == 1 else f"{run[0]}–{run[-1].rpartition('.')[2]}" for run in runs)
 
 
-def chart(mesh: Mesh) -> Iterator[Chart]:
+def chart(mesh: DrawnMesh) -> Iterator[Chart]:
     """The picture: a row for each stage, a box for each rank, a line for each two that talk. None of a large mesh."""
     if len(mesh.hosts) > _MOST_RANKS:
         return
@@ -136,7 +136,7 @@ def chart(mesh: Mesh) -> Iterator[Chart]:
         yield canvas.chart(summary, f"A full line is memory of one host, a dashed one is sockets.{more}")
 
 
-def draw(axes: Axes, mesh: Mesh, colours: Mapping[str, str] = _PAGE) -> None:
+def draw(axes: Axes, mesh: DrawnMesh, colours: Mapping[str, str] = _PAGE) -> None:
     """Draw a mesh in these colours, by default the page's."""
     from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 

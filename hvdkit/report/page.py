@@ -16,7 +16,7 @@ from hvdkit.files import closed_to_writes, write_atomic
 from hvdkit.report import collect, profile_page, reproduce, stages
 from hvdkit.report.canvas import Chart, ranks
 from hvdkit.report.charts import Charts
-from hvdkit.report.collect import Found, Run
+from hvdkit.report.collect import CollectedRuns, Run
 from hvdkit.report.documents import TEMPLATES, render
 from hvdkit.report.findings import above_one, findings, why_accuracies_differ
 from hvdkit.report.parity import deviations, parity_table, reference
@@ -53,7 +53,7 @@ def write(folder: Path, out: Path | None = None) -> tuple[Path, Path]:
     return target / "report.html", target / "report.md"
 
 
-def make(given: Found, own_command: str, target: Path = Path()) -> Page:
+def make(given: CollectedRuns, own_command: str, target: Path = Path()) -> Page:
     """The page about the results of a folder, to be written into `target`."""
     groups = grouped(given.runs)
     first = given.runs[0].result
@@ -85,7 +85,7 @@ def _length(runs: list[Run]) -> str:
     return f"{epochs:,} epoch{'' if epochs == 1 else 's'}"
 
 
-def _notes(given: Found, groups: list[RunGroup]) -> list[str]:
+def _notes(given: CollectedRuns, groups: list[RunGroup]) -> list[str]:
     """The notes below the results: how to read them."""
     results = [run.result for run in given.runs]
     unit = results[0].unit
@@ -133,7 +133,7 @@ def _notes(given: Found, groups: list[RunGroup]) -> list[str]:
     return notes
 
 
-def _sections(given: Found, groups: list[RunGroup]) -> list[Section]:
+def _sections(given: CollectedRuns, groups: list[RunGroup]) -> list[Section]:
     """All sections, in order. A single run has no scaling, no parity and no list of runs."""
     drawn, comparison = _charts(given, groups), given.comparison
     unread = "the metrics.jsonl is missing or cannot be read"
@@ -190,7 +190,7 @@ def _sections(given: Found, groups: list[RunGroup]) -> list[Section]:
     return [*sections, tuning, Section("runs", "Every run", [], [], [runs_table(given)])]
 
 
-def _charts(given: Found, groups: list[RunGroup]) -> dict[str, list[Chart]]:
+def _charts(given: CollectedRuns, groups: list[RunGroup]) -> dict[str, list[Chart]]:
     """All charts, by what they show."""
     charts = Charts(given, groups)
     names = _OF_A_RUN if given.comparison is None else _OF_A_COMPARISON

@@ -36,7 +36,7 @@ def make(folder: Path, own_command: str) -> Page:
     if (folder / pipelines.FILE).exists():
         step = pipelines.load(folder / pipelines.FILE)
         told.append(Headline("plain", "The pipeline", " ".join(pipeline.sentences(step))))
-        whole = mesh.Mesh.of(step.of_stages, step.tensor, step.shares_memory)
+        whole = mesh.DrawnMesh.of(step.of_stages, step.tensor, step.shares_memory)
         sections.append(Section("pipeline", "The pipeline", [], [*pipeline.chart(step), *mesh.chart(whole)]))
     words = ["hvdkit", "profile", str(folder / "config.yaml"), "--framework", profile.framework, "-np", str(profile.np)]
     machine = {

@@ -14,7 +14,7 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe import schema, yaml_files
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report.canvas import ranks
-from hvdkit.report.collect import Found, Run
+from hvdkit.report.collect import CollectedRuns, Run
 from hvdkit.results.train import TrainResult
 
 
@@ -40,7 +40,7 @@ def locate(run: Run, folder: Path) -> CommandLine:
     return CommandLine(gives, shlex.join([*words[:2], recipe[0], *words[2:], *_out(folder, run), *recipe[1:]]))
 
 
-def of_all(given: Found) -> CommandLine | None:
+def of_all(given: CollectedRuns) -> CommandLine | None:
     """The command of a whole comparison; None for a single run, or if no recipe is known."""
     known = next((run for run in given.runs if run.recipe), None)
     if given.comparison is None or known is None or known.recipe is None:

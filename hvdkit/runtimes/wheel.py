@@ -20,7 +20,7 @@ import hvdkit
 from hvdkit.errors import RequestError, RunError
 from hvdkit.files import unwritable, write_atomic
 from hvdkit.runtimes import cuda, machine, patches, pins, store
-from hvdkit.runtimes.process import Log, environment, pip
+from hvdkit.runtimes.process import BuildLog, environment, pip
 from hvdkit.runtimes.target import Target
 
 _MADE_FROM = "made-from.json"
@@ -110,7 +110,7 @@ def _ingredients(target: Target) -> dict[str, object]:
     }
 
 
-def sdist(python: Path, scratch: Path, log: Log) -> Path:
+def sdist(python: Path, scratch: Path, log: BuildLog) -> Path:
     """Horovod's sdist in the cache, downloaded once by way of the folder `scratch`, and checked
     against its SHA-256.
 
@@ -134,7 +134,7 @@ def cached(target: Target) -> Path | None:
     return _wheel_in(_cache_folder(wheel_ingredients(target)))
 
 
-def obtain(target: Target, scratch: Path, log: Log, on_percent: Callable[[int], None]) -> Path:
+def obtain(target: Target, scratch: Path, log: BuildLog, on_percent: Callable[[int], None]) -> Path:
     """The wheel for `target`, from the cache, or else built in the folder `scratch`, which is made and removed.
 
     Nothing is installed into the interpreter. `on_percent` gets the progress of the compilation, 0 to 100. Raises

@@ -13,7 +13,7 @@ from hvdkit.results.profile import Profile
 from hvdkit.simulator import case_memory, piecewise_linear, step, what_ifs
 from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level, Measured, Software
 from hvdkit.simulator.compression_costs import METHODS, CompressionSetting
-from hvdkit.simulator.costs import Network, level
+from hvdkit.simulator.costs import ClusterLinks, level
 from hvdkit.simulator.crowding import MIXED, Crowding
 from hvdkit.simulator.jitter import slowest
 from hvdkit.simulator.settings import Settings, SyncSetting
@@ -78,7 +78,7 @@ class Calibration:
         own = compression == self.known.compression and (same or compression.method not in ("none", "fp16"))
         return Case(
             workload=work,
-            network=Network(cluster, ranks, chosen.hosts),
+            network=ClusterLinks(cluster, ranks, chosen.hosts),
             policy=chosen.policy or "horovod",
             compression=compression,
             compression_s=self.workload.compression_s or None if own else None,

@@ -13,7 +13,7 @@ from hvdkit.simulator import compression_costs, policies
 from hvdkit.simulator.batch_curves import ComputeTimes
 from hvdkit.simulator.cluster import Algorithm
 from hvdkit.simulator.compression_costs import CompressionSetting, SentBytes, Traffic
-from hvdkit.simulator.costs import CollectiveCost, Network, balanced_servers
+from hvdkit.simulator.costs import ClusterLinks, CollectiveCost, balanced_servers
 from hvdkit.simulator.piecewise_linear import Floats
 from hvdkit.simulator.workload import Workload
 
@@ -45,7 +45,7 @@ class Case:
     """
 
     workload: Workload
-    network: Network
+    network: ClusterLinks
     policy: str = "horovod"
     compression: CompressionSetting = _DENSE
     compression_s: float | None = None
@@ -206,4 +206,4 @@ class Case:
     @property
     def alone(self) -> Case:
         """The same step without communication, as an ideal network would give it."""
-        return replace(self, network=Network(self.network.cluster, 1), compression=_DENSE, compression_s=None)
+        return replace(self, network=ClusterLinks(self.network.cluster, 1), compression=_DENSE, compression_s=None)

@@ -86,7 +86,7 @@ def balanced_servers(sizes: Iterable[float], servers: int) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class ClusterLinks:
     """The links of a cluster that `ranks` ranks use.
 
     Each host is filled before the next, unless the ranks are spread over so many `hosts` as evenly as possible.
@@ -317,7 +317,7 @@ class Network:
             if only or (m.ranks_per_host == 1 if last else index == 0 and m.ranks == m.ranks_per_host)
         ]
 
-    def _fewer_measured(self) -> Network | None:
+    def _fewer_measured(self) -> ClusterLinks | None:
         """The next fewer ranks over which a hop was measured, where there is one level of links.
 
         A hop that was measured over more ranks may be faster, and a tree has hardly more of them.
@@ -325,7 +325,7 @@ class Network:
         if len(self.cluster.levels) > 1:
             return None
         counts = [m.ranks for m in self._in_hops(0) if m.ranks < self.ranks]
-        return Network(self.cluster, max(counts)) if counts else None
+        return ClusterLinks(self.cluster, max(counts)) if counts else None
 
     def _measured_hop(self, index: int) -> PiecewiseLinear | None:
         """One hop of a level, interpolated between the numbers of ranks that were measured; None without any."""
@@ -370,7 +370,7 @@ class Network:
     def _formula_of(self, measured: Measured, hops: list[Measured]) -> PiecewiseLinear:
         """What the formula has for what was measured."""
         bare = self.cluster.model_copy(update={"measured": hops, "ranks_per_host": measured.ranks_per_host})
-        return Network(bare, measured.ranks)._formula(measured.operation, measured.algorithm, 1)[0]
+        return ClusterLinks(bare, measured.ranks)._formula(measured.operation, measured.algorithm, 1)[0]
 
     def _scaled(self, line: PiecewiseLinear, measured: Measured, hops: list[Measured]) -> PiecewiseLinear:
         """A formula's `line`, by the measured latency and asymptotic rate over the formula's own there."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvdkit.simulator.costs import Network
+from hvdkit.simulator.costs import ClusterLinks
 
 IN_HOST = {"fp32": 0.059, "mixed": 0.086}
 BETWEEN_HOSTS = {"fp32": 0.035, "mixed": 0.11}
@@ -31,7 +31,7 @@ class Crowding:
     mixed: bool = False
     on_cpu: bool = False
 
-    def factor(self, network: Network) -> float:
+    def factor(self, network: ClusterLinks) -> float:
         """By what factor compute takes longer than in the profile, at least 1. CPUs have none: nothing is known."""
         if self.on_cpu:
             return 1.0

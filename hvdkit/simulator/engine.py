@@ -44,7 +44,7 @@ class TimedTask:
 
 
 @dataclass(frozen=True)
-class Span:
+class TaskSpan:
     """When one task of one iteration runs, in seconds from the start of the first iteration."""
 
     task: TimedTask
@@ -66,11 +66,11 @@ class StepSchedule:
     ends: list[list[Any]]
     period: Any
 
-    def spans(self, iteration: int = -1) -> list[Span]:
+    def spans(self, iteration: int = -1) -> list[TaskSpan]:
         """The tasks of one iteration; for a schedule of one case."""
         number = iteration % len(self.ends)
         rows = zip(self.tasks, self.starts[number], self.ends[number], strict=True)
-        return [Span(task, number, float(start), float(end)) for task, start, end in rows]
+        return [TaskSpan(task, number, float(start), float(end)) for task, start, end in rows]
 
     def busy(self) -> dict[str, Any]:
         """Seconds per step that each resource is in use."""
@@ -80,7 +80,7 @@ class StepSchedule:
                 seconds[task.resource] = seconds.get(task.resource, 0.0) + task.seconds
         return seconds
 
-    def critical_path(self, iteration: int = -1) -> list[Span]:
+    def critical_path(self, iteration: int = -1) -> list[TaskSpan]:
         """The critical path of an iteration, from the end of the step before it to its own; for one case.
 
         Goes back from the last task, each time to the one that ended latest among those it waited for and the one
@@ -88,13 +88,13 @@ class StepSchedule:
         """
         iteration, number = iteration % len(self.ends), len(self.tasks) - 1
         begin = float(self.ends[iteration - 1][number]) if iteration else 0.0
-        path: list[Span] = []
+        path: list[TaskSpan] = []
         while True:
             start, end = float(self.starts[iteration][number]), float(self.ends[iteration][number])
             if path and end <= begin:
                 break
             if end > start:
-                path.append(Span(self.tasks[number], iteration, start, end))
+                path.append(TaskSpan(self.tasks[number], iteration, start, end))
             reached = [(iteration - lag, other) for lag, other in self.before[number] if iteration >= lag]
             if not reached:
                 break

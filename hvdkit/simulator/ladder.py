@@ -34,7 +34,7 @@ _LEAST_SIDE = 32  # pixels
 _LEAST_CONTEXT = 64  # tokens
 
 
-class Step(NamedTuple):
+class PredictedStep(NamedTuple):
     """An update, in milliseconds: expected, and the ends of its interval."""
 
     expected: float
@@ -96,7 +96,9 @@ class _Trial:
 _Keys = dict[str, Any]  # sections of a recipe that are other than in the recipe
 
 
-def climb(situation: Situation, predicted: Callable[[Recipe], Step | None] = lambda recipe: None) -> list[Rung]:
+def climb(
+    situation: Situation, predicted: Callable[[Recipe], PredictedStep | None] = lambda recipe: None
+) -> list[Rung]:
     """All rungs, each with what it needs, whether it fits, and why it was chosen or not.
 
     Chosen is the first that fits and is trained so here; a later one only if it is faster for sure (its interval ends
@@ -292,7 +294,7 @@ def _first(situation: Situation, keys: Iterable[_Keys], fault: str) -> _Trial | 
 
 
 def _rung(
-    situation: Situation, name: RungName, trial: _Trial | str, predicted: Callable[[Recipe], Step | None]
+    situation: Situation, name: RungName, trial: _Trial | str, predicted: Callable[[Recipe], PredictedStep | None]
 ) -> Rung:
     recipe = situation.recipe if isinstance(trial, str) else trial.recipe
     data = recipe.data_ranks(situation.ranks)

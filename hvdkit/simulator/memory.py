@@ -21,7 +21,7 @@ from hvdkit.results.memory import Parts, Stage
 from hvdkit.results.profile import ITEM_BYTES
 from hvdkit.simulator import sharding
 from hvdkit.simulator.sharding import States
-from hvdkit.tasks.parts import Part, block_of, bounds
+from hvdkit.tasks.parts import NthPlace, block_of, bounds
 from hvdkit.tasks.task import Architecture
 from hvdkit.worker import tuning
 
@@ -64,7 +64,7 @@ def parts_of_stage(
     if axes.pipeline > 1:  # a stage's chunks
         tables = [whole.staged(axes, run) for run in range(number, axes.runs, axes.pipeline)]
     if axes.tensor > 1:  # none has more than the last
-        tables = [replace(table, tensor=Part(axes.tensor - 1, axes.tensor)) for table in tables]
+        tables = [replace(table, tensor=NthPlace(axes.tensor - 1, axes.tensor)) for table in tables]
     sizes = {name: size for table in tables for name, size in _held(table).items()}
     full, low = ITEM_BYTES[precision.parameters], ITEM_BYTES[precision.compute]
     count = sum(sizes.values())

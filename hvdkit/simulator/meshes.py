@@ -20,7 +20,7 @@ from hvdkit.core.cuts import BACKWARD, finished
 from hvdkit.recipe.communication import Parallel
 from hvdkit.results.bench import Collective
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.costs import Network
+from hvdkit.simulator.costs import ClusterLinks
 from hvdkit.tasks.parts import evenly
 
 _SERIAL = 0.4  # of launches, for which the device waits, as when it computes again with the same random numbers
@@ -90,7 +90,7 @@ class MeshLinks:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self._networks: dict[tuple[int, int], Network] = {}
+        self._networks: dict[tuple[int, int], ClusterLinks] = {}
         self._seconds: dict[tuple[object, ...], float] = {}
 
     def seconds(self, operation: Collective, size: int, stride: int, sent: float) -> float:
@@ -106,9 +106,9 @@ class MeshLinks:
         """A message from each rank to the one `stride` after it."""
         return self.seconds("broadcast", 2, stride, sent)
 
-    def _network(self, size: int, stride: int) -> Network:
+    def _network(self, size: int, stride: int) -> ClusterLinks:
         if (size, stride) not in self._networks:
-            self._networks[size, stride] = Network(_strided(self.cluster, stride), size)
+            self._networks[size, stride] = ClusterLinks(_strided(self.cluster, stride), size)
         return self._networks[size, stride]
 
 

@@ -19,7 +19,7 @@ from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import policies
 from hvdkit.simulator.cluster import Algorithm, Cluster, Level, Measured
 from hvdkit.simulator.compression_costs import CompressionSetting
-from hvdkit.simulator.costs import PER_DOUBLING, Network
+from hvdkit.simulator.costs import PER_DOUBLING, ClusterLinks
 from hvdkit.simulator.piecewise_linear import PiecewiseLinear
 
 Positive = Annotated[float, Field(gt=0, le=1e15), AfterValidator(clusters.not_tiny)]
@@ -146,7 +146,7 @@ def _over(measured: Measured, old: Cluster, new: Cluster) -> Measured:
 
     def line(cluster: Cluster) -> PiecewiseLinear:
         placed = cluster.model_copy(update={"ranks_per_host": measured.ranks_per_host})
-        return Network(placed, measured.ranks).cost(measured.operation, measured.algorithm).line
+        return ClusterLinks(placed, measured.ranks).cost(measured.operation, measured.algorithm).line
 
     before, after = line(old), line(new)
     latency = float(after.latency[0]) / float(before.latency[0]) if before.latency[0] > 0 else 1.0

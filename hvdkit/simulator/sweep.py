@@ -21,7 +21,7 @@ from hvdkit.simulator import predict as predicting
 from hvdkit.simulator import settings as settings_
 from hvdkit.simulator.calibration import calibrate
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.costs import Network
+from hvdkit.simulator.costs import ClusterLinks
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.predict import Ensemble, ResultPart
 from hvdkit.simulator.refusals import refusal
@@ -118,11 +118,11 @@ def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[WhatIf]) -> Swee
     What no machine could run is left out. Raises RequestError if nothing else remains.
     """
     fitted, left_out = calibrate(profile), Counter[str]()
-    networks: dict[tuple[str, int], Network] = {}
+    networks: dict[tuple[str, int], ClusterLinks] = {}
     wanted: list[tuple[WhatIf, Ensemble]] = []
     for whatif in whatifs:
         links = whatif.settings.model_dump_json(include={"link", "hosts"}), whatif.ranks
-        network = networks.setdefault(links, Network(whatif.cluster, whatif.ranks, whatif.settings.hosts))
+        network = networks.setdefault(links, ClusterLinks(whatif.cluster, whatif.ranks, whatif.settings.hosts))
         base = replace(fitted.case(network.cluster, whatif.ranks, whatif.settings), network=network)
         if fault := refusal(base, whatif.settings):
             left_out[fault] += 1

@@ -10,7 +10,7 @@ from hvdkit.simulator import divided, memory, what_ifs
 from hvdkit.simulator import predict as predicting
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.ladder import Step
+from hvdkit.simulator.ladder import PredictedStep
 from hvdkit.simulator.settings import Settings
 
 _SAME = ("precision", "model.context", "data.height", "data.width", "data.size")  # of a divided model
@@ -18,7 +18,7 @@ _SAME = ("precision", "model.context", "data.height", "data.width", "data.size")
 
 def update(
     fitted: Calibration, profiled: Mapping[str, Any], cluster: Cluster, ranks: int, speed: float, recipe: Recipe
-) -> Step | None:
+) -> PredictedStep | None:
     """An update of a recipe on so many ranks whose devices are `speed` times as fast as the profile's.
 
     `profiled` are the values of the profile's recipe, by dotted key. None where the profile does not say it: of samples
@@ -35,7 +35,7 @@ def update(
         if way is None:
             return None
         mesh = way.step()
-        return Step(*(1e3 * seconds for seconds in (mesh.seconds, *divided.interval(fitted, mesh))))
+        return PredictedStep(*(1e3 * seconds for seconds in (mesh.seconds, *divided.interval(fitted, mesh))))
     if precision == "fp64" or (shape is None and own.shape) or (size and shape and len({*shape[:2]}) > 1 < len(shape)):
         return None
     key = "sequence_length" if own.unit == "tokens" else "image_size"
@@ -50,4 +50,4 @@ def update(
     each = step.seconds if recipe.sharding in ("gradients", "parameters") else step.alone - base.update_s
     seconds = step.seconds + (recipe.accumulate - 1) * each
     grown = 1e3 * seconds / step.seconds
-    return Step(1e3 * seconds, grown * step.low, grown * step.high)
+    return PredictedStep(1e3 * seconds, grown * step.low, grown * step.high)

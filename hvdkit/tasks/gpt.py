@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import RequestError
-from hvdkit.tasks.parts import Cut, Stage, block_of, bounds, check_stages, stage_of
+from hvdkit.tasks.parts import BlockRange, Cut, block_of, bounds, check_stages, stage_of
 from hvdkit.tasks.task import Activations, Architecture, parameter_count
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ class GPT(Architecture):
         return [f"transformer.h.{number}" for number in range(stage.start, stage.stop)]
 
     @property
-    def here(self) -> Stage:
+    def here(self) -> BlockRange:
         """The stage that this rank has, which may be all of the model."""
-        return self.stage or Stage(0, self.layers, self.layers)
+        return self.stage or BlockRange(0, self.layers, self.layers)
 
     def staged(self, parallel: Parallel, index: int) -> GPT:
         return replace(self, stage=stage_of(parallel, index, list(self.work_by_block().values())))

@@ -30,14 +30,14 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class NthPlace:
     """A place, without the others."""
 
     index: int
     size: int
 
 
-class Stage(NamedTuple):
+class BlockRange(NamedTuple):
     """The blocks from `start` up to `stop` of a model with `blocks` of them; the first has what comes before them, the
     last what comes after."""
 
@@ -77,14 +77,14 @@ def block_of(parameter: str) -> str:
     return ".".join(words[: numbered + 1])
 
 
-def stage_of(parallel: Parallel, index: int, work: Sequence[float]) -> Stage:
+def stage_of(parallel: Parallel, index: int, work: Sequence[float]) -> BlockRange:
     """Run `index` of those into which a chain of blocks is cut that take so much work.
 
     `split: auto` is even here; `core/cuts.py` knows the schedule too, and gives numbers.
     """
     split = evenly(tuple(work), parallel.runs) if parallel.split == "auto" else parallel.split
     start = sum(split[:index])
-    return Stage(start, start + split[index], len(work))
+    return BlockRange(start, start + split[index], len(work))
 
 
 @lru_cache(maxsize=256)

@@ -6,7 +6,7 @@ from typing import Any
 
 from hvdkit.errors import RequestError
 from hvdkit.recipe.communication import Parallel
-from hvdkit.tasks.parts import Cut, Stage, check_stages, stage_of
+from hvdkit.tasks.parts import BlockRange, Cut, check_stages, stage_of
 
 # Multiply-adds in the time that an output of a convolution takes beside them: 19 and 24 for each of the four times that
 # it is moved, by two runs of ResNet-20 under PyTorch on a CPU (docs/parallelism.md).
@@ -27,7 +27,7 @@ def cuts(table: Any) -> dict[str, Cut]:
     return found
 
 
-def stage(table: Any, parallel: Parallel, index: int) -> Stage:
+def stage(table: Any, parallel: Parallel, index: int) -> BlockRange:
     """Run `index` of those into which the blocks are cut."""
     return stage_of(parallel, index, list(cost_by_block(table).values()))
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # the command line counts parameters and starts without NumPy
     from hvdkit.data.dataset import Dataset
     from hvdkit.recipe.communication import Parallel
     from hvdkit.recipe.schema import Recipe
-    from hvdkit.tasks.parts import Cut, Place, Stage
+    from hvdkit.tasks.parts import BlockRange, Cut, Place
 
 
 class NormalizedLayer(NamedTuple):
@@ -56,7 +56,7 @@ class Architecture:
     norm_momentum: float = 0.0
     norm_epsilon: float = 1e-5
     tensor: Place | None = None
-    stage: Stage | None = None
+    stage: BlockRange | None = None
 
     @property
     def is_first(self) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from hvdkit.core import cuts
 from hvdkit.core.group import Mesh
 from hvdkit.core.pieces import Piece
-from hvdkit.core.pipeline import Plan
+from hvdkit.core.pipeline import PipelinePlan
 from hvdkit.core.slices import pieces_of
 from hvdkit.data.dataset import BatchedSplit, StreamedSplit, arguments, own_share
 from hvdkit.errors import RequestError
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
     from hvdkit.tasks.task import Task
 
 
-class Share(NamedTuple):
+class RankTables(NamedTuple):
     """The tables of this rank's chunks of a pipeline, or of its one model; how they are trained; and the pieces of the
     parameters of which it has only a part."""
 
     tables: list[Architecture]
-    plan: Plan | None
+    plan: PipelinePlan | None
     pieces: Mapping[str, Piece]
 
 
-def share_of(whole: Architecture, mesh: Mesh, recipe: Recipe) -> Share:
+def share_of(whole: Architecture, mesh: Mesh, recipe: Recipe) -> RankTables:
     """This rank's share. Raises RequestError if a parameter cannot be cut as its table says."""
     axes, tables, plan = cuts.resolved(recipe, whole), [whole], None
     if mesh.pipeline.size > 1:
         if not isinstance(whole, OwnArchitecture):
             tables = [whole.staged(axes, number) for number in _numbers(axes, mesh)]
-        plan = Plan(mesh, axes.schedule, microbatches_of(axes, recipe.batch_size), axes.chunks)
+        plan = PipelinePlan(mesh, axes.schedule, microbatches_of(axes, recipe.batch_size), axes.chunks)
     if mesh.tensor.size > 1:
         tables = [replace(table, tensor=mesh.tensor) for table in tables]
     pieces = {name: piece for table in tables for name, piece in pieces_of(table, mesh.tensor).items()}
-    return Share(tables, plan, pieces)
+    return RankTables(tables, plan, pieces)
 
 
 def own_chunks(adapter: Adapter, task: Task, model: Model, dataset: Dataset, mesh: Mesh, recipe: Recipe) -> list[Model]:

@@ -17,7 +17,7 @@ from hvdkit.errors import HvdkitError, RequestError, Stopped
 from hvdkit.heartbeat import Heartbeat, first_line, hidden, lost_a_peer
 from hvdkit.recipe import schema
 from hvdkit.worker import startup
-from hvdkit.worker.setup import Script
+from hvdkit.worker.setup import RankScript
 
 
 def main(adapter: Adapter, build: Callable[[Any], Any], argv: list[str]) -> NoReturn:
@@ -25,7 +25,7 @@ def main(adapter: Adapter, build: Callable[[Any], Any], argv: list[str]) -> NoRe
 
     `build` makes the framework's model from the architecture table.
     """
-    end_as_rank(lambda heartbeat: run_mode(adapter, Script(build), argv, heartbeat))
+    end_as_rank(lambda heartbeat: run_mode(adapter, RankScript(build), argv, heartbeat))
 
 
 def end_as_rank(work: Callable[[Heartbeat], None]) -> NoReturn:
@@ -53,7 +53,7 @@ def _report_crashes() -> None:
     faulthandler.enable()
 
 
-def run_mode(adapter: Adapter, script: Script, argv: list[str], heartbeat: Heartbeat) -> None:
+def run_mode(adapter: Adapter, script: RankScript, argv: list[str], heartbeat: Heartbeat) -> None:
     """Do what the command line asks for: train, or another mode, whose module alone is imported."""
     given = _parse(argv)
     if given.framework not in (None, adapter.NAME):

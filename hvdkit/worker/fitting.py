@@ -32,9 +32,9 @@ from hvdkit.errors import RequestError
 from hvdkit.heartbeat import Heartbeat, say
 from hvdkit.recipe.data import MOST_FOUND
 from hvdkit.recipe.schema import Recipe
-from hvdkit.worker.memory_limits import Memory, field, limits, now
+from hvdkit.worker.memory_limits import MemoryUse, field, limits, now
 from hvdkit.worker.out_of_memory import OUT_OF_MEMORY
-from hvdkit.worker.setup import Script, Setup, start
+from hvdkit.worker.setup import RankScript, Setup, start
 
 OPTION = "--try-batches"
 _MARK = b"hvdkit.batch "  # before what the process tells, as others print too
@@ -45,7 +45,7 @@ _EXPECTED = "batch_size: expected a number"
 
 
 @dataclass(frozen=True)
-class Found:
+class LargestBatch:
     """The largest batch that fits on a rank, 0 for none, with the memory that it needs of `limit`, in bytes."""
 
     batch: int
@@ -105,7 +105,7 @@ def sizes(most: int, samples: int, by_halves: bool) -> list[int]:
     return sorted({*(1 << n for n in range(most.bit_length()) if 1 << n <= most), *([most] if most else [])})
 
 
-def _line(setup: Setup, chosen: Recipe, least: Found) -> str:
+def _line(setup: Setup, chosen: Recipe, least: LargestBatch) -> str:
     """What was chosen, and why."""
     plan = StepPlan(chosen, len(setup.dataset.train), setup.mesh.data.size)
     mib = f"{least.needed / 2**20:,.0f} of {least.limit / 2**20:,.0f} MiB"
@@ -117,16 +117,16 @@ def _line(setup: Setup, chosen: Recipe, least: Found) -> str:
     return "; ".join(filter(None, lines))
 
 
-def _largest(setup: Setup, heartbeat: Heartbeat) -> Found:
+def _largest(setup: Setup, heartbeat: Heartbeat) -> LargestBatch:
     """The largest batch that fits on this rank."""
     topology, recipe = setup.mesh.topology, setup.recipe
     samples = len(setup.dataset.train) // setup.mesh.data.size
     tried = sizes(_most(recipe), samples, recipe.accumulate_rest)
     heartbeat.beat("starting a process that tries batches")
     own, limit = now(), limits(topology.local_size, topology.local_rank, topology.device == "gpu")
-    best, (needed, bound), points = 0, _tightest(Memory(0, 0), limit), list[tuple[int, Memory]]()
+    best, (needed, bound), points = 0, _tightest(MemoryUse(0, 0), limit), list[tuple[int, MemoryUse]]()
     with _Beside(recipe, topology.local_rank, heartbeat) as process:
-        base = Memory(*(process.answer() or {"memory": (0, 0)})["memory"])  # without an answer it has ended
+        base = MemoryUse(*(process.answer() or {"memory": (0, 0)})["memory"])  # without an answer it has ended
         for size in tried:
             if len(points) > 1 and not _fits(_foreseen(points, size), limit):
                 break
@@ -136,7 +136,7 @@ def _largest(setup: Setup, heartbeat: Heartbeat) -> Found:
                 break
             spare = answer["gradients"] if setup.mesh.world.size > 1 else 0
             before = zip(own, answer["memory"], base, strict=True)
-            needs = Memory(*(mine + after - at_first + spare for mine, after, at_first in before))
+            needs = MemoryUse(*(mine + after - at_first + spare for mine, after, at_first in before))
             if not _fits(needs, limit):
                 break
             best, (needed, bound) = size, _tightest(needs, limit)
@@ -145,25 +145,25 @@ def _largest(setup: Setup, heartbeat: Heartbeat) -> Found:
     if not best and not fault:
         smallest = tried[0] if tried else 1
         fault = f"a batch of {smallest} does not fit into {bound / 2**20:,.0f} MiB; see `hvdkit plan`"
-    return Found(best, needed, bound, topology.rank, platform.node(), fault)
+    return LargestBatch(best, needed, bound, topology.rank, platform.node(), fault)
 
 
-def _fits(needs: Memory, limit: Memory) -> bool:
+def _fits(needs: MemoryUse, limit: MemoryUse) -> bool:
     needed, bound = _tightest(needs, limit)
     return needed <= bound
 
 
-def _tightest(needs: Memory, limit: Memory) -> tuple[int, int]:
+def _tightest(needs: MemoryUse, limit: MemoryUse) -> tuple[int, int]:
     """Of the kinds of memory that have a limit, what is needed of that which is filled most, and its limit."""
     kinds = [(need, most) for need, most in zip(needs, limit, strict=True) if most]
     return max(kinds, key=lambda kind: (kind[0] / kind[1], -kind[1]))
 
 
-def _foreseen(points: list[tuple[int, Memory]], size: int) -> Memory:
+def _foreseen(points: list[tuple[int, MemoryUse]], size: int) -> MemoryUse:
     """The memory of a batch by the line through the last two."""
     (small, fewer), (large, more) = points[-2:]
     far = (size - large) / (large - small)
-    return Memory(*(round(after + (after - before) * far) for before, after in zip(fewer, more, strict=True)))
+    return MemoryUse(*(round(after + (after - before) * far) for before, after in zip(fewer, more, strict=True)))
 
 
 class _Beside:
@@ -232,7 +232,7 @@ class _Beside:
         return f"a process that tries batches ended with status {status}: {(lines or ['it said nothing'])[-1]}"
 
 
-def try_batches(adapter: Adapter, script: Script, recipe: Recipe) -> None:
+def try_batches(adapter: Adapter, script: RankScript, recipe: Recipe) -> None:
     """Train with the batches that standard input names, a line each, and tell what they take."""
     setup = start(adapter, script, recipe)
     _tell(now(), 0)
@@ -245,7 +245,7 @@ def try_batches(adapter: Adapter, script: Script, recipe: Recipe) -> None:
         if setup.mesh.topology.device == "gpu":
             peak = adapter.observer(session.trainable).device()[1]
             device = round((peak or 0) * 2**20)
-        _tell(Memory(field(status, "VmHWM"), field(status, "VmPeak"), device), gradients)
+        _tell(MemoryUse(field(status, "VmHWM"), field(status, "VmPeak"), device), gradients)
 
 
 def _train(setup: Setup, session: Session, size: int) -> None:
@@ -258,5 +258,5 @@ def _train(setup: Setup, session: Session, size: int) -> None:
     Loop(session, setup.task, recipe, setup.mesh, setup.dataset).train()
 
 
-def _tell(memory: Memory, gradients: int) -> None:
+def _tell(memory: MemoryUse, gradients: int) -> None:
     print(_MARK.decode() + json.dumps({"memory": memory, "gradients": gradients}), flush=True)

@@ -34,12 +34,12 @@ from hvdkit.results.generate import Generation
 from hvdkit.results.predict_images import Guess, ImagePredictions, Picture
 from hvdkit.tasks.gpt import GPT
 from hvdkit.worker import alike
-from hvdkit.worker.setup import Script, Setup, start
+from hvdkit.worker.setup import RankScript, Setup, start
 
 
 def evaluate(
     adapter: Adapter,
-    script: Script,
+    script: RankScript,
     recipe: Recipe,
     folder: Path,
     out: Path | None,
@@ -82,7 +82,9 @@ def evaluate(
     adapter.shutdown()
 
 
-def generate(adapter: Adapter, script: Script, recipe: Recipe, request: Path, out: Path, heartbeat: Heartbeat) -> None:
+def generate(
+    adapter: Adapter, script: RankScript, recipe: Recipe, request: Path, out: Path, heartbeat: Heartbeat
+) -> None:
     """Write the `count` tokens that follow `tokens`, by the model of `checkpoint`, which are the keys of the JSON file
     `request`, to `generate.json` in the folder `out`.
 
@@ -111,7 +113,7 @@ def generate(adapter: Adapter, script: Script, recipe: Recipe, request: Path, ou
 
 
 def predict_images(
-    adapter: Adapter, script: Script, recipe: Recipe, request: Path, out: Path, heartbeat: Heartbeat
+    adapter: Adapter, script: RankScript, recipe: Recipe, request: Path, out: Path, heartbeat: Heartbeat
 ) -> None:
     """Write the `top` most probable classes of `files` by the model of `checkpoint`, which are the keys of the JSON
     file `request`, to `predict-images.json` in the folder `out`.

@@ -12,7 +12,7 @@ from hvdkit.runtimes import machine
 _FILLED = 0.95  # of the memory; the rest is for what allocators lose
 
 
-class Memory(NamedTuple):
+class MemoryUse(NamedTuple):
     """Bytes: resident, of address space, and of a GPU; 0 where there is none."""
 
     resident: int
@@ -20,7 +20,7 @@ class Memory(NamedTuple):
     device: int = 0
 
 
-def limits(ranks: int, index: int, gpu: bool) -> Memory:
+def limits(ranks: int, index: int, gpu: bool) -> MemoryUse:
     """What each of so many ranks of this host may have: of its memory, of address space, and of its GPU."""
     whole = machine.memory()
     spare = field(Path("/proc/meminfo"), "MemAvailable")
@@ -29,7 +29,7 @@ def limits(ranks: int, index: int, gpu: bool) -> Memory:
     devices = machine.gpu_memory() if gpu else []
     device = devices[index % len(devices)] if devices else 0
     space = 2**62 if space == resource.RLIM_INFINITY else space
-    return Memory(*(round(_FILLED * value) for value in (share, space, device)))
+    return MemoryUse(*(round(_FILLED * value) for value in (share, space, device)))
 
 
 def field(path: Path, name: str) -> int:
@@ -41,7 +41,7 @@ def field(path: Path, name: str) -> int:
     return 1024 * int(match[1]) if match else 0
 
 
-def now() -> Memory:
+def now() -> MemoryUse:
     """What this process has of main memory and of address space."""
     status = Path("/proc/self/status")
-    return Memory(field(status, "VmRSS"), field(status, "VmSize"))
+    return MemoryUse(field(status, "VmRSS"), field(status, "VmSize"))

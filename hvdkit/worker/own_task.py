@@ -27,7 +27,7 @@ from hvdkit.recipe.schema import Recipe
 from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.tasks.own import Own
 from hvdkit.worker.entry import Usage, end_as_rank, run_mode
-from hvdkit.worker.setup import Script
+from hvdkit.worker.setup import RankScript
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _MOST = 300  # characters of a message
@@ -51,7 +51,7 @@ def run_task(framework: str | Adapter, task: type[Own]) -> NoReturn:
             raise RequestError(f"run_task: expected a framework, one of {known}, got {framework!r}")
         adapter = adapters.load(framework) if isinstance(framework, str) else framework
         try:
-            run_mode(adapter, Script(task.build, _construct), sys.argv[1:], heartbeat)
+            run_mode(adapter, RankScript(task.build, _construct), sys.argv[1:], heartbeat)
         except (HvdkitError, Usage):
             raise
         except (Exception, SystemExit) as error:

@@ -44,7 +44,7 @@ from hvdkit.worker.parity_trace import (
     save_arrays,
     unequal,
 )
-from hvdkit.worker.setup import Script, Setup, seed_alike, start
+from hvdkit.worker.setup import RankScript, Setup, seed_alike, start
 
 if TYPE_CHECKING:
     from hvdkit.heartbeat import Heartbeat
@@ -59,7 +59,7 @@ NO_MEAN_OF_MICROBATCHES = (
 )
 
 
-class Participant:
+class ComparedRank:
     """One rank of one framework; its methods are collective.
 
     Gradients are averaged uncompressed at each update by Horovod's own allreduce, whatever the recipe says, as
@@ -348,13 +348,13 @@ def _of_stages(session: Session, batch: Batch) -> Gradients:
     return Gradients(np.zeros(0), mean, own, means)
 
 
-def take_part(adapter: Adapter, script: Script, recipe: Recipe, part: ParityPart, heartbeat: Heartbeat) -> None:
-    """Run one rank of `hvdkit parity`, in the part's precision. Raises the same errors as `Participant`."""
+def take_part(adapter: Adapter, script: RankScript, recipe: Recipe, part: ParityPart, heartbeat: Heartbeat) -> None:
+    """Run one rank of `hvdkit parity`, in the part's precision. Raises the same errors as `ComparedRank`."""
     axes = recipe.parallel
     changes = {"precision": part.precision} | ({"parallel": Parallel()} if part.leads else {})
     setup = start(adapter, script, recipe.model_copy(update=changes))
     heartbeat.beat("building the model")
     setup.check_trainable()
-    Participant(setup, part, heartbeat, axes).take_part()
+    ComparedRank(setup, part, heartbeat, axes).take_part()
     heartbeat.beat("leaving Horovod")
     adapter.shutdown()

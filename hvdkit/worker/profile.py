@@ -28,7 +28,7 @@ from hvdkit.recipe.schema import Recipe
 from hvdkit.results.recording import TRACED, Kind, RankRecord, RunRecord, Samples, StepRecord, TensorRecord
 from hvdkit.worker import network_interface, tuning
 from hvdkit.worker.measurement import peak_rss_mib
-from hvdkit.worker.setup import Script, Setup, start
+from hvdkit.worker.setup import RankScript, Setup, start
 
 RECORD, TIMELINE, OWN = "record.json", "timeline.json", "own-profile"
 TURNS = 4  # of plain steps, and as many of steps with trace events
@@ -76,7 +76,7 @@ def turns(steps: int, warmup: int, every: int = 1) -> list[Turn]:
     return [*order, Turn("detailed", count, max(3, steps // 3)), Turn(TRACED, count + 1, traced)]
 
 
-def profile(adapter: Adapter, script: Script, recipe: Recipe, part: ProfilePart, heartbeat: Heartbeat) -> None:
+def profile(adapter: Adapter, script: RankScript, recipe: Recipe, part: ProfilePart, heartbeat: Heartbeat) -> None:
     """Run one rank of `hvdkit profile`. Raises the same errors as `train.train`."""
     setup = start(adapter, script, recipe)
     heartbeat.beat("building the model")
@@ -85,12 +85,12 @@ def profile(adapter: Adapter, script: Script, recipe: Recipe, part: ProfilePart,
     if recipe.average_weights:
         session.keep_average(recipe.average_weights)
     session.broadcast_state(setup.mesh.data)
-    Participant(setup, session, part, heartbeat.beat).take_part()
+    RankProfiler(setup, session, part, heartbeat.beat).take_part()
     heartbeat.beat("leaving Horovod")
     adapter.shutdown()
 
 
-class Participant:
+class RankProfiler:
     """Profiles `session` on one rank; collective. Raises the errors of `Loop`, Horovod and the framework."""
 
     def __init__(self, setup: Setup, session: Session, part: ProfilePart, report: Callable[[str, int], None]) -> None:

@@ -36,7 +36,7 @@ _SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")  #
 
 
 @dataclass(frozen=True)
-class Script:
+class RankScript:
     """What a rank's script provides: the framework's model from a table (`tasks.task.Architecture`), and the task."""
 
     build: Callable[[Any], Any]
@@ -48,7 +48,7 @@ class Setup:
     """A rank that has started: its place among the others, its data, and the model that it will build."""
 
     adapter: Adapter
-    script: Script
+    script: RankScript
     recipe: Recipe
     mesh: Mesh
     dataset: Dataset
@@ -149,7 +149,7 @@ def _baseline(adapter: Adapter) -> Baseline | None:
 
 def start(
     adapter: Adapter,
-    script: Script,
+    script: RankScript,
     recipe: Recipe,
     dataset: Dataset | None = None,
     connected: Callable[[], None] = lambda: None,

@@ -29,7 +29,7 @@ from hvdkit.heartbeat import DISK, NOTED, Heartbeat
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import TrainResult, kept_lines, result_lines, scores
 from hvdkit.worker import measurement, startup, tuning
-from hvdkit.worker.setup import Script, Setup, seed_rank, start
+from hvdkit.worker.setup import RankScript, Setup, seed_rank, start
 
 if TYPE_CHECKING:
     from hvdkit.checkpoint.elastic import Commits
@@ -40,7 +40,7 @@ LAUNCHED = "HVDKIT_LAUNCHER"  # in the environment of ranks that hvdkit starts: 
 
 
 def train(
-    adapter: Adapter, script: Script, recipe: Recipe, out: Path | None, heartbeat: Heartbeat, resume: bool = False
+    adapter: Adapter, script: RankScript, recipe: Recipe, out: Path | None, heartbeat: Heartbeat, resume: bool = False
 ) -> TrainResult:
     """Train a recipe; rank 0 writes `metrics.jsonl`, `result.json`, checkpoints and TensorBoard events into `out`.
 
@@ -76,7 +76,7 @@ def train(
 
 def _train(
     adapter: Adapter,
-    script: Script,
+    script: RankScript,
     recipe: Recipe,
     out: Path | None,
     heartbeat: Heartbeat,

@@ -14,7 +14,7 @@ import math
 import sys
 
 from hvdkit.adapters import keras as adapter
-from hvdkit.adapters.parts import Parts
+from hvdkit.adapters.parts import LayerParts
 from hvdkit.tasks import gpt
 from hvdkit.worker.entry import main
 
@@ -37,7 +37,7 @@ class Linear(layers.Layer):
     With `parts` it has some of the rows of a matrix. The products of all ranks are added up, and then the bias.
     """
 
-    def __init__(self, outputs: int, name: str, policy: str, parts: Parts | None = None):
+    def __init__(self, outputs: int, name: str, policy: str, parts: LayerParts | None = None):
         super().__init__(name=name, dtype=policy)
         self.outputs, self.parts = outputs, parts
 
@@ -60,7 +60,7 @@ class Block(layers.Layer):
 
     def __init__(self, table: gpt.GPT, name: str, policy: str):
         super().__init__(name=name, dtype=policy)
-        attn, self.mlp = (Parts(adapter, table.tensor, f"{name}.{part}") for part in ("attn", "mlp"))
+        attn, self.mlp = (LayerParts(adapter, table.tensor, f"{name}.{part}") for part in ("attn", "mlp"))
         self.attn, self.width, self.recompute = attn, table.width, table.recompute
         self.heads, self.size, self.inner = (
             table.heads // attn.size,
@@ -97,7 +97,7 @@ class Tokens(layers.ReversibleEmbedding):
     """The vectors of tokens, and the output layer. Ranks divide the vocabulary."""
 
     def __init__(self, table: gpt.GPT, policy: str):
-        self.parts = Parts(adapter, table.tensor, "transformer.wte")
+        self.parts = LayerParts(adapter, table.tensor, "transformer.wte")
         self.first, stop = table.vocabulary_part
         sizes = stop - self.first, table.width
         super().__init__(*sizes, reverse_dtype=table.dtype, name="transformer.wte", dtype=policy)

@@ -16,7 +16,7 @@ import sys
 import numpy as np
 
 from hvdkit.adapters import mxnet as adapter
-from hvdkit.adapters.parts import Parts
+from hvdkit.adapters.parts import LayerParts
 from hvdkit.tasks import gpt
 from hvdkit.worker.entry import main
 
@@ -32,7 +32,7 @@ class Linear(nn.HybridBlock):
     With `parts` it has some of the rows of a matrix. The products of all ranks are added up, and then the bias.
     """
 
-    def __init__(self, inputs: int, outputs: int, parts: Parts | None = None) -> None:
+    def __init__(self, inputs: int, outputs: int, parts: LayerParts | None = None) -> None:
         super().__init__()
         self.outputs, self.parts = outputs, parts if parts and parts.group else None
         self.weight = self.params.get("weight", shape=(inputs, outputs))
@@ -63,7 +63,7 @@ class LayerNorm(nn.LayerNorm):
 class Attention(nn.HybridBlock):
     """Causal self-attention: a token sees itself and those before it. Ranks divide its heads."""
 
-    def __init__(self, table: gpt.GPT, parts: Parts) -> None:
+    def __init__(self, table: gpt.GPT, parts: LayerParts) -> None:
         super().__init__()
         self.parts, width = parts, table.width // parts.size
         self.heads, self.scale = table.heads // parts.size, (table.width // table.heads) ** -0.5
@@ -83,7 +83,7 @@ class Attention(nn.HybridBlock):
 class MLP(nn.HybridBlock):
     """Two linear layers with GELU, in its tanh form, between them. Ranks divide the values between them."""
 
-    def __init__(self, width: int, parts: Parts) -> None:
+    def __init__(self, width: int, parts: LayerParts) -> None:
         super().__init__()
         self.parts, inner = parts, 4 * width // parts.size
         self.c_fc = Linear(width, inner)
@@ -102,9 +102,9 @@ class Block(nn.HybridBlock):
     def __init__(self, table: gpt.GPT, name: str) -> None:
         super().__init__()
         self.ln_1 = LayerNorm(table)
-        self.attn = Attention(table, Parts(adapter, table.tensor, f"{name}.attn"))
+        self.attn = Attention(table, LayerParts(adapter, table.tensor, f"{name}.attn"))
         self.ln_2 = LayerNorm(table)
-        self.mlp = MLP(table.width, Parts(adapter, table.tensor, f"{name}.mlp"))
+        self.mlp = MLP(table.width, LayerParts(adapter, table.tensor, f"{name}.mlp"))
 
     def hybrid_forward(self, F, x):
         x = x + self.attn(self.ln_1(x))
@@ -119,7 +119,11 @@ class GPT(nn.HybridBlock):
 
     def __init__(self, table: gpt.GPT) -> None:
         super().__init__()
-        self.parts, self.dtype, self.here = Parts(adapter, table.tensor, "transformer.wte"), table.dtype, table.here
+        self.parts, self.dtype, self.here = (
+            LayerParts(adapter, table.tensor, "transformer.wte"),
+            table.dtype,
+            table.here,
+        )
         self.first, self.stop = table.vocabulary_part
         if table.tensor:
             from hvdkit.adapters.mxnet.parts import DividedOutputs

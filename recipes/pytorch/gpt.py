@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hvdkit.adapters import pytorch
-from hvdkit.adapters.parts import Parts
+from hvdkit.adapters.parts import LayerParts
 from hvdkit.adapters.pytorch.tables import TiedEmbedding
 from hvdkit.tasks import gpt
 from hvdkit.worker.entry import main
@@ -31,7 +31,7 @@ class Linear(nn.Module):
     With `parts` it has some of the rows of a matrix. The products of all ranks are added up, and then the bias.
     """
 
-    def __init__(self, inputs: int, outputs: int, parts: Parts | None = None) -> None:
+    def __init__(self, inputs: int, outputs: int, parts: LayerParts | None = None) -> None:
         super().__init__()
         self.parts = parts if parts and parts.group else None
         self.weight = nn.Parameter(torch.zeros(inputs, outputs))
@@ -46,7 +46,7 @@ class Linear(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention: a token sees itself and those before it. Ranks divide its heads."""
 
-    def __init__(self, table: gpt.GPT, parts: Parts) -> None:
+    def __init__(self, table: gpt.GPT, parts: LayerParts) -> None:
         super().__init__()
         self.parts, width = parts, table.width // parts.size
         self.heads = table.heads // parts.size
@@ -62,7 +62,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """Two linear layers with GELU, in its tanh form, between them. Ranks divide the values between them."""
 
-    def __init__(self, width: int, parts: Parts) -> None:
+    def __init__(self, width: int, parts: LayerParts) -> None:
         super().__init__()
         self.parts, inner = parts, 4 * width // parts.size
         self.c_fc = Linear(width, inner)
@@ -79,9 +79,9 @@ class Block(nn.Module):
         super().__init__()
         self.recompute = table.recompute
         self.ln_1 = nn.LayerNorm(table.width, table.norm_epsilon)
-        self.attn = Attention(table, Parts(pytorch, table.tensor, f"{name}.attn"))
+        self.attn = Attention(table, LayerParts(pytorch, table.tensor, f"{name}.attn"))
         self.ln_2 = nn.LayerNorm(table.width, table.norm_epsilon)
-        self.mlp = MLP(table.width, Parts(pytorch, table.tensor, f"{name}.mlp"))
+        self.mlp = MLP(table.width, LayerParts(pytorch, table.tensor, f"{name}.mlp"))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.recompute and self.training:
@@ -102,7 +102,7 @@ class GPT(nn.Module):
 
     def __init__(self, table: gpt.GPT) -> None:
         super().__init__()
-        self.parts = Parts(pytorch, table.tensor, "transformer.wte")
+        self.parts = LayerParts(pytorch, table.tensor, "transformer.wte")
         self.first, stop = table.vocabulary_part
         if table.tensor:
             from hvdkit.adapters.pytorch.parts import DividedOutputs

@@ -142,9 +142,9 @@ def build(table) -> ResNet:
     if table.tensor is None:
         return ResNet(table, BatchNorm2d)
     from hvdkit.adapters import pytorch
-    from hvdkit.adapters.parts import Parts
+    from hvdkit.adapters.parts import LayerParts
 
-    return ResNet(table, BatchNorm2d, lambda name: Parts(pytorch, table.tensor, name))
+    return ResNet(table, BatchNorm2d, lambda name: LayerParts(pytorch, table.tensor, name))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import math
 import sys
 
 from hvdkit.adapters import tensorflow
-from hvdkit.adapters.parts import Parts
+from hvdkit.adapters.parts import LayerParts
 from hvdkit.tasks import gpt
 from hvdkit.worker.entry import main
 
@@ -32,7 +32,7 @@ class Linear(tf.Module):
     With `parts` it has some of the rows of a matrix. The products of all ranks are added up, and then the bias.
     """
 
-    def __init__(self, name: str, inputs: int, outputs: int, dtype: str, parts: Parts | None = None) -> None:
+    def __init__(self, name: str, inputs: int, outputs: int, dtype: str, parts: LayerParts | None = None) -> None:
         self.parts = parts
         self.weight = tf.Variable(tf.zeros((inputs, outputs), dtype), name=f"{name}.weight")
         self.bias = tf.Variable(tf.zeros(outputs, dtype), name=f"{name}.bias")
@@ -64,7 +64,7 @@ class Attention(tf.Module):
     """Causal self-attention: a token sees itself and those before it. Ranks divide its heads."""
 
     def __init__(self, name: str, table: gpt.GPT) -> None:
-        self.parts = Parts(tensorflow, table.tensor, name)
+        self.parts = LayerParts(tensorflow, table.tensor, name)
         self.heads, self.width = table.heads // self.parts.size, table.width // self.parts.size
         self.c_attn = Linear(f"{name}.c_attn", table.width, 3 * self.width, table.dtype)
         self.c_proj = Linear(f"{name}.c_proj", self.width, table.width, table.dtype, self.parts)
@@ -83,7 +83,7 @@ class Block(tf.Module):
     """Attention and MLP, each after a layer norm, and each added to its input. Ranks divide the MLP's inner values."""
 
     def __init__(self, name: str, table: gpt.GPT) -> None:
-        self.parts = Parts(tensorflow, table.tensor, f"{name}.mlp")
+        self.parts = LayerParts(tensorflow, table.tensor, f"{name}.mlp")
         inner = 4 * table.width // self.parts.size
         self.recompute = table.recompute
         self.ln_1, self.ln_2 = LayerNorm(f"{name}.ln_1", table), LayerNorm(f"{name}.ln_2", table)
@@ -110,7 +110,7 @@ class GPT(tf.Module):
 
     def __init__(self, table: gpt.GPT) -> None:
         self.here, self.compute_dtype, dtype = table.here, table.compute_dtype, table.dtype
-        self.parts = Parts(tensorflow, table.tensor, "transformer.wte")
+        self.parts = LayerParts(tensorflow, table.tensor, "transformer.wte")
         self.first, stop = table.vocabulary_part
         if table.tensor:
             from hvdkit.adapters.tensorflow.parts import DividedOutputs

@@ -23,7 +23,7 @@ from hvdkit.errors import RequestError
 from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe.schema import Loss, Recipe, Sgd
 from hvdkit.worker import train
-from hvdkit.worker.setup import Script
+from hvdkit.worker.setup import RankScript
 from tests.contract.kinds import Task, refused
 
 
@@ -69,7 +69,7 @@ def main(framework: str, folder: Path) -> None:
         return evaluate(adapter, session, *rest)
 
     metrics.evaluate = checked
-    script = Script(Task.build, Task)
+    script = RankScript(Task.build, Task)
     gradients = ["gradients"] if "shard-gradients" in adapter.CAPABILITIES else []
     for sharding in ("none", "optimizer", *gradients):
         whole, resumed = folder / f"{sharding}-straight", folder / f"{sharding}-stopped"

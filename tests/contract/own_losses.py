@@ -47,7 +47,12 @@ def a_loss_of_ones_own_trains_a_network_of_two_inputs(adapter: Adapter, topology
         return
     model, state = two_inputs(adapter.NAME)
     session = Session(
-        adapter, model, Sgd(learning_rate=0.1), squared, Dense(adapter, group_of(topology), name=fresh()), "fp64"
+        adapter,
+        model,
+        Sgd(learning_rate=0.1),
+        squared,
+        Dense(adapter, group_of(topology), name=fresh()),
+        "fp64",
     )
     session.load_state(state)
     mine = measured(topology.rank)
@@ -74,7 +79,12 @@ def an_evaluation_has_the_same_bits_on_any_number_of_ranks(adapter: Adapter, top
         return
     model, state = two_inputs(adapter.NAME)
     session = Session(
-        adapter, model, Sgd(learning_rate=0.1), squared, Dense(adapter, group_of(topology), name=fresh()), "fp64"
+        adapter,
+        model,
+        Sgd(learning_rate=0.1),
+        squared,
+        Dense(adapter, group_of(topology), name=fresh()),
+        "fp64",
     )
     session.load_state(state)
     batch = measured(5, 53)

@@ -151,11 +151,11 @@ def main(framework: str, recipe_file: Path, trace: Path, leads: bool) -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     axes, whole = recipe.parallel, {"parallel": Parallel()} if leads else {}
-    begun = setup.start(adapter, setup.Script(module.build), recipe.model_copy(update=whole | {"threads": 1}))
+    begun = setup.start(adapter, setup.RankScript(module.build), recipe.model_copy(update=whole | {"threads": 1}))
 
     def take_part(leads: bool) -> None:
-        own = replace(begun, script=setup.Script(module.build))
-        parity.Participant(own, parity.ParityPart(trace, STEPS, leads), Heartbeat(), axes).take_part()
+        own = replace(begun, script=setup.RankScript(module.build))
+        parity.ComparedRank(own, parity.ParityPart(trace, STEPS, leads), Heartbeat(), axes).take_part()
 
     if leads:
         take_part(leads=True)

@@ -25,7 +25,7 @@ from hvdkit import adapters
 from hvdkit.core import pipeline as of_core
 from hvdkit.core.group import Mesh, sets
 from hvdkit.core.pieces import Partition
-from hvdkit.core.pipeline import Plan, divided
+from hvdkit.core.pipeline import PipelinePlan, divided
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.session import Session
 from hvdkit.core.slices import pieces_of
@@ -114,7 +114,7 @@ class Pair:
             if isinstance(table, GPT):
                 axes["split"] = [*[1] * (mesh.pipeline.size * chunks - 1), 1 + more]
             parallel, self.microbatches = Parallel(microbatches=MICROBATCHES, **axes), MICROBATCHES
-            plan = Plan(mesh, schedule, MICROBATCHES, chunks)
+            plan = PipelinePlan(mesh, schedule, MICROBATCHES, chunks)
             numbers = range(mesh.pipeline.index, parallel.runs, parallel.pipeline)
             tables = [table.staged(parallel, number) for number in numbers]
         tensor = mesh.tensor if mesh.tensor.size > 1 else None

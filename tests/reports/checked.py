@@ -11,14 +11,14 @@ from pathlib import Path
 from hvdkit.errors import HvdkitError
 from hvdkit.recipe.schema import load
 from hvdkit.worker.sanity_check import sanity_check
-from hvdkit.worker.setup import Script, start
+from hvdkit.worker.setup import RankScript, start
 
 
 def said(adapter, kind):
     """The warnings for one task, or its error."""
     recipe = load(Path(__file__).with_name("reports.yaml"))
     try:
-        setup = start(adapter, Script(kind.build, kind), recipe)
+        setup = start(adapter, RankScript(kind.build, kind), recipe)
         session = setup.session(recipe, setup.strategy(recipe))
         warnings = sanity_check(session, setup.task, setup.dataset, recipe.batch_size, recipe.precision)
         return [*getattr(session.trainable, "warnings", []), *warnings]

@@ -32,7 +32,7 @@ from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.worker.inference import evaluate as evaluate_
-from hvdkit.worker.setup import Script
+from hvdkit.worker.setup import RankScript
 from hvdkit.worker.train import train as train_
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,14 +74,14 @@ def adapter_of(framework: str) -> Any:
 
 
 @cache
-def script_of(framework: str, name: str) -> Script:
+def script_of(framework: str, name: str) -> RankScript:
     """The script of `recipes/` with that name."""
     place = ROOT / "recipes" / framework / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"recipe_{framework}_{name}", place)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return Script(module.build)
+    return RankScript(module.build)
 
 
 def train(

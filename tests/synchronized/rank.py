@@ -27,7 +27,7 @@ from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss, Recipe, Sgd
 from hvdkit.strategies.dense import Dense
-from hvdkit.worker.setup import Script, start
+from hvdkit.worker.setup import RankScript, start
 
 WORLD = Group(tuple(range(int(os.environ["HOROVOD_SIZE"]))), int(os.environ["HOROVOD_RANK"]))
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +69,7 @@ def smaller(batch: Batch) -> Batch:
 def proof(adapter: Any, framework: str) -> dict[str, Any]:
     """On rank 0 the largest error of each tensor of the state, and of the loss, after any step; on all, digests."""
     recipe = Recipe.model_validate(DOCUMENT)
-    setup = start(adapter, Script(build_of(framework)), recipe)
+    setup = start(adapter, RankScript(build_of(framework)), recipe)
     mesh, train = setup.mesh, setup.dataset.train
     shared = setup.session(recipe, setup.strategy(recipe))
     local = recipe.model_copy(update={"model": recipe.model.model_copy(update={"batch_norm": "local"})})

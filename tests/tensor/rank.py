@@ -84,7 +84,13 @@ class Pair:
         self.all, self.own = range(mesh.data.size), range(mesh.data.index, mesh.data.index + 1)
         own = replace(table, tensor=mesh.tensor)
         self.parts = Session(
-            adapter, build(own), optimizer, loss, Dense(adapter, mesh.data, accumulate=2), precision, pieces=pieces
+            adapter,
+            build(own),
+            optimizer,
+            loss,
+            Dense(adapter, mesh.data, accumulate=2),
+            precision,
+            pieces=pieces,
         )
         adapter.seed(3)  # the same on all ranks
         whole = replace(TABLE, dtype=table.dtype, compute_dtype=table.compute_dtype)

@@ -28,7 +28,7 @@ _TIMEOUT = timedelta(days=1)  # the launcher detects ranks that hang
 Outputs = tuple[torch.Tensor, torch.Tensor]  # of a batch, and its loss
 
 
-class Script(Strategy):
+class HandWritten(Strategy):
     """A usual script's own parts of a training step. By default it sends no gradients, and core updates the weights."""
 
     group: Group
@@ -72,10 +72,10 @@ class Script(Strategy):
 
 
 class ByHandSession(Session):
-    """A usual script's training step: PyTorch accumulates gradients over the batches, and a `Script` averages them."""
+    """A usual script's step: PyTorch accumulates gradients over the batches, and a `HandWritten` averages them."""
 
     trainable: TrainableModel
-    strategy: Script
+    strategy: HandWritten
 
     def train_step(self, batches: Sequence[Batch]) -> torch.Tensor:
         self.begin(len(batches))
@@ -137,7 +137,7 @@ class ByHandSession(Session):
             buffer.copy_(value)
 
 
-class TorchOptim(Script):
+class TorchOptim(HandWritten):
     """With an optimizer of `torch.optim`, whose state is the session's slots."""
 
     settings: Optimizer
@@ -155,7 +155,7 @@ class TorchOptim(Script):
             group["lr"] = update.rate.get()
         steps = update.steps.get()
         for name, slots in update.slots.items():
-            tensors = [getattr(slot, "held", slot) for slot in slots]  # a `Share` has it
+            tensors = [getattr(slot, "held", slot) for slot in slots]  # a `ShardedTensor` has it
             if tensors[0] is None:  # another rank's
                 continue
             self._state[session.trainable.trained[name]] = (
@@ -182,7 +182,7 @@ class ByHand(PyTorch):
 
 
 class ProcessGroup(base.WithoutHorovod, ByHand):
-    """Starts PyTorch's default process group of all ranks: Gloo, or NCCL on GPUs. A `Script` averages over it."""
+    """Starts PyTorch's default process group of all ranks: Gloo, or NCCL on GPUs. A `HandWritten` averages over it."""
 
     session_class = ByHandSession
 

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hvdkit.adapters.pytorch.training import TrainableModel
-from hvdkit.baselines.pytorch.by_hand import ProcessGroup, Script, TorchOptim, torch_optimizer
-from hvdkit.baselines.pytorch.shares import Share, Shares
+from hvdkit.baselines.pytorch.by_hand import HandWritten, ProcessGroup, TorchOptim, torch_optimizer
+from hvdkit.baselines.pytorch.shares import ParameterShares, ShardedTensor
 from hvdkit.core.group import Group, Mesh
 from hvdkit.core.pieces import Partition
 from hvdkit.core.stateful import Stateful
@@ -20,7 +20,7 @@ from hvdkit.errors import RunError
 from hvdkit.recipe.schema import Optimizer, Recipe
 
 
-class _Wrapped(Script):
+class _Wrapped(HandWritten):
     def bind(self, session: Stateful) -> None:
         super().bind(session)
         trainable = session.trainable
@@ -56,7 +56,7 @@ class Ddp(ProcessGroup):
         return _Wrapped(mesh.data)
 
 
-def _slot(parameter: torch.Tensor, owner: int, group: Group) -> Share:
+def _slot(parameter: torch.Tensor, owner: int, group: Group) -> ShardedTensor:
     """A slot of a parameter, which its owner has whole."""
     own = torch.zeros_like(parameter) if owner == group.index else None
 
@@ -69,7 +69,7 @@ def _slot(parameter: torch.Tensor, owner: int, group: Group) -> Share:
         if own is not None:
             own.copy_(whole)
 
-    return Share(parameter.shape, parameter.dtype, 0 if own is None else own.nbytes, whole, set_from, own)
+    return ShardedTensor(parameter.shape, parameter.dtype, 0 if own is None else own.nbytes, whole, set_from, own)
 
 
 class _Sharded(TorchOptim, _Wrapped):
@@ -93,7 +93,7 @@ class _Sharded(TorchOptim, _Wrapped):
         owners = {name: rank for rank, owned in enumerate(ranks) for name in owned}
         weights = self.trainable.parameters.items()
         slots = lambda: {name: _slot(weight, owners[name], self.group) for name, weight in weights}  # noqa: E731
-        return Shares(self.session, self.group, slots)
+        return ParameterShares(self.session, self.group, slots)
 
 
 class ZeroRedundancy(Ddp):

@@ -17,7 +17,7 @@ import torch
 
 from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines.pytorch.by_hand import ByHandSession, Outputs, ProcessGroup, torch_optimizer
-from hvdkit.baselines.pytorch.shares import Share, Shares, SharesScript
+from hvdkit.baselines.pytorch.shares import ParameterShares, ShardedTensor, SharesScript
 from hvdkit.core.group import Group, Mesh, Ranks, Topology
 from hvdkit.core.pieces import Partition
 from hvdkit.core.strategy import Strategy
@@ -29,7 +29,7 @@ from hvdkit.recipe.schema import AdamW, Optimizer, Recipe
 _STAGES = {"optimizer": 1, "gradients": 2, "parameters": 3}
 
 
-def _weight(parameter: torch.nn.Parameter) -> Share:
+def _weight(parameter: torch.nn.Parameter) -> ShardedTensor:
     """A parameter, which stages 1 and 2 keep whole, beside this rank's share of a copy that the optimizer updates."""
     from deepspeed import zero
     from deepspeed.utils import safe_get_full_fp32_param, safe_set_full_fp32_param
@@ -47,16 +47,16 @@ def _weight(parameter: torch.nn.Parameter) -> Share:
         safe_set_full_fp32_param(parameter, whole)
 
     shape, held = (parameter.ds_shape, parameter.ds_tensor) if divided else (parameter.shape, parameter)
-    return Share(shape, parameter.dtype, held.nbytes, whole, set_from)
+    return ShardedTensor(shape, parameter.dtype, held.nbytes, whole, set_from)
 
 
-def _slot(parameter: torch.nn.Parameter, key: str, weight: Share) -> Share:
+def _slot(parameter: torch.nn.Parameter, key: str, weight: ShardedTensor) -> ShardedTensor:
     """A slot of a parameter. DeepSpeed has those of all parameters in vectors, whose sizes the session counts."""
     from deepspeed.utils import safe_get_full_optimizer_state, safe_set_full_optimizer_state
 
     whole = partial(safe_get_full_optimizer_state, parameter, key)
     set_from = partial(safe_set_full_optimizer_state, parameter, optim_state_key=key)
-    return Share(weight.shape, weight.dtype, 0, whole, set_from)
+    return ShardedTensor(weight.shape, weight.dtype, 0, whole, set_from)
 
 
 class _Zero(SharesScript):
@@ -90,11 +90,11 @@ class _Zero(SharesScript):
         self._make_slots(keys)
         next_key = iter(keys)  # in the order of `update_rules.Rule.slots`
 
-        def slots() -> dict[str, Share]:
+        def slots() -> dict[str, ShardedTensor]:
             key = next(next_key)
             return {name: _slot(parameter, key, weights[name]) for name, parameter in trained.items()}
 
-        return Shares(self.session, self.group, slots)
+        return ParameterShares(self.session, self.group, slots)
 
     def _config(self, settings: Optimizer) -> dict[str, Any]:
         """DeepSpeed's defaults but for what the recipe says, and small parameters, which stage 3 would keep whole."""

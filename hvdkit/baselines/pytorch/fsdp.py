@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines.pytorch.by_hand import ByHandSession, ProcessGroup, TorchOptim, torch_optimizer
-from hvdkit.baselines.pytorch.shares import Gather, Share, Shares, SharesScript, local, share_of_rows
+from hvdkit.baselines.pytorch.shares import Gather, ParameterShares, ShardedTensor, SharesScript, local, share_of_rows
 from hvdkit.core.group import Group, Mesh
 from hvdkit.core.pieces import ROOT_BLOCK, Partition
 from hvdkit.core.stateful import Stateful
@@ -43,7 +43,7 @@ class _Model(TrainableModel):
         self._share = partial(share_of_rows, group=group, gather=gather)
         self.parameters = {name: self.share(parameter.detach()) for name, parameter in self.trained.items()}
 
-    def share(self, tensor: torch.Tensor) -> Share:
+    def share(self, tensor: torch.Tensor) -> ShardedTensor:
         return self._share(tensor, tensor.shape)
 
     def gradients(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class _FullyShard(SharesScript, TorchOptim):
         self.settings, shares, share = settings, self.trainable.parameters.items(), self.trainable.share
         self._optimizer = torch_optimizer(settings, list(self.trainable.trained.values()))
         self._state = self._optimizer.state
-        return Shares(
+        return ParameterShares(
             self.session, self.group, lambda: {name: share(torch.zeros_like(each.held)) for name, each in shares}
         )
 

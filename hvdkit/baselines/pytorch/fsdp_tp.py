@@ -20,11 +20,11 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.nn.functional import embedding
 
-from hvdkit.adapters.parts import Parts
+from hvdkit.adapters.parts import LayerParts
 from hvdkit.adapters.pytorch.training import TrainableModel, cross_entropy
 from hvdkit.baselines.pytorch.by_hand import ByHandSession, Outputs, TorchOptim, torch_optimizer
 from hvdkit.baselines.pytorch.meshed import Meshed
-from hvdkit.baselines.pytorch.shares import Gather, Share, SharesScript, local, share_of_rows
+from hvdkit.baselines.pytorch.shares import Gather, ShardedTensor, SharesScript, local, share_of_rows
 from hvdkit.core.group import Group, Mesh
 from hvdkit.core.pieces import ROOT_BLOCK, Partition, Piece, sum_of_squares
 from hvdkit.core.stateful import Stateful
@@ -105,7 +105,7 @@ class _Model(TrainableModel):
     def __init__(self, model: torch.nn.Module, *how: Any, **named: Any) -> None:
         model.divided_outputs = _Logits()
         for module in model.modules():
-            if isinstance(parts := getattr(module, "parts", None), Parts):
+            if isinstance(parts := getattr(module, "parts", None), LayerParts):
                 module.parts = None if hasattr(module, "weight") else replace(parts, group=None)
         super().__init__(model, *how, **named)
 
@@ -122,11 +122,13 @@ class _Model(TrainableModel):
         for module in (*self._blocks, model) if self._blocks else ():
             fully_shard(module, mesh=mesh["data"])
         self.trained = dict(model.named_parameters())
-        self._share: Callable[[torch.Tensor, torch.Size], Share] = partial(share_of_rows, group=data, gather=gather)
+        self._share: Callable[[torch.Tensor, torch.Size], ShardedTensor] = partial(
+            share_of_rows, group=data, gather=gather
+        )
         self._shapes = {name: parameter.shape for name, parameter in self.parameters.items()}  # of this rank's parts
         self.parameters = {name: self.share(name, parameter.detach()) for name, parameter in self.trained.items()}
 
-    def share(self, name: str, tensor: torch.Tensor) -> Share:
+    def share(self, name: str, tensor: torch.Tensor) -> ShardedTensor:
         """A tensor that is divided as the parameter of this name is."""
         return self._share(tensor, self._shapes[name])
 
@@ -153,7 +155,7 @@ class _Pieces(Partition):
 
     by_kernel = False
 
-    def __init__(self, session: Stateful, data: Group, slots: Callable[[], dict[str, Share]]) -> None:
+    def __init__(self, session: Stateful, data: Group, slots: Callable[[], dict[str, ShardedTensor]]) -> None:
         super().__init__(session.adapter, session.trainable.parameters, session.pieces)
         self._over_tensor, self._slots = Partition(self.adapter, self.parameters, session.pieces), slots
 
@@ -170,7 +172,7 @@ class _Pieces(Partition):
 
 
 class _Layers(SharesScript, TorchOptim):
-    """Divides the session's model, whose parts are `Share`s."""
+    """Divides the session's model, whose parts are `ShardedTensor`s."""
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__(mesh.data)
@@ -189,7 +191,7 @@ class _Layers(SharesScript, TorchOptim):
         self._optimizer = torch_optimizer(settings, list(trained.values()))
         self._state = self._optimizer.state
 
-        def slots() -> dict[str, Share]:
+        def slots() -> dict[str, ShardedTensor]:
             return {name: self._model.share(name, torch.zeros_like(own).detach()) for name, own in trained.items()}
 
         return _Pieces(self.session, self.group, slots)

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
-from hvdkit.baselines.pytorch.by_hand import ByHandSession, Script
+from hvdkit.baselines.pytorch.by_hand import ByHandSession, HandWritten
 from hvdkit.core.group import Group
 from hvdkit.core.pieces import Partition
 from hvdkit.core.stateful import Stateful
@@ -21,7 +21,7 @@ Gather = Callable[[torch.Tensor], torch.Tensor]  # concatenates the shares of a 
 
 
 @dataclass(frozen=True)
-class Share:
+class ShardedTensor:
     """A tensor of which this rank holds a share of `nbytes`, `held`. `shape` and `dtype` are those of the whole.
 
     It has as much of `torch.Tensor` as reading and setting a state needs: `detach` returns the whole tensor, `copy_`
@@ -41,7 +41,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def share_of_rows(tensor: torch.Tensor, shape: torch.Size, group: Group, gather: Gather) -> Share:
+def share_of_rows(tensor: torch.Tensor, shape: torch.Size, group: Group, gather: Gather) -> ShardedTensor:
     """A tensor of `shape`, of which FSDP has given each rank of a group some rows, as `torch.chunk` divides it.
 
     It is gathered by the adapter: `DTensor.full_tensor` has once crashed in a thread of Gloo (PyTorch 2.13).
@@ -55,10 +55,10 @@ def share_of_rows(tensor: torch.Tensor, shape: torch.Size, group: Group, gather:
     def whole() -> torch.Tensor:
         return held.detach() if group.size == 1 else gather(held.detach())
 
-    return Share(shape, tensor.dtype, held.nbytes, whole, set_from, tensor)
+    return ShardedTensor(shape, tensor.dtype, held.nbytes, whole, set_from, tensor)
 
 
-class Shares(Partition):
+class ParameterShares(Partition):
     """Each rank has a share of every parameter, and of every slot of its optimizer, which updates them itself.
 
     `slots` makes the optimizer's next slot of all parameters.
@@ -66,7 +66,7 @@ class Shares(Partition):
 
     by_kernel = False
 
-    def __init__(self, session: Stateful, group: Group, slots: Callable[[], dict[str, Share]]) -> None:
+    def __init__(self, session: Stateful, group: Group, slots: Callable[[], dict[str, ShardedTensor]]) -> None:
         super().__init__(session.adapter, session.trainable.parameters)
         self.pieces = {name: replace(piece, groups=(group,)) for name, piece in self.pieces.items()}
         self._slots = slots
@@ -80,8 +80,8 @@ class Shares(Partition):
         return {key: tensors[key].detach()}
 
 
-class SharesScript(Script):
-    """A script whose parameters and slots are `Share`s."""
+class SharesScript(HandWritten):
+    """A script whose parameters and slots are `ShardedTensor`s."""
 
     @override
     def own(self, session: ByHandSession, batch: Batch) -> dict[str, np.ndarray]:

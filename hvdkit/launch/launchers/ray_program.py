@@ -182,7 +182,7 @@ def _wait(running: dict[Any, str]) -> int:
 
 
 @dataclass
-class Place:
+class RayActor:
     """An actor that Ray has been asked for. It has a `name` once it runs, and is offered then."""
 
     actor: Any
@@ -202,7 +202,7 @@ class Pool:
 
     def __init__(self, most: int, environment: dict[str, str], command: list[str], driver: TextIO) -> None:
         self.most, self.environment, self.command, self.driver = most, environment, command, driver
-        self.places: list[Place] = []
+        self.places: list[RayActor] = []
         self.offered: list[str] = []
         self.made = 0
         self.failures: Counter[str] = Counter()  # by node
@@ -241,10 +241,10 @@ class Pool:
         if not any(place.state == "done" for place in self.places):
             for _ in range(self.most - len(self.places) - len(self.resting)):
                 new = actor()
-                self.places.append(Place(new, new.place.remote()))
+                self.places.append(RayActor(new, new.place.remote()))
         self._offer()
 
-    def _find(self, place: Place) -> None:
+    def _find(self, place: RayActor) -> None:
         """It runs; it is asked again, so that the loss of an idle one is noticed."""
         try:
             place.node, gpus = ray.get(place.awaited)
@@ -257,7 +257,7 @@ class Pool:
             place.name, place.gpus = f"{names.get(place.node, place.node)}_{self.made}", ",".join(gpus)
         place.awaited = place.actor.place.remote()
 
-    def _end(self, place: Place) -> None:
+    def _end(self, place: RayActor) -> None:
         status, said = ended(place.awaited)
         if status == 0:
             place.state = "done"

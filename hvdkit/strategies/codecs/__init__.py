@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from hvdkit.recipe.communication import BrainFloat, Compression, Int8, PowerSgd, TopK
 from hvdkit.strategies.codecs.base import Call, Method, State
-from hvdkit.strategies.codecs.dense import Dense
+from hvdkit.strategies.codecs.dense import DenseCodec
 from hvdkit.strategies.codecs.powersgd import LowRank
 from hvdkit.strategies.codecs.quantized import Bits8, Bits16, Quantised
 from hvdkit.strategies.codecs.topk import Sparse
 
-__all__ = ["Call", "Dense", "LowRank", "Method", "Quantised", "Sparse", "State", "make"]
+__all__ = ["Call", "DenseCodec", "LowRank", "Method", "Quantised", "Sparse", "State", "make"]
 
 
 def make(settings: Compression, momentum: float = 0.0, clip_norm: float | None = None) -> Method:
@@ -25,4 +25,4 @@ def make(settings: Compression, momentum: float = 0.0, clip_norm: float | None =
         return Quantised(Bits8(), settings.bucket_mib, settings.error_feedback)
     if isinstance(settings, BrainFloat):
         return Quantised(Bits16(), 1.0, settings.error_feedback)
-    return Dense(settings.method == "fp16")
+    return DenseCodec(settings.method == "fp16")

@@ -10,7 +10,7 @@ from hvdkit.strategies.dense import from_wire, on_wire
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseCodec:
     """The mean of all values, sent and summed in their own dtype or, with `half`, in float16."""
 
     half: bool = False
