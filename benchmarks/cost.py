@@ -8,8 +8,8 @@ sockets alone (as its last release has it), two processes without a word between
 DistributedDataParallel. Where there is no script by hand (ResNet-50) the plain side is `--rival plain`. Before, `hvdkit
 parity` proves that the rivals compute the same. Ratios are of one round; the page has their medians. Rounds that are
 done are kept in `runs/cost` and not run again: give `--fresh` after a change of code. Writes cost.json and cost.md
-beside itself, where recipes that are not measured now stay; exit status 1 if a mark is missed and the interval leaves
-no doubt.
+beside itself, where recipes that are not measured now stay, and so do frameworks that were measured on this machine
+today; exit status 1 if a mark is missed and the interval leaves no doubt.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks import harness
 from hvdkit.recipe import registry, schema
+from hvdkit.runtimes.pins import FRAMEWORKS
 
 HVDKIT_1, LOOP_1 = "hvdkit, 1 rank", "loop, 1 rank"
 HVDKIT, HOROVOD, SOCKETS = "hvdkit, 2 ranks", "Horovod, 2 ranks", "Horovod over sockets, 2 ranks"
@@ -101,10 +102,31 @@ def main() -> int:
         found[name] = {"unit": work.speed, "by_hand": bool(work.script), "keys": work.keys, "parity": parity}
         found[name] |= {"frameworks": summaries, **harness.facts(harness.command())}
     before = args.out / "cost.json"
-    recipes = (json.loads(before.read_text())["recipes"] if before.exists() else {}) | found
+    recipes = json.loads(before.read_text())["recipes"] if before.exists() else {}
+    recipes |= {name: joined(recipes.get(name), result) for name, result in found.items()}
     harness.publish("cost", {"ranks": 2, "threads": 1, "recipes": recipes}, args.out)
     marks = [mark for one in found.values() for each in one["frameworks"].values() for mark in each["marks"]]
     return int(any(mark["verdict"] == "missed" for mark in marks))
+
+
+def joined(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's result with the frameworks of an earlier one that were measured on the same machine and day."""
+    same = ("keys", "measured", "machine")
+    if before is None or any(before[key] != json.loads(json.dumps(now[key])) for key in same):
+        return now
+    both = before["frameworks"] | now["frameworks"]
+    if both.keys() == now["frameworks"].keys():
+        return now
+    parities = before["parity"], now["parity"]
+    return now | {
+        "frameworks": {name: both[name] for name in FRAMEWORKS if name in both},
+        "command": f"{before['command']}; {now['command']}",
+        "parity": {
+            "passed": all(parity["passed"] for parity in parities),
+            "checked": sorted({name for parity in parities for name in parity["checked"]}),
+            "worst_step_error_f64": max(parity["worst_step_error_f64"] for parity in parities),
+        },
+    }
 
 
 def proved(work: Work, frameworks: list[str], folder: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from hvdkit.launch.namespaces import Network
 from hvdkit.profiling import timeline
 from hvdkit.report import gantt, plotting
 from hvdkit.simulator import cluster, engine, step
-from hvdkit.simulator.costs import ClusterLinks as Links
+from hvdkit.simulator.costs import ClusterLinks
 from hvdkit.simulator.workload import Gradient, Workload
 from hvdkit.tasks import gpt, resnet
 
@@ -94,7 +94,7 @@ def _links(network: Network, folder: Path) -> cluster.Cluster:
 
 
 def _case(model: str, links: cluster.Cluster, how: str, piece_mib: float) -> step.Case:
-    return step.Case(workload(model), Links(links, RANKS), POLICIES[how], piece_bytes=piece_mib * 2**20 / SCALE)
+    return step.Case(workload(model), ClusterLinks(links, RANKS), POLICIES[how], piece_bytes=piece_mib * 2**20 / SCALE)
 
 
 def _measure(asked: argparse.Namespace, network: Network, rate: float, links: cluster.Cluster, how: str) -> None:
