@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hvdkit.adapters.local import LocalAdapter
 from hvdkit.core.group import Group, Topology
 from hvdkit.core.seam import Pending
 from hvdkit.strategies.reducer import Reducer
+from tests.local_adapter import LocalAdapter
 
 T = TypeVar("T")
 WAIT_S = 300.0  # for the others, who may have little of the processors

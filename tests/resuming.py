@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from hvdkit import adapters
-from hvdkit.adapters.local import Linear
 from hvdkit.core.session import Session
 from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import TrainResult
 from hvdkit.tasks import resnet
 from hvdkit.worker import setup, train
+from tests import local_adapter
 from tests.launching import wait_until
+from tests.local_adapter import Linear
 
 
 def local_recipe(**changes: Any) -> Recipe:
@@ -49,7 +49,7 @@ def local_run(
     folder: Path | None, recipe: Recipe, resume: bool = False, kill_at: int | None = None
 ) -> TrainResult | None:
     """Train on the null adapter, killed before update `kill_at`."""
-    adapter: Any = adapters.load("local")
+    adapter: Any = local_adapter.adapter
     if folder:
         folder.mkdir(exist_ok=True)
     sound, steps = Session.train_step, 0

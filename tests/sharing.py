@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.adapters.local import Linear, TrainableModel
 from hvdkit.core.group import Mesh, Topology
 from hvdkit.core.pieces import ROOT_BLOCK
 from hvdkit.core.session import Session
@@ -19,6 +18,7 @@ from hvdkit.strategies.sharded import Sharded
 from hvdkit.strategies.sharded_parameters import ShardedParameters
 from tests.contract.grown import worst
 from tests.crowd import together
+from tests.local_adapter import Linear, TrainableModel
 
 STEPS, FEATURES, CLASSES = 8, 5, 3
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import hvdkit
-from hvdkit import adapters
 from hvdkit.commands import bench
 from hvdkit.core.group import Topology
 from hvdkit.errors import RequestError
@@ -20,11 +19,12 @@ from hvdkit.results.machine import this_machine
 from hvdkit.simulator import cluster, piecewise_linear
 from hvdkit.simulator.costs import ClusterLinks
 from hvdkit.worker import bench as bench_rank
+from tests import local_adapter
 from tests.conftest import Hvdkit
 
 pytestmark = pytest.mark.check
 
-LOCAL: Any = adapters.load("local")
+LOCAL: Any = local_adapter.adapter
 
 
 def request(collective: str, **changes: Any) -> BenchSpec:

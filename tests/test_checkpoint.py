@@ -12,7 +12,6 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from hvdkit.adapters import local
 from hvdkit.checkpoint import snapshots, writing
 from hvdkit.checkpoint.resume import _other_rate, pick
 from hvdkit.checkpoint.snapshots import Checkpoint, CheckpointRecord
@@ -22,6 +21,7 @@ from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RequestError, RunError
 from hvdkit.recipe.schema import Checkpointing
 from hvdkit.results.train import kept_lines
+from tests.local_adapter import adapter as local
 from tests.resuming import lines, local_recipe, local_run
 
 STATE = {"fc.weight": np.arange(6.0).reshape(2, 3), "optimizer.momentum.fc.weight": np.ones((2, 3))}

@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 
 from hvdkit import tasks
-from hvdkit.adapters import local
-from hvdkit.adapters.local import Linear
 from hvdkit.checkpoint import snapshots, writing
 from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.checkpoint.writing import Checkpoints
@@ -31,6 +29,8 @@ from hvdkit.handlers.standard import attach
 from hvdkit.recipe.schema import Checkpointing, Recipe
 from hvdkit.results.train import kept_lines, read_result
 from tests.crowd import together
+from tests.local_adapter import Linear
+from tests.local_adapter import adapter as local
 from tests.resuming import lines, local_recipe, local_run, rewrite_record
 from tests.test_checkpoint import record
 

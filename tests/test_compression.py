@@ -233,7 +233,7 @@ def test_powersgd_recovers_from_a_gradient_of_zeros() -> None:
 
 
 def test_gram_and_schmidt_leave_out_what_is_no_direction() -> None:
-    from hvdkit.adapters import local
+    from tests.local_adapter import adapter as local
 
     rows = np.random.default_rng(3).standard_normal((4, 50)).astype(np.float32)
     rows[2] = 2 * rows[0] - rows[1]

@@ -15,17 +15,18 @@ import pytest
 
 from hvdkit import adapters
 from hvdkit.adapters.capabilities import CAPABILITIES, MEANINGS
-from hvdkit.adapters.local import Linear
 from hvdkit.core.group import Topology, world_of
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe.schema import Loss, Optimizer, Sgd
 from hvdkit.strategies.dense import Dense
+from tests import local_adapter
 from tests.conftest import FRAMEWORKS, ROOT, rest_thorough, run
 from tests.contract import everything  # noqa: F401 - adds their cases
 from tests.contract.cases import BETWEEN, CASES, CLASSES, FEATURES, LEAKS, PROBED, SHAPE, error  # as ranks import them
 from tests.launching import framework_job
+from tests.local_adapter import Linear
 
 pytestmark = pytest.mark.long
 
@@ -100,13 +101,13 @@ def test_what_trains_is_declared(framework: str, report: Any) -> None:
 @pytest.mark.check
 def test_capabilities_are_of_the_known_ones() -> None:
     """In a process of its own: NumPy has bfloat16 wherever ml_dtypes was imported, as onnx does."""
-    code = "import json; from tests.contract.cases import PROBED, probe; from hvdkit import adapters; "
+    code = "import json; from tests.contract.cases import PROBED, probe; from tests import local_adapter; "
     code += "from hvdkit.core.group import Topology; "
-    code += "print(json.dumps({name: probe(name, adapters.load('local'), Topology()) for name in PROBED}))"
+    code += "print(json.dumps({name: probe(name, local_adapter.adapter, Topology()) for name in PROBED}))"
     where = os.environ | {"PYTHONPATH": str(ROOT)}
     done = run([sys.executable, "-c", code], timeout=60, env=where)
     assert done.returncode == 0, done.stderr
-    faults, has = json.loads(done.stdout), adapters.load("local").CAPABILITIES
+    faults, has = json.loads(done.stdout), local_adapter.adapter.CAPABILITIES
     assert MEANINGS.keys() >= has and faults.keys() == set(PROBED)
     for capability, fault in faults.items():
         assert (fault == "") == (capability in has), fault
@@ -122,7 +123,7 @@ def local_session(
     **settings: Any,
 ) -> Any:
     """What the ranks' `make` is, of the null adapter."""
-    local: Any = adapters.load("local")
+    local: Any = local_adapter.adapter
     features = FEATURES if tiny else int(np.prod(SHAPE))
     optimizer = optimizer or Sgd(**({"learning_rate": 0.1} | settings))
     loss = Loss(label_smoothing=label_smoothing)
@@ -134,7 +135,7 @@ def local_session(
 @pytest.mark.parametrize("name", CASES)
 def test_null_adapter(name: str) -> None:
     """The case raises where it does not hold; that it can, the test below tries."""
-    CASES[name](adapters.load("local"), Topology(), local_session)
+    CASES[name](local_adapter.adapter, Topology(), local_session)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -165,7 +166,7 @@ SPOILT: list[tuple[str, Any, str]] = [
 @pytest.mark.check
 @pytest.mark.parametrize(("function", "wrong", "name"), SPOILT, ids=[f"{one[0]}-{one[2]}" for one in SPOILT])
 def test_a_case_finds_out_what_is_wrong(function: str, wrong: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    local: Any = adapters.load("local")
+    local: Any = local_adapter.adapter
     monkeypatch.setattr(Session if hasattr(Session, function) else local, function, wrong)
     with pytest.raises(AssertionError):
         CASES[name](local, Topology(), local_session)

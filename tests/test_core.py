@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdkit import adapters, tasks
-from hvdkit.adapters.local import Linear
+from hvdkit import tasks
 from hvdkit.core import metrics
 from hvdkit.core.group import Mesh, Topology, threads_per_rank, world_of
 from hvdkit.core.loop import Loop
@@ -34,7 +33,9 @@ from hvdkit.recipe.schema import Digits, Recipe, Sgd, Synthetic
 from hvdkit.tasks import resnet
 from hvdkit.tasks.image_classification import cross_entropy
 from hvdkit.tasks.task import parameter_count
+from tests import local_adapter
 from tests.conftest import ROOT
+from tests.local_adapter import Linear
 
 pytestmark = pytest.mark.check
 
@@ -151,7 +152,7 @@ def test_evaluation_sees_each_sample_exactly_once(samples: int, size: int, round
 
 def test_rows_have_the_same_sum_in_any_order() -> None:
     """Also where float64 rounds, and of what is no number."""
-    adapter: Any = adapters.load("local")
+    adapter: Any = local_adapter.adapter
     rows = [[10.0**power, 1] for power in range(-20, 20)]
     found = metrics.add_rows(adapter, WORLD, ["loss", "count"], rows)
     assert found == metrics.add_rows(adapter, WORLD, ["loss", "count"], rows[::-1])
@@ -199,7 +200,7 @@ def test_learning_rate_scales_warms_up_and_decays(
 
 def test_sgd_follows_the_formula() -> None:
     settings = Sgd(learning_rate=0.1, momentum=0.5, weight_decay=0.1, nesterov=True)
-    rule = rule_of(settings)(settings, adapters.load("local"))
+    rule = rule_of(settings)(settings, local_adapter.adapter)
     weight, gradient, velocity = (np.array([[value]]) for value in (2.0, 1.0, 4.0))
     corrections = rule.bias_corrections(1.0)
     (found,) = rule.updates([(1, 1)], [weight], [gradient], [(velocity,)], 0.1, corrections, lambda *kinds: [])
@@ -276,7 +277,7 @@ def test_the_last_feature_maps_are_as_large_as_the_strides_leave_them() -> None:
 
 
 def test_looks_for_an_end_come_each_five_seconds_whatever_a_step_takes() -> None:
-    adapter: Any = adapters.load("local")
+    adapter: Any = local_adapter.adapter
     for step_s, longest in ((0.01, 500), (0.7, 7), (60.0, 1)):
         asked_at: list[int] = []
         seconds: list[float] = []
@@ -309,7 +310,7 @@ def test_threads_are_shared_among_the_ranks_of_a_host() -> None:
 
 
 def trained(recipe: Recipe, folder: Path) -> tuple[Loop, list[dict[str, Any]]]:
-    adapter: Any = adapters.load("local")
+    adapter: Any = local_adapter.adapter
     dataset = batches.open_dataset(recipe.data, 10, recipe.seed)
     session = Session(adapter, Linear(32 * 32 * 3, 10), recipe.optimizer, recipe.loss)
     path = folder / "metrics.jsonl"

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from hvdkit import adapters, tasks
-from hvdkit.adapters.local import Linear
+from hvdkit import tasks
 from hvdkit.checkpoint import snapshots
 from hvdkit.core.session import Session
 from hvdkit.core.step_plan import Progress, StepPlan
@@ -22,7 +21,9 @@ from hvdkit.handlers.stopping import check_early_stopping, note_epoch, stopped_e
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import AverageWeights, EarlyStopping, Loss, Recipe, Sgd
 from hvdkit.worker.unreached import unreached
+from tests import local_adapter
 from tests.conftest import ROOT, Hvdkit, rest_thorough
+from tests.local_adapter import Linear
 from tests.residents import START
 from tests.resuming import lines, local_recipe, local_run
 
@@ -248,7 +249,7 @@ def test_the_best_checkpoint_is_that_of_the_average_and_an_update_that_overflows
     assert rates[best.record.progress.step] == max(rates.values())
     averaged, plain = best.model(), best.model(average=False)
     assert (averaged[1], plain[1]) == (True, False) and averaged[0].keys() == plain[0].keys()
-    adapter: Any = adapters.load("local")
+    adapter: Any = local_adapter.adapter
     session = Session(adapter, Linear(3, 2), Sgd(learning_rate=0.1), Loss(), precision="fp16")
     session.keep_average(AverageWeights(decay=0.9))
     gradients = {name: tensor * 0 for name, tensor in session.trainable.parameters.items()}

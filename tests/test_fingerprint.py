@@ -10,8 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from hvdkit import adapters
-from hvdkit.adapters.local import Linear
 from hvdkit.checkpoint.resume import last_record
 from hvdkit.data import Shard, fingerprint, shares
 from hvdkit.data import batches as data
@@ -22,7 +20,9 @@ from hvdkit.recipe.schema import ImageFolder, Recipe
 from hvdkit.results.train import TrainResult
 from hvdkit.tasks.own import Own
 from hvdkit.worker import alike, setup, train
+from tests import local_adapter
 from tests.data.pictures import draw_folder
+from tests.local_adapter import Linear
 from tests.own_tasks import DOCUMENT
 from tests.resuming import rewrite_record
 
@@ -193,7 +193,7 @@ def started(folder: Path, resume: bool = False, changes: dict[str, Any] | None =
     recipe = Recipe.model_validate(
         {**DOCUMENT, "model": {**DOCUMENT["model"], "script": str(folder / "own.py")}, **keys}
     )  # type: ignore[dict-item]
-    return train.train(adapters.load("local"), setup.RankScript(task.build, task), recipe, folder, Heartbeat(), resume)
+    return train.train(local_adapter.adapter, setup.RankScript(task.build, task), recipe, folder, Heartbeat(), resume)
 
 
 @pytest.mark.parametrize(

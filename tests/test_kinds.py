@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from hvdkit import adapters
 from hvdkit.checkpoint import snapshots
 from hvdkit.commands import export
 from hvdkit.core.group import Mesh, Topology
@@ -22,6 +21,7 @@ from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe.communication import TopK
 from hvdkit.strategies.reducer import Reducer
 from hvdkit.strategies.transports import Ring
+from tests import local_adapter
 from tests.conftest import KERAS_THOROUGH, ROOT, rest_thorough
 from tests.contract import kinds  # as the ranks import it
 from tests.launching import framework_job
@@ -194,7 +194,7 @@ def test_a_checkpoint_of_an_older_version_has_no_counts_of_batches() -> None:
 
 @pytest.mark.check
 def test_the_state_of_compression_has_parameters_without_elements() -> None:
-    local: Any = adapters.load("local")
+    local: Any = local_adapter.adapter
     reducer = Reducer(Ring(local, Mesh(Topology())), TopK(ratio=0.5))
     shapes = {"bias": (4,), "nothing": (0, 3)}
     reducer.packed(np.arange(4.0), shapes)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from hvdkit import adapters
-from hvdkit.adapters.local import Linear
 from hvdkit.core.loop import Handler, Loop
 from hvdkit.errors import RequestError
 from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe import schema
 from hvdkit.worker import setup, train
+from tests import local_adapter
 from tests.conftest import ROOT, Hvdkit
+from tests.local_adapter import Linear
 from tests.own_tasks import DOCUMENT
 from tests.test_own_task import REGRESSION, SCRIPT, Sides
 
@@ -41,7 +41,7 @@ class Counts(Handler):
 
 @pytest.mark.check
 def test_a_handler_sees_each_step_and_ends_the_run(tmp_path: Path) -> None:
-    adapter: Any = adapters.load("local")
+    adapter: Any = local_adapter.adapter
     (tmp_path / "own.py").write_text("# the class is in this file")
     made: list[Counts] = []
 
@@ -75,7 +75,7 @@ def test_a_handler_sees_each_step_and_ends_the_run(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_handler_is_refused(given: Any, got: str, tmp_path: Path) -> None:
-    adapter: Any = adapters.load("local")
+    adapter: Any = local_adapter.adapter
     (tmp_path / "own.py").write_text("# the class is in this file")
     (tmp_path / "own.yaml").write_text(json.dumps(DOCUMENT))
     kind = type("Handled", (Sides,), {"handlers": lambda task: given})

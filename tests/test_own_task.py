@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdkit import adapters
-from hvdkit.adapters.local import Linear
 from hvdkit.checkpoint import snapshots
 from hvdkit.commands import checked_run as plans
 from hvdkit.commands import evaluate as evaluate_
@@ -27,7 +25,9 @@ from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks.own import Own
 from hvdkit.tasks.task import Metrics
 from hvdkit.worker import inference, setup, train
+from tests import local_adapter
 from tests.conftest import ROOT, Hvdkit
+from tests.local_adapter import Linear
 from tests.own_tasks import DOCUMENT, nothing
 from tests.resuming import rewrite_record
 
@@ -56,7 +56,7 @@ class Sides(Own):
 
 @pytest.mark.check
 def test_a_task_of_ones_own_trains_and_is_evaluated_by_its_metrics(tmp_path: Path) -> None:
-    adapter: Any = adapters.load("local")
+    adapter: Any = local_adapter.adapter
     recipe, script = Recipe.model_validate(DOCUMENT), setup.RankScript(Sides.build, Sides)
     (tmp_path / "run").mkdir()
     result = train.train(adapter, script, recipe, tmp_path / "run", Heartbeat())
@@ -195,7 +195,7 @@ def one_sum(outputs: np.ndarray, targets: np.ndarray) -> Any:
 def test_a_task_that_cannot_be_trained_is_a_line(changes: dict[str, Any], told: str) -> None:
     script = setup.RankScript(Sides.build, type("Task", (Sides,), changes))
     with pytest.raises(RequestError, match=re.escape(told)):
-        train.train(adapters.load("local"), script, Recipe.model_validate(DOCUMENT), None, Heartbeat())
+        train.train(local_adapter.adapter, script, Recipe.model_validate(DOCUMENT), None, Heartbeat())
 
 
 @pytest.mark.check
@@ -211,7 +211,7 @@ def test_keys_that_would_be_ignored_are_refused() -> None:
 @pytest.mark.check
 @pytest.mark.parametrize(("loss", "got"), [(np.ones((3, 1)), "the shape (3, 1)"), (0.5, "a float")])
 def test_a_loss_is_one_value(loss: Any, got: str) -> None:
-    adapter: Any = adapters.load("local")
+    adapter: Any = local_adapter.adapter
     with pytest.raises(RequestError, match=re.escape(f"the mean over the batch, or (sum, count), got {got}")):
         Counting(adapter, lambda outputs, targets: loss)(None, None)
     assert Counting(adapter, lambda outputs, targets: np.ones((1,)))(None, None) == 1
@@ -287,7 +287,7 @@ def test_a_script_is_looked_for_beside_the_recipe_and_in_the_current_folder(
 def test_a_checkpoint_runs_under_the_framework_that_has_written_it(
     inside: Hvdkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adapter: Any = adapters.load("local")
+    adapter: Any = local_adapter.adapter
     (tmp_path / "run").mkdir()
     (tmp_path / "own.py").write_text("from hvdkit.adapters import mxnet\n")
     own = {**DOCUMENT, "model": {**DOCUMENT["model"], "script": str(tmp_path / "own.py")}}  # type: ignore[dict-item]

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from hvdkit import adapters, tasks
-from hvdkit.adapters.local import Linear
+from hvdkit import tasks
 from hvdkit.core import trace_events
 from hvdkit.core.group import Mesh, Topology
 from hvdkit.core.session import Session
@@ -18,8 +17,9 @@ from hvdkit.profiling import assemble
 from hvdkit.recipe import schema
 from hvdkit.worker import network_interface, profile, tuning
 from hvdkit.worker.setup import RankScript, Setup
-from tests import hygiene
+from tests import hygiene, local_adapter
 from tests.conftest import ROOT
+from tests.local_adapter import Linear
 
 
 def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +27,7 @@ def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     checked = schema.load(ROOT / "recipes" / "resnet20-digits.yaml")
     monkeypatch.setattr(tuning, "_applied", tuning.choose(checked, {}))  # which leaves the environment as it is
     recipe = checked.model_copy(update={"precision": "fp64", "warmup_steps": 2, "batch_size": 64})
-    local: Any = adapters.load("local")
+    local: Any = local_adapter.adapter
     dataset = open_dataset(recipe.data, 10, 1)
     height, width, channels = dataset.shape
     session = Session(local, Linear(height * width * channels, 10), recipe.optimizer, recipe.loss)

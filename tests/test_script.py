@@ -17,7 +17,7 @@ pytestmark = pytest.mark.check
 # A recipe's script
 
 DIGITS = "resnet20-digits"
-SCRIPT = [sys.executable, "-c", "import sys; from hvdkit.adapters.local import Linear, adapter; "
+SCRIPT = [sys.executable, "-c", "import sys; from tests.local_adapter import Linear, adapter; "
           "from hvdkit.worker.entry import main; "
           "main(adapter, lambda table: Linear(3072, 10), sys.argv[1:])"]  # fmt: skip
 

@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 
 from hvdkit import tasks
-from hvdkit.adapters import local
-from hvdkit.adapters.local import Linear, LocalAdapter, TrainableModel
 from hvdkit.core.group import Group, Mesh, Topology, world_of
 from hvdkit.core.pieces import Partition, StateEntry, buckets
 from hvdkit.core.slices import sliced
@@ -32,6 +30,8 @@ from hvdkit.worker import startup
 from hvdkit.worker.setup import RankScript, Setup
 from tests.contract.grown import OPTIMIZERS, worst
 from tests.crowd import together
+from tests.local_adapter import Linear, LocalAdapter, TrainableModel
+from tests.local_adapter import adapter as local
 from tests.sharing import CLASSES, FEATURES, InVectors, batch, on_ranks, session_of, staged
 
 pytestmark = pytest.mark.check
@@ -95,7 +95,7 @@ def test_joined_gradients_train_as_those_apart(
     for ranks in (2, 3, 19):
         apart = states(title, ranks, stage, **more)
         with monkeypatch.context() as patch:
-            patch.setattr(sys.modules["hvdkit.adapters.local"], "TrainableModel", InVectors)
+            patch.setattr(sys.modules["tests.local_adapter"], "TrainableModel", InVectors)
             joined = states.__wrapped__(title, ranks, stage, **more)
         for mine, theirs in zip(joined, apart, strict=True):
             assert worst(mine, theirs) < 1e-14

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from hvdkit import tasks
-from hvdkit.adapters.local import Linear
 from hvdkit.core.group import Mesh, Topology, world_of
 from hvdkit.core.loop import Handler, Loop
 from hvdkit.core.session import Session
@@ -31,6 +30,7 @@ from hvdkit.strategies.reducer import Reducer
 from hvdkit.strategies.transports import TRANSPORTS
 from hvdkit.worker.setup import check_alike
 from tests.crowd import together
+from tests.local_adapter import Linear
 
 pytestmark = pytest.mark.check
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     tensorflow: Adapter
     keras: Adapter
     mxnet: Adapter
-    local: Adapter
 
 NAMES = tuple(CAPABILITIES)
 

@@ -64,7 +64,6 @@ CAPABILITIES: dict[str, frozenset[str]] = {
     | {"int8", "uint8", "scalars", "empty", "layer-times", "pipeline", "pipeline-resnet", "tensor"},
     "keras": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times", "pipeline", "tensor"},
     "mxnet": _REDUCED | {"gpu", "fp64", "int8", "uint8", "order", "pipeline", "pipeline-resnet", "tensor"},
-    "local": _REDUCED | {"fp64", "int8", "uint8", "scalars", "empty"},
 }
 
 # Frameworks that keep the weights of attention until backward; a fused kernel computes them again.
@@ -161,7 +160,6 @@ CHOSEN: dict[str, _Chosen] = {
             "gradients": _GROUP,
         }
     ),
-    "local": _anywhere({}),
 }
 
 

@@ -47,8 +47,7 @@ def run_task(framework: str | Adapter, task: type[Own]) -> NoReturn:
             raise RequestError(f"run_task: expected a subclass of hvdkit.Own, got {task!r}")
         name = getattr(framework, "NAME", framework)
         if name not in adapters.NAMES:
-            known = ", ".join(name for name in adapters.NAMES if name != "local")
-            raise RequestError(f"run_task: expected a framework, one of {known}, got {framework!r}")
+            raise RequestError(f"run_task: expected a framework, one of {', '.join(adapters.NAMES)}, got {framework!r}")
         adapter = adapters.load(framework) if isinstance(framework, str) else framework
         try:
             run_mode(adapter, RankScript(task.build, _construct), sys.argv[1:], heartbeat)
