@@ -1,6 +1,6 @@
 """A training loop of your own under plain Horovod; four functions of hvdkit do what each such script writes by hand.
 
-hvdkit launch -np 2 examples/own_loop_pytorch.py runs/own-loop     # again: it goes on from its newest checkpoint
+hvdkit launch -np 2 examples/own_loop_pytorch.py runs/own-loop     # again: it continues from its newest checkpoint
 """
 
 import sys

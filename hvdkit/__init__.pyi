@@ -194,7 +194,7 @@ def generate(
     out: PathLike | None = None,
     overwrite: bool = False,
 ) -> Generation:
-    """Go on with a text: a run's or a checkpoint's language model adds the most probable token again and again.
+    """Continue a text: a run's or a checkpoint's language model adds the most probable token again and again.
 
     Without `out` nothing is written.
     """

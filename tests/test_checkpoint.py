@@ -236,7 +236,7 @@ def test_a_new_run_beside_an_earlier_ones_checkpoints_is_refused(tmp_path: Path)
     """By a recipe's own script; the earlier run's would count as the last and the best of the new one."""
     local_run(tmp_path / "run", local_recipe(), kill_at=10)
     before = lines(tmp_path / "run")
-    with pytest.raises(RequestError, match="checkpoints of an earlier run; add --resume to go on from them"):
+    with pytest.raises(RequestError, match="checkpoints of an earlier run; add --resume to continue from them"):
         local_run(tmp_path / "run", local_recipe(seed=2))
     assert lines(tmp_path / "run") == before
     kept_none = local_run(tmp_path / "run", local_recipe(checkpoint=None))

@@ -207,7 +207,7 @@ def test_a_damaged_image_is_found(inside: Hvdkit, tmp_path: Path) -> None:
     done = inside(*asked, "--dry-run")
     assert done.returncode == 2 and done.stdout == "", done.stderr
     assert "images/train/cat/000.JPEG: image file is truncated" in done.stderr.splitlines()[-1]
-    assert "mend or remove them, or give data.corrupt=replace" in done.stderr
+    assert "fix or remove them, or give data.corrupt=replace" in done.stderr
     (line,) = [line for line in shown(inside, *asked, "data.corrupt=replace", notes=None).notes if "images" in line]
     assert line.startswith("images: all 30 have been decoded; 1 cannot be read, and others take their place, such as")
 

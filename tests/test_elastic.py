@@ -201,7 +201,7 @@ def test_a_frozen_rank_is_ended_and_outlived(start: Any) -> None:
     run.gate.unlink()
     status, out = run.end()
     assert status == 0 and "hangs: no progress" in out, out
-    assert "frozen by a signal" in out and "training goes on with the others" in out
+    assert "frozen by a signal" in out and "training continues with the others" in out
 
 
 @pytest.mark.usefixtures("warm")

@@ -135,7 +135,7 @@ def test_a_rank_that_evaluates_while_the_others_train(launcher: str, tmp_path: P
     error = failed("mxnet", "evaluates", tmp_path, recipe, mark, launcher=launcher)
     assert error.rank == 1
     assert "rank 0 entered it, rank 1 on localhost did not; " in str(error), str(error)
-    assert "rank 1 on localhost goes on at step 3, in phase 'evaluation', executing commit (" in str(error), str(error)
+    assert "rank 1 on localhost proceeds at step 3, in phase 'evaluation', executing commit (" in str(error), str(error)
     assert "rank 0 on localhost" in (tmp_path / "logs" / "stacks.txt").read_text()
 
 

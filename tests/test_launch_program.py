@@ -120,7 +120,7 @@ def test_an_elastic_program_survives_the_loss_of_a_rank(hvdkit: Hvdkit, tmp_path
     elastic = ["-np", "2", "--min-np", "1", "--host-discovery-script", hosts]
     done = hvdkit("launch", *elastic, "--out", "run", PROGRAM.with_name("elastic.py"), OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
-    assert "worker-127.0.0.1-0 was killed by SIGKILL" in done.stderr and "the others go on" in done.stderr
+    assert "worker-127.0.0.1-0 was killed by SIGKILL" in done.stderr and "the others continue" in done.stderr
     assert "[localhost-0] batch 40 of 1" in done.stdout
     assert "1 rank ended well" in done.stdout
 

@@ -321,4 +321,4 @@ def test_a_ray_that_is_not_installed(inside: Hvdkit, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(launcher.importlib.util, "find_spec", lambda name: None)
     done = inside("train", *RECIPE, "--framework", "mxnet", "--launcher", "ray", "--out", "run")
     assert done.returncode == 2
-    assert done.stderr == "--launcher ray: Ray is not installed; install it here with `pip install 'hvdkit[ray]'`\n"
+    assert done.stderr == f"--launcher ray: Ray is not installed; run `{sys.executable} -m pip install 'hvdkit[ray]'`\n"

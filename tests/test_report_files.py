@@ -277,7 +277,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "neither compare.json nor result.json": lambda folder: (
         (folder / "compare.json").rename(folder / "other.json") and shutil.rmtree(folder / "runs")
     ),
-    "has not come to its end": lambda folder: (folder / "compare.json").unlink(),
+    "that has not ended": lambda folder: (folder / "compare.json").unlink(),
     "not the compare.json of `hvdkit compare`: file: Invalid JSON": lambda folder: os.truncate(
         folder / "compare.json", 1000
     ),

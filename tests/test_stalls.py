@@ -160,7 +160,7 @@ def test_the_collective_is_named_with_who_waits_who_is_missing_and_where_they_ar
     assert (error.rank, error.host, error.exit_status) == (2, "h2", 1)
     message = str(error)
     assert message.startswith(
-        "allreduce 'gradients' waits: ranks 0, 1, 3 entered it, rank 2 on h2 did not; rank 2 on h2 goes on at step 7, "
+        "allreduce 'gradients' waits: ranks 0, 1, 3 entered it, rank 2 on h2 did not; rank 2 on h2 proceeds at step 7, "
         "in phase 'evaluating', executing dot (/x/site-packages/numpy/core.py:9), called in check "
         "(/home/me/train.py:88); rank 0 on h1 waits in phase 'step', executing synchronize"
     ), message

@@ -253,6 +253,6 @@ def check_fresh(adapter: Adapter, mesh: Mesh, place: Path) -> None:
     found = mesh.is_root and any(place.glob("step-*"))
     if adapter.allgather_object(found, mesh.world, name="fresh")[0]:
         raise RequestError(
-            f"{place}: it holds the checkpoints of an earlier run; add --resume to go on from them, remove it, or "
+            f"{place}: it holds the checkpoints of an earlier run; add --resume to continue from them, remove it, or "
             "choose another --out"
         )

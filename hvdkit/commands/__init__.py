@@ -11,7 +11,7 @@ COMMANDS = {
     "status 1 if one does not.",
     "predict-images": "Say what is in pictures: their most probable classes by a trained model.",
     "diff": "Compare two runs: settings, versions, the first step with another loss, weights; status 1 if they differ.",
-    "generate": "Go on with a text: a trained language model adds the most probable token again and again.",
+    "generate": "Continue a text: a trained language model adds the most probable token again and again.",
     "submit": "Write training as a job for a scheduler: a file that a person can read, with the resolved recipe.",
     "bench links": "Measure latency and bandwidth between every two hosts, once or for a day, beside the rated figure.",
     "bench": "Time a collective by size, check each element, and write a cluster file for `hvdkit predict`.",

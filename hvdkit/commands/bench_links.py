@@ -57,7 +57,7 @@ class BenchLinksRequest(Request):
     seconds: Annotated[float, Option("seconds to send in each direction"), Field(ge=0.2, le=600)] = 1.0
     every: Annotated[str | None, _DURATION, Option("measure again and again, such as every 10m")] = None
     lasting: Annotated[str | None, _DURATION, Option("how long, such as 24h", ("--for",), shown="until ended")] = None
-    resume: Annotated[bool, Option("go on with the series in --out")] = False
+    resume: Annotated[bool, Option("continue the series in --out")] = False
     out: Annotated[Path | None, Option("the folder to write into", shown="runs/links-bench-<time>")] = None
     overwrite: Overwrite = False
 

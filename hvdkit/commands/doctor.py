@@ -73,7 +73,7 @@ def lines(request: DoctorRequest, result: Report | HostsReport) -> Iterator[Any]
     table = Table.of("hosts", result.hosts, _COLUMNS).without_empty(("GPUs", "NCCL", "latency"))
     yield terminal(table, "hosts, and how the one before each reaches it")
     for fault in result.faults:
-        yield f"{'fault' if fault.fault else 'note'}: {fault.host}: {fault.what}\n  mend: {fault.remedy}"
+        yield f"{'fault' if fault.fault else 'note'}: {fault.host}: {fault.what}\n  remedy: {fault.remedy}"
     bad = len({fault.host for fault in result.faults if fault.fault})
     verdict = f"{bad} with faults" if bad else "ranks can run on them"
     reached = sum(host.reachable for host in result.hosts)

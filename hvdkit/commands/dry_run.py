@@ -208,7 +208,7 @@ def _images(plan: CheckedRun) -> list[str]:
     shown = [f"{path}: {reason}" for path, reason in reasons.items()]
     if reasons and data.corrupt == "refuse":
         more = [f"{len(reasons) - _MOST_DAMAGED} more images cannot be read"] if len(reasons) > _MOST_DAMAGED else []
-        last = "mend or remove them, or give data.corrupt=replace"
+        last = "fix or remove them, or give data.corrupt=replace"
         raise RequestError("\n".join([*(f"{line}; {last}" for line in shown[:_MOST_DAMAGED]), *more]))
     every = f"all {images}" if looked_at == images else f"{looked_at} of {images}"
     line = f"images: {every} have been decoded"

@@ -25,7 +25,7 @@ _MOST = 100_000  # tokens
 
 
 class GenerateRequest(Request):
-    """Go on with a text: a run's or a checkpoint's language model adds the most probable token again and again.
+    """Continue a text: a run's or a checkpoint's language model adds the most probable token again and again.
 
     Without `out` nothing is written.
     """

@@ -96,7 +96,7 @@ class LaunchRequest(Request):
     profile: Annotated[bool, Option("write Horovod's timeline, and sum up the collectives by kind")] = False
     out: fields.Out = None
     overwrite: fields.Overwrite = False
-    min_np: Annotated[int | None, Option("elastic: the fewest ranks to go on with"), Field(ge=1)] = None
+    min_np: Annotated[int | None, Option("elastic: the fewest ranks to continue with"), Field(ge=1)] = None
     max_np: Annotated[int | None, Option("elastic: the most ranks"), Field(ge=1)] = None
     host_discovery_script: Annotated[Path | None, Option("elastic: a program that prints one host:slots per line")] = (
         None

@@ -44,8 +44,9 @@ def load(
     beside = None
     if isinstance(recipe, Path):
         if recipe.suffix == ".py":
-            example = f"model: {{name: own, script: {recipe.name}}}"
-            raise RequestError(f"{recipe}: expected a recipe, a YAML file with `{example}` (docs/own-model.md)")
+            example = f"`model: {{name: own, script: {recipe.name}}}` (docs/own-model.md)"
+            started = f"a script is started by `hvdkit launch {recipe}`"
+            raise RequestError(f"{recipe}: expected a recipe, YAML, for a class with {example}; {started}")
         file = registry.locate(recipe)
         read, beside = schema.load(file, overrides, lines, overrides_from), file.parent
     else:

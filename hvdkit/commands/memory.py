@@ -27,7 +27,7 @@ from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.runtimes.store import unknown
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import memory, sharding
-from hvdkit.tasks.task import parameter_count
+from hvdkit.tasks.task import NOT_COUNTED, parameter_count
 
 _UNITS = {"mib": 2**20, "gib": 2**30, "mb": 10**6, "gb": 10**9}
 _MOST_RANKS = 10**9
@@ -104,7 +104,7 @@ def need(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: st
         architecture.check_parallel(axes)
     count = parameter_count(architecture)
     if not count:
-        faults.append(f"{recipe.name}: only its script knows the model; expected a recipe of a ResNet or a GPT")
+        faults.append(f"{recipe.name}: {NOT_COUNTED}")
     faults.report()
     gpu = recipe.device != "cpu" and (device is not None or recipe.device == "gpu")
     room = None if device_bytes is None else memory.usable(device_bytes, gpu)

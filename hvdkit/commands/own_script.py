@@ -61,7 +61,7 @@ def frameworks_of(script: Path) -> list[str]:
             ast.parse(script.read_bytes())
         except (SyntaxError, ValueError) as error:
             where = f"{script}, line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else str(script)
-            raise RequestError(f"{where}: no Python: {getattr(error, 'msg', error)}; mend it") from None
+            raise RequestError(f"{where}: no Python: {getattr(error, 'msg', error)}; correct it") from None
     imported = _imports(script)[1]
     names = [[name for name in imported if name.startswith(prefix)] for prefix in ("horovod.", "")]
     for prefix, modules in zip(("horovod.", ""), names, strict=True):

@@ -20,7 +20,7 @@ from hvdkit import paths, tasks
 from hvdkit.adapters.capabilities import CAPABILITIES, dividing
 from hvdkit.baselines import registry
 from hvdkit.checkpoint.resume import deciding
-from hvdkit.commands import dry_run, fields
+from hvdkit.commands import dry_run, fields, own_script
 from hvdkit.commands.checked_run import CheckedRun, launch, make_plan
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.parity_verdict import MARKS, missed, verdict
@@ -168,9 +168,9 @@ def plan(
 
 def able(recipe: Recipe) -> list[str]:
     """The frameworks that are taken without `--framework`: all, or those that divide models as the recipe does; for a
-    script that of the reference."""
+    script its own."""
     if recipe.model.name == "own":
-        return [REFERENCE]
+        return [own_script.framework_for(recipe, None)]
     needed = set(dividing(recipe).values())
     return [name for name in FRAMEWORKS if needed <= CAPABILITIES[name]]
 

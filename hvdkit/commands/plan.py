@@ -36,7 +36,7 @@ from hvdkit.simulator import doubt, ladder, memory, updates
 from hvdkit.simulator import predict as predicting
 from hvdkit.simulator.calibration import calibrate
 from hvdkit.simulator.ladder import Situation
-from hvdkit.tasks.task import parameter_count
+from hvdkit.tasks.task import NOT_COUNTED, parameter_count
 
 
 class PlanRequest(Request):
@@ -112,7 +112,7 @@ def _planned(recipe: Recipe, request: PlanRequest) -> Ladder:
     shape = memory.sample_shape(recipe)
     parameters = parameter_count(tasks.choose(recipe).architecture(shape))
     if not parameters:
-        faults.append(f"{recipe.name}: only its script knows the model; expected a recipe of a ResNet or a GPT")
+        faults.append(f"{recipe.name}: {NOT_COUNTED}")
     with faults.collected():
         profile = None if request.profile is None else _profile(request.profile, recipe, parameters)
     faults.report()

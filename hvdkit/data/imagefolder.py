@@ -250,7 +250,7 @@ class ImageFolderSplit:
             except pixels.CorruptImage as error:
                 if self.data.corrupt == "refuse":
                     raise RequestError(
-                        f"{path}: {error}; expected a JPEG or PNG image: mend or remove it, or set data.corrupt=replace"
+                        f"{path}: {error}; expected a JPEG or PNG image: fix or remove it, or set data.corrupt=replace"
                     ) from None
                 self._note(path, str(error))
             index = replacements.next() % len(self)
@@ -365,4 +365,4 @@ def _no_images(listing: Listing) -> Iterator[str]:
             yield f"{path}: cannot be read ({error.strerror}); expected a JPEG or PNG image"
             continue
         if not pixels.looks_right(start):
-            yield f"{path}: {pixels.no_image(path, start)}; mend or remove it, or set data.corrupt=replace"
+            yield f"{path}: {pixels.no_image(path, start)}; fix or remove it, or set data.corrupt=replace"

@@ -64,7 +64,7 @@ def read(folder: Path) -> CollectedRuns:
         return CollectedRuns(folder, [_run(folder, _sound(TrainResult.read(path), path))], None)
     reason = "neither compare.json nor result.json is in it" if names else "the folder is empty"
     if "runs" in names:
-        reason = "a comparison that has not come to its end (no compare.json)"
+        reason = "a comparison that has not ended (no compare.json)"
     raise RequestError(f"{named(folder)}: {reason}; {expected}")
 
 

@@ -65,7 +65,7 @@ class Report:
         yield here
         for kind, style, items in (("fault", "red", self.faults), ("note", "yellow", self.notes)):
             for item in items:
-                yield Text.assemble((kind, style), f": {item.what}\n  mend: {item.remedy}")
+                yield Text.assemble((kind, style), f": {item.what}\n  remedy: {item.remedy}")
         if not self.faults:
             yield Text("nothing that is there is broken", "green")
 

@@ -210,6 +210,9 @@ class Task:
         """Raise RequestError if the model cannot be trained on the recipe's batches of samples of `shape`."""
 
 
+NOT_COUNTED = "only its script knows the model; expected a ResNet or a GPT (docs/planner.md#your-own-model)"
+
+
 def parameter_count(architecture: Architecture) -> int:
     """The number of trainable parameters."""
     return sum(prod(shape) for shape in architecture.parameter_shapes().values())

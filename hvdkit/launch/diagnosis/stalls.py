@@ -105,11 +105,11 @@ class Hang:
         """Whether it makes progress, where, and what it does."""
         if self.phase == PROGRAM:
             still = "without output, while it computes," if self.busy else "without output or work"
-            quiet = "goes on" if self.seconds is None else f"{still} for {self.seconds:.0f} s"
+            quiet = "proceeds" if self.seconds is None else f"{still} for {self.seconds:.0f} s"
             return f"{quiet}, {self.doing}" if self.doing else quiet
         where = "before its first step" if self.step is None else f"at step {self.step}"
         if self.seconds is None:
-            return f"goes on {where}, {self.doing}"
+            return f"proceeds {where}, {self.doing}"
         return f"{where}: no progress for {self.seconds:.0f} s, {self.doing}"
 
     @property

@@ -151,9 +151,9 @@ class _Workers(Agents):
         elif left == 0:
             then = "no rank is left, so ranks start again from the last commit"
         elif left < needed:
-            then = f"{left} left, and training goes on once there are {needed} (elastic.min_np)"
+            then = f"{left} left, and training continues once there are {needed} (elastic.min_np)"
         else:
-            then = "the others go on" if self._job.program else "training goes on with the others"
+            then = "the others continue" if self._job.program else "training continues with the others"
         _print(f"{', '.join(self._lost)}; {then}")
         self._lost.clear()
 
@@ -184,7 +184,7 @@ class _Workers(Agents):
 
     def _fails_again(self, end: exits.RankEnd) -> bool:
         """Whether it failed by itself, by its own record: no other rank would do better. Horovod's own driver, which
-        runs programs, has others go on."""
+        runs programs, has others continue."""
         return end.failed and end.record is not None and not end.secondary and not self._job.program
 
     def _kill(self, name: str) -> None:

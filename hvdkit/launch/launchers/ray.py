@@ -62,7 +62,7 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
 def _cluster(np: int) -> dict[str, Any]:
     """What there is (`ray_program.describe`). Raises RequestError where there is no Ray, or no cluster."""
     if importlib.util.find_spec("ray") is None:
-        raise RequestError("--launcher ray: Ray is not installed; install it here with `pip install 'hvdkit[ray]'`")
+        raise RequestError(f"--launcher ray: Ray is not installed; run `{sys.executable} -m pip install 'hvdkit[ray]'`")
     _check(os.environ.get("RAY_ADDRESS", ""))
     try:
         done = answer([sys.executable, _PROGRAM, "nodes", str(np)], _TIMEOUT_S)
