@@ -82,9 +82,9 @@ def changed(checkpoint: Path, folder: Path, **changes: Any) -> Path:
 
 
 def blocks(language: str) -> list[str]:
-    """The code blocks of the section on exporting."""
-    section = (ROOT / "docs" / "checkpoints.md").read_text().split("\n## Exporting for others\n")[1].split("\n## ")[0]
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", section, flags=re.MULTILINE | re.DOTALL)
+    """The code blocks of the page on exporting."""
+    page = (ROOT / "docs" / "reference" / "export.md").read_text()
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
     return [code for kind, code in found if kind == language]
 
 
