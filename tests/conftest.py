@@ -17,6 +17,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from hvdkit.runtimes import pins, store
 from tests import hygiene
@@ -24,9 +25,14 @@ from tests import warm as warming
 
 hygiene.clean_up_parent()  # before a test module is imported
 
-# Neither the load of the machine nor chance decides whether a property holds.
-hypothesis.settings.register_profile("hvdkit", deadline=None, derandomize=True)
+# Neither the load of the machine nor chance decides whether a property holds. By default Hypothesis also draws numbers
+# that it reads in the code of all modules that are loaded by then: the examples would be others after each change of
+# the code, and would depend on the tests before.
+hypothesis.settings.register_profile(
+    "hvdkit", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("hvdkit")
+providers.is_local_module_file = lambda path: False
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")

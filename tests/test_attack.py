@@ -28,8 +28,6 @@ pytestmark = pytest.mark.check
 EXAMPLES = 250  # each of the four attacks below; 1,000 in all
 attack = settings(
     max_examples=EXAMPLES,
-    deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 

@@ -24,7 +24,7 @@ from tests.conftest import Hvdkit
 
 pytestmark = pytest.mark.check
 
-many = settings(max_examples=50, deadline=None, derandomize=True, database=None)
+many = settings(max_examples=50)
 LAYERS = len(simulating.profile(np=1).layers)
 
 

@@ -217,7 +217,7 @@ def requests(draw: st.DrawFn) -> SubmitRequest:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(requests(), st.booleans(), st.text(max_size=40))
 def test_whatever_passes_the_checks_is_a_manifest(pods: SubmitRequest, elastic: bool, word: str) -> None:
     elastic = elastic and pods.kind == "mpijob"

@@ -50,7 +50,7 @@ def paths(graph: list[TimedTask]) -> float:
 
 
 @given(graphs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_task_before_its_inputs_and_no_resource_used_twice(graph: list[TimedTask]) -> None:
     run = engine.run(graph, 6)
     index = {task.name: number for number, task in enumerate(graph)}
@@ -75,7 +75,7 @@ def makespan(schedule: StepSchedule) -> float:
 
 
 @given(graphs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_makespan_is_at_least_the_critical_path_and_that_every_bound(graph: list[TimedTask]) -> None:
     run = engine.run(graph, 6)
     bounds = [paths(graph), *(6 * busy for busy in run.busy().values())]
@@ -110,7 +110,7 @@ def lags_of_inputs(graph: list[TimedTask]) -> dict[str, int]:
 
 
 @given(graphs())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_steps_take_at_least_what_each_resource_that_they_wait_for_is_busy(graph: list[TimedTask]) -> None:
     """A resource that the last task does not wait for may take longer: it lags ever further."""
     run, steps = engine.run(graph, 20), engine.run(graph)
@@ -123,7 +123,7 @@ def test_steps_take_at_least_what_each_resource_that_they_wait_for_is_busy(graph
 
 
 @given(graphs(), st.integers(0, 11), st.floats(0, 5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_longer_task_never_ends_anything_sooner(graph: list[TimedTask], which: int, more: float) -> None:
     tasks = list(graph)
     which %= len(tasks)
@@ -220,7 +220,7 @@ def test_local_sgd_bears_its_share_and_a_faster_device_and_more_images_scale() -
     st.floats(1e4, 1e7),
     st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_horovods_cycles_are_what_a_loop_does(
     layers: list[tuple[float, int]], cycle: float, threshold: float, synchronous: bool
 ) -> None:
@@ -259,7 +259,7 @@ def test_horovods_cycles_are_what_a_loop_does(
     st.floats(0, 3000),
     st.floats(100, 1e5),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_merged_gradients_end_as_early_as_any_choice_of_buckets(
     layers: list[tuple[float, int]], latency_us: float, mbit_per_s: float
 ) -> None:
@@ -330,7 +330,7 @@ def made(values: dict[str, Any], **more: Any) -> step.Case:
 
 
 @given(st.lists(CASES, min_size=1, max_size=5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_lean_graph_of_many_cases_is_the_full_graph_of_each(drawn: list[dict[str, Any]]) -> None:
     cases = [made(values, policy=drawn[0]["policy"], every=drawn[0]["every"]) for values in drawn]
     for case, seconds in zip(cases, step.periods(cases), strict=True):

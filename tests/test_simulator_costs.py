@@ -43,7 +43,7 @@ TWO = simulating.cluster(
 
 
 @given(st.lists(LINES, min_size=1, max_size=4), st.lists(st.floats(0, 1e8), min_size=1, max_size=20))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_lines_are_added_and_compared_point_by_point(drawn: list[PiecewiseLinear], sizes: list[float]) -> None:
     for size in sizes:
         each = [float(line(size)) for line in drawn]
@@ -154,7 +154,7 @@ def test_what_was_measured_is_believed_and_carried_to_other_ranks() -> None:
 @given(
     st.floats(1, 500), st.floats(10, 1e5), st.floats(1.5, 5), st.integers(10, 16), st.integers(0, 2**31),
 )  # fmt: skip
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_curve_of_two_pieces_is_found_again(
     latency: float, rate: float, times: float, break_at: int, seed: int
 ) -> None:
@@ -176,7 +176,7 @@ def test_a_curve_of_two_pieces_is_found_again(
     st.lists(st.floats(0.25, 4), min_size=2, max_size=14),
     st.sampled_from([2, 8]),
 )
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_noise_moves_a_curve_by_a_few_times_itself(
     latency: float, rate: float, noise: list[float], growth: int
 ) -> None:

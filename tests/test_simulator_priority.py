@@ -80,7 +80,7 @@ def test_small_layers_are_sent_together_and_later_batches_wait_for_none() -> Non
 
 
 @given(st.lists(st.integers(1, 3 * 10**6), min_size=1, max_size=30), st.floats(1, 4e6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_units_are_all_gradients_in_their_order(sizes: list[int], piece: float) -> None:
     found = units(sizes, piece)
     assert list(itertools.chain(*found)) == list(range(len(sizes)))
@@ -96,7 +96,7 @@ UNITS = st.lists(
 
 
 @given(UNITS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_piece_waits_for_a_later_layers_and_the_network_never_without_cause(
     drawn: list[tuple[int, int, float]],
 ) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hvdkit.simulator import step
@@ -34,11 +34,8 @@ from tests import simulating
 pytestmark = pytest.mark.check
 
 EXAMPLES = int(os.environ.get("HVDKIT_TEST_EXAMPLES", "40"))
-many = settings(
-    max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
-)
+many = settings(max_examples=EXAMPLES)
 TINY = 1e-9
-NARROWER = 0.05  # of the step: which gradients are exposed changes with the ranks, and with it how much an error counts
 OPERATIONS = ("allreduce", "allgather", "alltoall", "broadcast", "reducescatter")
 
 
@@ -289,8 +286,8 @@ def asked(work: Workload, cluster: Cluster, ranks: int, policy: str, **more: Any
 
 
 def not_narrower(far: Point, near: Point) -> None:
-    assert far.high_ms / far.step_ms >= near.high_ms / near.step_ms * (1 - NARROWER)
-    assert far.step_ms / far.low_ms >= near.step_ms / near.low_ms * (1 - NARROWER)
+    assert far.high_ms / far.step_ms >= near.high_ms / near.step_ms * (1 - TINY)
+    assert far.step_ms / far.low_ms >= near.step_ms / near.low_ms * (1 - TINY)
 
 
 WHOLE = st.sampled_from(sorted(set(POLICIES) - {"horovod"}))
@@ -309,10 +306,12 @@ def test_intervals_do_not_narrow_with_ranks(
 def test_intervals_do_not_narrow_with_the_batch_or_the_device(
     work: Workload, cluster: Cluster, ranks: int, one: float, more: float, up: bool, policy: str
 ) -> None:
-    far, near = (one * more, one) if up else (1 / (one * more), 1 / one)
-    sizes = [max(1, round(32 * part)) for part in (far, near)]
-    not_narrower(*(asked(work, cluster, ranks, policy, batch_size=size) for size in sizes))
-    not_narrower(*(asked(work, cluster, ranks, policy, speed=part) for part in (far, near)))
+    """On one rank, and where communication, of which less is known than of compute, keeps its share of the step."""
+    for count, grows in ((1, up), (ranks, True)):
+        far, near = (one * more, one) if grows else (1 / (one * more), 1 / one)
+        sizes = [max(1, round(32 / part)) for part in (far, near)]
+        not_narrower(*(asked(work, cluster, count, policy, batch_size=size) for size in sizes))
+        not_narrower(*(asked(work, cluster, count, policy, speed=part) for part in (far, near)))
 
 
 @given(workloads(), clusters(), st.integers(2, 300), st.floats(0, 100), st.floats(0, 100), WHOLE)
