@@ -67,14 +67,10 @@ class Browser:
         os.write(self._out, json.dumps(message).encode() + b"\0")
         return self._until(lambda answer: answer.get("id") == number).get("result", {})
 
-    def wait_for(self, event: str, session: str) -> None:
-        """Until an event has come, now or before."""
-
-        def same(each: dict[str, Any]) -> bool:
-            return (each.get("method"), each.get("sessionId")) == (event, session)
-
-        if not any(map(same, self.events)):
-            self._until(same)
+    def wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Such an event, once it has come, now or before."""
+        before = next(filter(wanted, self.events), None)
+        return self._until(wanted) if before is None else before
 
     def _until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         deadline = time.monotonic() + _TIMEOUT_S
@@ -102,9 +98,10 @@ class Browser:
         page = Page(self, session, path.absolute().as_uri())
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.call(f"{domain}.enable")
+        page.call("Page.setLifecycleEventsEnabled", enabled=True)
         page.show(width, height, scheme)
-        page.call("Page.navigate", url=page.url)
-        self.wait_for("Page.loadEventFired", session)
+        loader = page.call("Page.navigate", url=page.url)["loaderId"]
+        page.wait_until_loaded(lambda loaded: loaded == loader)  # and not the empty page before it
         return page
 
 
@@ -133,9 +130,26 @@ class Page:
 
     def leave(self, script: str) -> None:
         """Run a script that leads to another page, and wait until that one is loaded."""
-        self._browser.events = [event for event in self._browser.events if event["method"] != "Page.loadEventFired"]
+        known = {event["params"]["loaderId"] for event in self._mine() if event["method"] == "Page.lifecycleEvent"}
         self.run(f"setTimeout(() => {{{script}}})")  # later, so that the answer does not die with this page
-        self._browser.wait_for("Page.loadEventFired", self._session)
+        self.wait_until_loaded(lambda loader: loader not in known)
+
+    def wait_until_loaded(self, wanted: Callable[[str], bool]) -> None:
+        """Until a document is loaded whose loader's name is wanted."""
+
+        def loaded(event: dict[str, Any]) -> bool:
+            facts = event.get("params", {})
+            of_mine = (event.get("method"), event.get("sessionId")) == ("Page.lifecycleEvent", self._session)
+            return of_mine and facts["name"] == "load" and wanted(facts["loaderId"])
+
+        self._browser.wait_for(loaded)
+
+    def run_until(self, script: str) -> Any:
+        """The value of an expression once it is no empty one; the last one where that does not come."""
+        until = time.monotonic() + _TIMEOUT_S
+        while not (value := self.run(script)) and time.monotonic() < until:
+            self.settle()
+        return value
 
     def settle(self) -> None:
         """Until what an event has set off is on the screen: two frames on, and a moment."""

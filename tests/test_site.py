@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from hvdkit import __version__
 from scripts import site
 from tests.browser import Browser, chromium
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run
 
 WIDTH = 390  # CSS pixels of a phone
 
@@ -22,9 +21,7 @@ WIDTH = 390  # CSS pixels of a phone
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of this version's pages; MkDocs refuses pages with a link that leads nowhere."""
     folder: Path = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.site", folder], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    done = run([sys.executable, "-m", "scripts.site", str(folder)], 120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return folder / "site" / __version__
 
@@ -95,11 +92,7 @@ def test_it_is_found_by_words_and_loads_nothing_from_elsewhere(made: Path, brows
         "(box => {box.value = 'Local SGD'; box.dispatchEvent(new Event('keyup'));"
         " box.dispatchEvent(new Event('input'))})(document.querySelector('[data-md-component=search-query]'))"
     )
-    found = "[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)"
-    for _ in range(100):
-        page.settle()
-        if links := page.run(found):
-            break
+    links = page.run_until("[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)")
     assert any("slow-network.html" in link for link in links), links
     assert [request for request in page.requests() if not request.startswith(("file:", "blob:"))] == []
 
