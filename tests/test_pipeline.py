@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hvdkit.adapters.capabilities import CAPABILITIES
+from tests import hygiene
 from tests.conftest import Hvdkit, rest_thorough
 from tests.divided import SMALL, continues, far, reports
 from tests.pipeline.rank import THREE_AXES
@@ -243,6 +244,6 @@ def test_a_stage_that_is_killed_is_named(tmp_path: Path) -> None:
     options = ("--framework", "pytorch", "-np", 2, "parallel.pipeline=2", "checkpoint.every_steps=1", "threads=1")
     with under_way(tmp_path / "run", "gpt-tiny", *options, *SMALL) as process:
         kill_ranks(tmp_path / "run", rank=1)
-        assert process.stderr and process.wait(60) == 1
-        told = process.stderr.read()
-        assert "rank 1 on localhost (data 0, pipeline 1, tensor 0) was killed by SIGKILL" in told
+        told = process.communicate(timeout=hygiene.patience(60))[1]
+    assert process.returncode == 1
+    assert "rank 1 on localhost (data 0, pipeline 1, tensor 0) was killed by SIGKILL" in told

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hvdkit.adapters.capabilities import CAPABILITIES
+from tests import hygiene
 from tests.conftest import Hvdkit, rest_thorough
 from tests.divided import SMALL, continues, far, reports
 from tests.resuming import kill_ranks, under_way
@@ -96,6 +97,6 @@ def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     options = ("--framework", "pytorch", "-np", 2, "parallel.tensor=2", "checkpoint.every_steps=1", "threads=1", *SMALL)
     with under_way(tmp_path / "run", "gpt-tiny", *options) as process:
         kill_ranks(tmp_path / "run", rank=1)
-        assert process.stderr and process.wait(60) == 1
-        told = process.stderr.read()
-        assert "rank 1 on localhost (data 0, pipeline 0, tensor 1) was killed by SIGKILL" in told
+        told = process.communicate(timeout=hygiene.patience(60))[1]
+    assert process.returncode == 1
+    assert "rank 1 on localhost (data 0, pipeline 0, tensor 1) was killed by SIGKILL" in told
