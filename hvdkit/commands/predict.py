@@ -22,6 +22,7 @@ from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import predict as predicting
 from hvdkit.simulator import settings as settings_
 from hvdkit.simulator.cluster import Cluster
+from hvdkit.simulator.policies import POLICIES
 from hvdkit.simulator.predict import Prediction
 from hvdkit.simulator.settings import Settings
 
@@ -42,7 +43,7 @@ ClusterFile = Annotated[
         metavar="CLUSTER.yaml",
     ),
 ]
-Policy = Annotated[str | None, Option("when gradients are sent, such as horovod, ddp or mg-wfbp")]
+Policy = Annotated[str | None, Option(f"when gradients are sent: {', '.join(POLICIES)}")]
 WhatIf = Annotated[
     list[str] | None, SETTINGS, Option("a what-if, such as batch_size=64", ("--set",), metavar="KEY=VALUE")
 ]

@@ -46,9 +46,9 @@ class RuntimeBuildRequest(Request):
     Horovod is a wheel that `hvdkit horovod wheel` has written into that folder, and nothing is compiled.
     """
 
-    names: Annotated[list[str] | None, Argument("pytorch, tensorflow, mxnet, deepspeed", shown="the first three")] = (
-        None
-    )
+    names: Annotated[
+        list[str] | None, Argument("pytorch, tensorflow, keras, mxnet, deepspeed", shown="all but the last")
+    ] = None
     gpu: Annotated[bool | None, Option("", ("--gpu/--cpu",), shown="GPU where CUDA is found")] = None
     find_links: Annotated[
         Path | None, Option("take Horovod from the wheels in this folder and compile nothing", metavar="DIR")
@@ -85,8 +85,8 @@ def _serves(runtime: Runtime, gpu: bool | None, named: bool) -> bool:
 
 
 def checked(names: Iterable[str] | None) -> list[str]:
-    """The runtimes of these names, or of all frameworks, in order. Raises RequestError for unknown names."""
-    chosen, known = set(names or pins.RUNTIMES), pins.ALL
+    """The runtimes of these names or frameworks, or of all, in order. Raises RequestError for unknown names."""
+    chosen, known = {pins.FRAMEWORKS.get(name, name) for name in names or pins.RUNTIMES}, pins.ALL
     if faults := [store.unknown("runtime", name, known) for name in sorted(chosen - set(known))]:
         raise RequestError("\n".join(faults))
     return [name for name in known if name in chosen]
