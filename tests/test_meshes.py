@@ -65,7 +65,7 @@ def test_many_microbatches_take_as_long_as_all_of_them_simulated() -> None:
         forward = [[1.0 + 0.3 * (stage % 3) + 0.1 * chunk for chunk in range(chunks)] for stage in range(4)]
         backward = [[2.1 * seconds for seconds in of] for of in forward]
         ends = cuts.finished(schedule, 64, forward, backward, 0.05)
-        assert ends == pytest.approx(cuts._simulated(schedule, 64, forward, backward, 0.05), rel=1e-3)
+        assert ends == pytest.approx(cuts.simulated(schedule, 64, forward, backward, 0.05), rel=1e-3)
 
 
 def test_a_message_takes_the_links_that_stages_are_apart() -> None:

@@ -7,7 +7,7 @@ schedule with backward twice as long as forward, gets shorter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, combinations, pairwise
 from math import comb, inf
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hvdkit import tasks
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.schedules import actions, alive
+from hvdkit.core.schedules import Action, actions, alive
 from hvdkit.core.update_rules import rule_of
 from hvdkit.recipe.parallel import microbatches_of
 from hvdkit.tasks import resnet_divided
@@ -41,17 +41,16 @@ def chosen(
     microbatches: int,
     kept: tuple[Sequence[float], Sequence[float]] | None = None,
     room: float = inf,
-    hop: float = 0.0,
 ) -> list[int]:
     """How many blocks each run of a chain has whose blocks take so much `work`, forward.
 
     `kept` are each block's bytes: those of its state, and of what one microbatch leaves until backward. A stage keeps
     at most `room` of them, if there is such a cut; `axes.optimize` says what is least: the time or the largest stage's
-    bytes. `hop` is a message's time, in the unit of work.
+    bytes.
     """
     state, values = kept or ((0.0,) * len(work),) * 2
     return list(_chosen(axes.schedule, axes.pipeline, axes.chunks, axes.optimize, tuple(work), microbatches,
-                        tuple(state), tuple(values), room, hop))  # fmt: skip
+                        tuple(state), tuple(values), room))  # fmt: skip
 
 
 def resolved(recipe: Recipe, table: Architecture, room: float = inf) -> Parallel:
@@ -124,7 +123,7 @@ def _kept(recipe: Recipe, table: Architecture, count: int) -> tuple[list[float],
 @lru_cache(maxsize=256)
 def _chosen(
     schedule: str, stages: int, chunks: int, aim: _Aim, work: tuple[float, ...], microbatches: int,
-    state: tuple[float, ...], values: tuple[float, ...], room: float, hop: float,
+    state: tuple[float, ...], values: tuple[float, ...], room: float,
 ) -> tuple[int, ...]:  # fmt: skip
     runs, count = stages * chunks, len(work)
     of_runs = _of_runs(schedule, stages, chunks, microbatches, state, values)
@@ -134,7 +133,7 @@ def _chosen(
         most = max(_by_stage(split, of_runs, stages))
         forward = [passes[stage::stages] for stage in range(stages)]
         backward = [[BACKWARD * seconds for seconds in of] for of in forward]
-        step = max(finished(schedule, microbatches, forward, backward, hop))
+        step = max(finished(schedule, microbatches, forward, backward))
         return (most, step) if aim == "memory" else (max(0.0, most - room), step)
 
     best = balanced(work, runs)
@@ -207,19 +206,21 @@ def finished(
     stages = len(forward)
     few = _STEADY * stages + microbatches % stages
     if microbatches <= few + stages:
-        return _simulated(schedule, microbatches, forward, backward, hop_s)
-    ends, later = (_simulated(schedule, count, forward, backward, hop_s) for count in (few, few + stages))
+        return simulated(schedule, microbatches, forward, backward, hop_s)
+    ends, later = (simulated(schedule, count, forward, backward, hop_s) for count in (few, few + stages))
     rounds = (microbatches - few) / stages
     return [end + rounds * (after - end) for end, after in zip(ends, later, strict=True)]
 
 
-def _simulated(
+def simulated(
     schedule: str,
     microbatches: int,
     forward: Sequence[Sequence[float]],
     backward: Sequence[Sequence[float]],
-    hop_s: float,
+    hop_s: float = 0.0,
+    on_pass: Callable[[int, Action, float, float], None] | None = None,
 ) -> list[float]:
+    """As `finished`, of all microbatches. `on_pass` gets each pass's stage, action, begin and end."""
     stages, chunks = len(forward), len(forward[0])
     listed = [actions(schedule, stage, stages, microbatches, chunks) for stage in range(stages)]
     clocks, at = [0.0] * stages, [0] * stages
@@ -231,11 +232,11 @@ def _simulated(
         stage = ready.pop()
         of_stage, clock, index = listed[stage], clocks[stage], at[stage]
         while index < len(of_stage):
-            kind, number, chunk = of_stage[index]
-            if kind == "forward":
-                clock += forward[stage][chunk]
-            elif kind == "backward":
-                clock += backward[stage][chunk]
+            kind, number, chunk = action = of_stage[index]
+            if kind in ("forward", "backward"):
+                begin, clock = clock, clock + (forward if kind == "forward" else backward)[stage][chunk]
+                if on_pass:
+                    on_pass(stage, action, begin, clock)
             else:
                 way, _, what = kind.partition(" ")
                 if way == "receive":

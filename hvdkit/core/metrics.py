@@ -13,8 +13,6 @@ from hvdkit.core.session import Session
 from hvdkit.data.batches import Batch, Split, evaluation_batches
 from hvdkit.tasks.task import Metrics, Sums
 
-_MOST_STEPS = 2000  # the most step times that a result lists
-
 
 def reduce_sums(adapter: Adapter, group: Group, **sums: float) -> dict[str, float]:
     """The sums over a group, in float64; collective. All of its ranks pass the same names.

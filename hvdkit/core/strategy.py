@@ -43,6 +43,7 @@ class Strategy:
 
     session: Stateful
     trainable: Trainable
+    _bytes: float | None = None  # that a rank sends per update, where it is always as many
 
     def bind(self, session: Stateful) -> None:
         """Attach to a session, which has no optimizer yet."""
@@ -124,7 +125,7 @@ class Strategy:
     @property
     def bytes_per_step(self) -> float | None:
         """Bytes that a rank sends per update, averaged over this process; None if they are not counted."""
-        return None
+        return self._bytes
 
     def state(self) -> dict[str, np.ndarray]:
         """The strategy's tensors for a checkpoint, by name; collective. Called when the ranks' weights are equal."""

@@ -6,17 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hvdkit.core.group import Group, Mesh
+from hvdkit.core.group import Group
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest, is_statistic, listed
 from hvdkit.core.tensors import Shape
 from hvdkit.errors import RunError
-
-
-def merge_of_mesh(session: Session, mesh: Mesh) -> list[str]:
-    """`merge_buffers` over the data axis; the lines of all stages of a pipeline, on all of its ranks; collective."""
-    lines = merge_buffers(session, mesh.data)
-    return [line for each in session.adapter.allgather_object(lines, mesh.pipeline, "merged") for line in each]
 
 
 def merge_buffers(session: Session, group: Group) -> list[str]:

@@ -189,7 +189,9 @@ def merge_buffers(run: Loop) -> None:
     if run.mesh.data.size > 1:
         from hvdkit.handlers import merging
 
-        run.warn(merging.merge_of_mesh(run.session, run.mesh))
+        lines = merging.merge_buffers(run.session, run.mesh.data)
+        every_stage = run.adapter.allgather_object(lines, run.mesh.pipeline, "merged")
+        run.warn(line for of_stage in every_stage for line in of_stage)
 
 
 class MetricsLog(Handler):
@@ -302,7 +304,8 @@ class Committing(Handler):
         self._losses, self._commit = losses, commit
 
     def on_step_end(self, run: Loop) -> None:
-        if run.recipe.elastic and due(run.recipe.elastic.commit_every, run.step):
+        assert run.recipe.elastic
+        if due(run.recipe.elastic.commit_every, run.step):
             run.phase("commit")
             run.session.strategy.settle()
             self._losses.read(run)

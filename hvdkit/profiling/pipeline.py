@@ -10,7 +10,7 @@ import numpy as np
 from hvdkit import tasks
 from hvdkit.core import cuts, trace_events
 from hvdkit.core.group import coordinates
-from hvdkit.core.schedules import Action, actions, bubble
+from hvdkit.core.schedules import Action, bubble
 from hvdkit.profiling import breakdown
 from hvdkit.profiling.assemble import Findings
 from hvdkit.profiling.breakdown import TracedStep
@@ -40,9 +40,7 @@ def measured(findings: Findings, recipe: Recipe) -> PipelineStep:
         {kind: float(np.mean(times[stage, kind])) for kind in ("forward", "backward")} for stage in range(axes.pipeline)
     ]
     microbatches, table = cuts.passes_of(recipe), tasks.choose(recipe).architecture()
-    stages_of = range(axes.pipeline)
-    listed = [actions(axes.schedule, stage, axes.pipeline, microbatches, axes.chunks) for stage in stages_of]
-    predicted = timed(listed, of_stages)
+    predicted = timed(axes.schedule, microbatches, axes.chunks, of_stages)
     length = max(span.end_ms for of_stage in predicted for span in of_stage)
     lengths = [max(step.ns for step in row) / 1e6 for row in rows]
     shown = sorted(range(len(rows)), key=lambda number: lengths[number])[len(rows) // 2]
@@ -117,33 +115,15 @@ def _idle(of_rank: Sequence[Span], length: float) -> float:
     return 1 - sum(span.end_ms - span.start_ms for span in of_rank if span.doing in ("forward", "backward")) / length
 
 
-def timed(listed: Sequence[Sequence[Action]], lengths: Sequence[Lengths]) -> list[list[Span]]:
-    """When each stage does its passes, if messages take no time. Raises ValueError where stages wait for ever."""
-    clocks, at = [0.0] * len(listed), [0] * len(listed)
-    sent: dict[tuple[int, int, str, int], float] = {}
-    passes: list[list[Span]] = [[] for _ in listed]
-    moved = True
-    while moved:
-        moved = False
-        for stage, of_stage in enumerate(listed):
-            while at[stage] < len(of_stage):
-                kind, number, chunk = of_stage[at[stage]]
-                way, _, what = kind.partition(" ")
-                if way == "receive":
-                    if (since := sent.pop((stage, chunk, what, number), None)) is None:
-                        break
-                    clocks[stage] = max(clocks[stage], since)
-                elif way == "send":
-                    place = chunk * len(listed) + stage + (1 if what == "activation" else -1)
-                    sent[place % len(listed), place // len(listed), what, number] = clocks[stage]
-                else:
-                    end = clocks[stage] + lengths[stage][way]
-                    passes[stage].append(
-                        Span(doing=kind, start_ms=clocks[stage], end_ms=end, microbatch=number, chunk=chunk)
-                    )
-                    clocks[stage] = end
-                at[stage] += 1
-                moved = True
-    if at != [len(of_stage) for of_stage in listed]:
-        raise ValueError("stages wait for each other for ever")
+def timed(schedule: str, microbatches: int, chunks: int, lengths: Sequence[Lengths]) -> list[list[Span]]:
+    """When each stage does its passes, if messages take no time."""
+    passes: list[list[Span]] = [[] for _ in lengths]
+
+    def note(stage: int, action: Action, begin: float, end: float) -> None:
+        doing: Doing = "forward" if action.kind == "forward" else "backward"
+        span = Span(doing=doing, start_ms=begin, end_ms=end, microbatch=action.microbatch, chunk=action.chunk)
+        passes[stage].append(span)
+
+    forward, backward = ([[of_stage[kind]] * chunks for of_stage in lengths] for kind in ("forward", "backward"))
+    cuts.simulated(schedule, microbatches, forward, backward, on_pass=note)
     return passes

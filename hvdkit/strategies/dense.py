@@ -52,7 +52,6 @@ class Dense(Strategy):
         self._joins = not half and group.size > 1 and accumulate == 1  # then what backward returns is sent as it is
         self._joined: Joined | None = None
         self._under_way: dict[str, tuple[Pending, str | None]] = {}  # by gradient: wait, own dtype
-        self._bytes = 0.0
 
     def bind(self, session: Stateful) -> None:
         """Compute the bytes per step from the number of parameters; have gradients in one vector, where possible."""
@@ -62,11 +61,6 @@ class Dense(Strategy):
         self._bytes = ring_bytes(parameters * itemsize, self.group.size)
         if self._joins and isinstance(self.trainable, Hooks) and not self.trainable.overlaps:
             self._joined = self.trainable.join_gradients([(list(self.trainable.parameters), parameters)])
-
-    @property
-    def bytes_per_step(self) -> float:
-        """Bytes per update in a ring (`ring_bytes`)."""
-        return self._bytes
 
     def average(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over the group by name; waits for gradients that `begin` has sent."""

@@ -66,11 +66,6 @@ class Priority(Strategy):
             self._joined = trainable.join_gradients(list(zip(self._units, totals, strict=True)))
             trainable.on_use(self._use)
 
-    @property
-    def bytes_per_step(self) -> float:
-        """Bytes per update in a ring (`ring_bytes`)."""
-        return self._bytes
-
     def begin(self, name: str, gradient: Tensor) -> bool:
         """Take a gradient, and send its unit if that is whole."""
         assert self._joined is not None

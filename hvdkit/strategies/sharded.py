@@ -66,7 +66,7 @@ class Shares(Partition):
             for number, pieces in enumerate(self._of_bucket)
             for place, piece in enumerate(pieces)
         }
-        self._bucket_of = {name: number for number, bucket in enumerate(divided) for name in bucket.shapes}
+        self.bucket_of = {name: number for number, bucket in enumerate(divided) for name in bucket.shapes}
         self._begin()
 
     def _begin(self) -> None:
@@ -97,12 +97,12 @@ class Shares(Partition):
     def gather(self, tensors: Mapping[str, Tensor], names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor]]:
         """As `Partition.gather`. In the order of buckets, no bucket is gathered twice; ranks of `held` have others."""
         if names is None:
-            names = self.shapes if self._held.groups else self._bucket_of
+            names = self.shapes if self._held.groups else self.bucket_of
         return self._held.gather(_Gathered(self, tensors), names)
 
     def bucket_with(self, name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A tensor and its bucket's others, as this rank's model has them, from all ranks' pieces; collective."""
-        number = self._bucket_of[name]
+        number = self.bucket_of[name]
         own = [tensors[f"{number}.{place}"] for place in range(len(self._of_bucket[number]))]
         return self._of_shares(number, self.adapter.joined(own))
 
@@ -119,7 +119,7 @@ class Shares(Partition):
         return self._held.sum_of_squares([left.pop(self._kinds[name], none) for name in self._held.pieces])
 
     def _partial(self, group: Group) -> Collection[str]:
-        return self._bucket_of if group is self._group else self._held._partial(group)
+        return self.bucket_of if group is self._group else self._held._partial(group)
 
     def _of_shares(self, number: int, share: Tensor) -> dict[str, Tensor]:
         """A bucket's tensors from all ranks' shares."""
@@ -224,19 +224,17 @@ class Sharded(Strategy):
         self._under_way: dict[int, tuple[Pending, str | None]] = {}  # by bucket: its share, own dtype
         self._received: dict[int, Tensor] = {}  # by bucket
         self._next = 0  # the bucket that is sent next: all ranks send them in one order
-        self._bytes = 0.0
 
     def partition(self, settings: Optimizer) -> Shares:
         """This rank's share of the parameters."""
         self._shares = self._divided(not rule_of(settings).is_layerwise)
-        self._buckets = {name: number for number, each in enumerate(self._shares.buckets) for name in each.shapes}
         elements = [each.share * self.group.size for each in self._shares.buckets]
         if self._joins and isinstance(self.trainable, Hooks) and not self.trainable.overlaps:
             names = [list(each.shapes) for each in self._shares.buckets]
             self._joined = self.trainable.join_gradients(list(zip(names, elements, strict=True)))
         itemsize = np.dtype(self.session.dtype).itemsize
         sent = self._sendings * (2 if self._half else itemsize) * sum(elements) + itemsize * self._gathers(elements)
-        # A reduce-scatter or an allgather in a ring is half of an allreduce.
+        # Gradients are reduce-scattered, weights gathered: each is half of an allreduce in a ring.
         self._bytes = ring_bytes(sent / 2, self.group.size)
         return self._shares
 
@@ -250,11 +248,6 @@ class Sharded(Strategy):
     def _gathers(self, elements: list[int]) -> int:
         """How many elements are gathered for an update, if buckets have so many."""
         return sum(elements)
-
-    @property
-    def bytes_per_step(self) -> float:
-        """Bytes per update that a rank sends in rings: gradients reduce-scattered, weights gathered."""
-        return self._bytes
 
     def average(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over the group of each piece of this rank's share; waits for buckets that `begin` has sent."""
@@ -275,7 +268,7 @@ class Sharded(Strategy):
 
     def begin(self, name: str, gradient: Tensor) -> bool:
         """Take a gradient, and send its bucket when it is complete."""
-        self._waiting.setdefault(self._buckets[name], {})[name] = gradient
+        self._waiting.setdefault(self._shares.bucket_of[name], {})[name] = gradient
         while self._is_complete(self._next):
             self._send(self._next, self._waiting.pop(self._next))
             self._next += 1

@@ -43,8 +43,7 @@ class Ring:
 
     def __init__(self, adapter: Adapter, mesh: Mesh, name: str = "reducer") -> None:
         self.adapter, self.data, self.sent = adapter, mesh.data, 0.0
-        self._world, self._topology = mesh.world, mesh.topology
-        self._name = name
+        self._topology, self._name = mesh.topology, name
 
     @_traced
     def mean(self, vector: Tensor) -> Tensor:
