@@ -15,8 +15,9 @@ from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import engine, piecewise_linear, step
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level, Measured, Software
-from hvdkit.simulator.costs import ClusterLinks, hop_pieces
+from hvdkit.simulator.costs import ClusterLinks
 from hvdkit.simulator.engine import Edge, TimedTask
+from hvdkit.simulator.measured_costs import hop_pieces
 from hvdkit.simulator.predict import point
 from hvdkit.simulator.settings import LinkSetting, Settings, applied
 from hvdkit.simulator.workload import Workload

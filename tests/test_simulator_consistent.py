@@ -24,9 +24,10 @@ from hvdkit.simulator.calibration import Calibration, calibrate, own_network
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.compression_costs import CompressionSetting
 from hvdkit.simulator.costs import ClusterLinks
+from hvdkit.simulator.forecast import Forecast, forecasts
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.piecewise_linear import of_measured
-from hvdkit.simulator.predict import Forecast, ensemble, forecasts, point, predict
+from hvdkit.simulator.predict import point, predict
 from hvdkit.simulator.settings import LinkSetting, Settings, applied
 from hvdkit.simulator.step import Case, period
 from tests import simulating
@@ -34,7 +35,7 @@ from tests import simulating
 pytestmark = pytest.mark.check
 
 OPERATIONS = ("allreduce", "allgather", "alltoall", "reducescatter")  # of steps
-SEARCHED = 12  # random what-ifs; thousands were tried once
+SEARCHED = [*range(9), 107, 448, 1144]  # random what-ifs, and some whose intervals narrowed; thousands were tried once
 SIZES = [4.0 * 1.7**i for i in range(36)]
 FINELY = np.geomspace(1.0, 1e12, 4000)
 
@@ -242,16 +243,21 @@ def what_if(seed: int) -> tuple[Calibration, Cluster, tuple[int, int], Settings]
 
 
 def forecast(fitted: Calibration, place: Cluster, ranks: int, what: Settings) -> Forecast:
-    return forecasts([ensemble(fitted, fitted.case(place, ranks, what))], 1)[0]
+    return forecasts(fitted, [fitted.case(place, ranks, what)], 1)[0]
 
 
-@pytest.mark.parametrize("seed", range(SEARCHED))
+@pytest.mark.parametrize("seed", SEARCHED)
 def test_random_what_ifs_on_clusters_that_come_with_hvdkit_do_not_contradict_each_other(seed: int) -> None:
-    """Of 722, 15 intervals narrowed with ranks, two steps took longer over a better link, and two trees less time."""
+    """Of 1,400, 10 intervals narrowed with ranks, by up to 24 %; the three widest where top-k is left out over more.
+
+    Of 722, two steps took longer over a better link, and two trees less time.
+    """
     fitted, place, (few, many), what = what_if(seed)
     near, far = (forecast(fitted, place, count, what) for count in (few, many))
     assert near.low <= near.seconds <= near.high and far.low <= far.seconds <= far.high
-    assert far.high / far.low >= near.high / near.low * (1 - 1e-3)
+    sent, sent_by_many = ([phase.operation for phase in one.drawn.base.traffic.phases] for one in (near, far))
+    if sent == sent_by_many:
+        assert far.high / far.low >= near.high / near.low * (1 - 1e-3)
     if few % place.ranks_per_host == 0 and what.compression is None:  # top-k may be left out over more ranks
         assert far.seconds >= near.seconds * (1 - 2e-3)
     level = random.Random(seed).choice(place.levels)

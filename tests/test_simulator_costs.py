@@ -15,8 +15,9 @@ from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import piecewise_linear
 from hvdkit.simulator.calibration import own_network
 from hvdkit.simulator.compression_costs import CompressionSetting, traffic
-from hvdkit.simulator.costs import ClusterLinks, hop_pieces
+from hvdkit.simulator.costs import ClusterLinks
 from hvdkit.simulator.jitter import slowest
+from hvdkit.simulator.measured_costs import hop_pieces
 from hvdkit.simulator.piecewise_linear import PiecewiseLinear
 from hvdkit.simulator.settings import LinkSetting, Settings, applied
 from tests import simulating

@@ -34,7 +34,7 @@ from hvdkit.results.machine import this_machine
 from hvdkit.runtimes.store import Runtime, find
 from hvdkit.simulator import cluster, piecewise_linear
 from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level, Measured, Software
-from hvdkit.simulator.costs import level
+from hvdkit.simulator.measured_costs import level
 from hvdkit.simulator.piecewise_linear import of_pieces
 from hvdkit.worker import tuning
 from hvdkit.worker.bench import RANKS, ROWS

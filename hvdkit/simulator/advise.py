@@ -23,9 +23,10 @@ from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.candidates import MOST_RANKS, Candidate, Kind
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.doubt import guesses
+from hvdkit.simulator.forecast import ensemble
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.plans import Plans
-from hvdkit.simulator.predict import Point, ResultPart, checked, ensemble, of_batch_norm, point
+from hvdkit.simulator.predict import Point, ResultPart, checked, of_batch_norm, point
 from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.step import Case
 

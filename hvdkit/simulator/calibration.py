@@ -13,9 +13,10 @@ from hvdkit.results.profile import Profile
 from hvdkit.simulator import case_memory, piecewise_linear, step, what_ifs
 from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level, Measured, Software
 from hvdkit.simulator.compression_costs import METHODS, CompressionSetting
-from hvdkit.simulator.costs import ClusterLinks, level
+from hvdkit.simulator.costs import ClusterLinks
 from hvdkit.simulator.crowding import MIXED, Crowding
 from hvdkit.simulator.jitter import slowest
+from hvdkit.simulator.measured_costs import level
 from hvdkit.simulator.settings import Settings, SyncSetting
 from hvdkit.simulator.step import Case
 from hvdkit.simulator.workload import Workload, of_profile, sharding_of, sync_of

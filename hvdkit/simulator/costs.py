@@ -33,13 +33,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Literal
 
-from hvdkit.simulator import piecewise_linear
-from hvdkit.simulator.cluster import Cluster, CurvePiece, Level, Measured, Operation, Way
+from hvdkit.simulator import measured_costs, piecewise_linear
+from hvdkit.simulator.cluster import Cluster, Level, Measured, Operation, Way
 from hvdkit.simulator.piecewise_linear import ZERO, PiecewiseLinear, ray
 
 PER_DOUBLING = 5.0  # percent of error for each doubling of ranks away from measured ones, between two of them
@@ -56,21 +55,6 @@ class CollectiveCost:
     algorithm: str
     residual_percent: float
     warnings: tuple[str, ...] = ()
-
-
-def hop_pieces(measured: Measured) -> list[CurvePiece]:
-    """The time of one message to a neighbour, from the measured time T of a collective by a ring or through memory.
-
-    The inverse of the formulas above: t(m) = T(pm) / 2(p-1) for an allreduce. The time to add up is part of it.
-    """
-    times, share = _steps(measured.operation, measured.ranks, measured.algorithm)
-    return [piece.scaled(share, 1 / times, times * share) for piece in measured.pieces]
-
-
-def level(measured: Measured) -> Level:
-    """The links between the ranks, or the memory that they share, by this collective alone."""
-    kind: Literal["memory", "link"] = "memory" if measured.algorithm == "memory" else "link"
-    return Level(name=kind, kind=kind, pieces=hop_pieces(measured))
 
 
 def balanced_servers(sizes: Iterable[float], servers: int) -> float:
@@ -95,6 +79,11 @@ class ClusterLinks:
     cluster: Cluster
     ranks: int
     hosts: int | None = None
+
+    @lru_cache(maxsize=4096)  # noqa: B019 - of all networks together; each of them keeps its costs
+    def of_ranks(self, ranks: int) -> ClusterLinks:
+        """The same links, used by so many ranks."""
+        return replace(self, ranks=ranks)
 
     @property
     def hosts_used(self) -> int:
@@ -148,7 +137,7 @@ class ClusterLinks:
             return CollectiveCost(ZERO, "none", 0.0)
         for measured in self._measurements(operation, algorithm):
             if (measured.ranks, measured.ranks_per_host) == (self.ranks, self.local):
-                return CollectiveCost(_measured_line(measured), measured.algorithm, measured.residual_percent)
+                return CollectiveCost(measured_costs.line_of(measured), measured.algorithm, measured.residual_percent)
         line, name = self._formula(operation, algorithm, servers)
         line = piecewise_linear.rising(self._agreeing(line, operation, algorithm))
         if operation == "allreduce" and name == "tree" and (fewer := self._fewer_measured()):
@@ -172,10 +161,10 @@ class ClusterLinks:
     def hierarchical(self) -> tuple[PiecewiseLinear, PiecewiseLinear, PiecewiseLinear]:
         """The parts of a hierarchical allreduce: within hosts, between their first ranks, and back within hosts."""
         if len(self.levels) < 2:
-            return self._hop_of_ring().repeated(*_ring_steps("allreduce", self.ranks)), ZERO, ZERO
+            return self._hop_of_ring().repeated(*measured_costs.ring_exchanges("allreduce", self.ranks)), ZERO, ZERO
         local, near = self._size(0), self._hop(0, 1.0)
         hosts = -(-self.ranks // local)
-        inside = near.repeated(*_steps("allreduce", local, "memory" if self.in_memory else "ring"))
+        inside = near.repeated(*measured_costs.exchanges("allreduce", local, "memory" if self.in_memory else "ring"))
         between = self._path(range(1, len(self.levels)), flows=1.0).repeated(2 * (hosts - 1), 1 / hosts)
         depth = 1 if self.in_memory else math.ceil(math.log2(local))
         return (
@@ -214,7 +203,7 @@ class ClusterLinks:
         return self._size(0) if len(self.levels) > 1 else 1
 
     def _ring(self, operation: Operation) -> PiecewiseLinear:
-        steps = _ring_steps(operation, self.ranks)
+        steps = measured_costs.ring_exchanges(operation, self.ranks)
         line = self._through_memory(operation) if self.in_memory else self._hop_of_ring().repeated(*steps)
         sums = operation in ("allreduce", "reducescatter")
         return line + self._summing((self.ranks - 1) / self.ranks) if sums else line
@@ -222,13 +211,13 @@ class ClusterLinks:
     def _through_memory(self, operation: Operation) -> PiecewiseLinear:
         """Within each host through memory, and between hosts by rings of the ranks that have the same part."""
         local, near = self._size(0), self._hop(0, 1.0)
-        times, share = _steps(operation, local, "memory")
+        times, share = measured_costs.exchanges(operation, local, "memory")
         if len(self.levels) == 1:
             return near.repeated(times, share)
         hosts = self.ranks // local
         if operation == "broadcast":  # one rank of a host hands all on to the next host's
             return near + self._path(range(1, len(self.levels)), flows=1.0).pipelined(hosts - 1)
-        messages, part = _ring_steps(operation, hosts)
+        messages, part = measured_costs.ring_exchanges(operation, hosts)
         if operation == "allgather":
             share *= hosts
         else:
@@ -244,7 +233,7 @@ class ClusterLinks:
         outside = (self.ranks - local) / (self.ranks - 1)
         # Ranks that share memory take sockets for it all the same.
         path = self._path(range(int(self.in_memory), len(self.levels)), flows=local * outside)
-        return path.repeated(*_ring_steps("alltoall", self.ranks))
+        return path.repeated(*measured_costs.ring_exchanges("alltoall", self.ranks))
 
     def _halving_doubling(self) -> PiecewiseLinear:
         power = 2 ** int(math.log2(self.ranks))
@@ -337,9 +326,9 @@ class ClusterLinks:
         if index > 0 and self.in_memory:
             ranks //= self._size(0)
         between = self.levels[index][0]
-        lines = [_over(m, ranks).slowed(between.crowded(ranks) / between.crowded(m.ranks)) for m in known]
-        times, share = _steps("allreduce", ranks, known[0].algorithm)
-        return _combined(known, lines, ranks).repeated(1 / times, 1 / share)
+        lines = [measured_costs.over(m, ranks).slowed(between.crowded(ranks) / between.crowded(m.ranks)) for m in known]
+        times, share = measured_costs.exchanges("allreduce", ranks, known[0].algorithm)
+        return measured_costs.combined(known, lines, ranks).repeated(1 / times, 1 / share)
 
     def _agreeing(self, line: PiecewiseLinear, operation: Operation, algorithm: Way | None) -> PiecewiseLinear:
         """A formula's `line`, made to agree with measurements that do not say what a hop takes.
@@ -360,12 +349,12 @@ class ClusterLinks:
         if below is None or above is None:
             scaled, known = self._scaled(line, below or above or nearest[1], hops), below or above
             bound = piecewise_linear.greatest if below else piecewise_linear.least
-            return bound([scaled, _measured_line(known)]) if known else scaled
+            return bound([scaled, measured_costs.line_of(known)]) if known else scaled
         small = float(max(below.smallest_bytes, above.smallest_bytes, 1))
         ends = [float(self._formula_of(m, hops)(small)) for m in (below, above)]
         grown = (float(line(small)) - ends[0]) / (ends[1] - ends[0]) if ends[1] > ends[0] else 0.0
         weight = min(1.0, max(0.0, grown))
-        return _measured_line(below).times(1 - weight) + _measured_line(above).times(weight)
+        return measured_costs.line_of(below).times(1 - weight) + measured_costs.line_of(above).times(weight)
 
     def _formula_of(self, measured: Measured, hops: list[Measured]) -> PiecewiseLinear:
         """What the formula has for what was measured."""
@@ -375,7 +364,7 @@ class ClusterLinks:
     def _scaled(self, line: PiecewiseLinear, measured: Measured, hops: list[Measured]) -> PiecewiseLinear:
         """A formula's `line`, by the measured latency and asymptotic rate over the formula's own there."""
         formula = self._formula_of(measured, hops)
-        known, small = _measured_line(measured), max(1.0, float(measured.smallest_bytes))
+        known, small = measured_costs.line_of(measured), max(1.0, float(measured.smallest_bytes))
         latency = float(known(small)) / max(float(formula(small)), 1e-15)
         rate = known.slope[-1] / max(formula.slope[-1], 1e-24)
         return line.slowed(rate / latency).times(latency) if rate > 0 < latency else line
@@ -392,72 +381,3 @@ class ClusterLinks:
             beyond = (BEYOND_ONE if len(known) == 1 else BEYOND_SEVERAL) * far
             return measured.residual_percent + min(MOST_BEYOND, max(PER_DOUBLING, beyond)), (warning,)
         return measured.residual_percent + PER_DOUBLING * max(1.0, far), (warning,)
-
-
-def _measured_line(measured: Measured) -> PiecewiseLinear:
-    return piecewise_linear.of_measured(measured.pieces, measured.largest_bytes)
-
-
-def _over(measured: Measured, ranks: int) -> PiecewiseLinear:
-    """A measured allreduce over another number of ranks, by its formula.
-
-    Latencies grow with the messages, rates change with what a rank sends. Where the library switches its protocol is a
-    size of the whole tensor, so it stays: carried over by the size of a message, more ranks took less time.
-    """
-    line = _measured_line(measured)
-    (times, share), (known, known_share) = (
-        _steps("allreduce", count, measured.algorithm) for count in (ranks, measured.ranks)
-    )
-    slower = times * share / (known * known_share)
-    return PiecewiseLinear(line.starts, line.latency * (times / known), line.slope * slower)
-
-
-def _combined(known: Sequence[Measured], lines: Sequence[PiecewiseLinear], ranks: int) -> PiecewiseLinear:
-    """The allreduce over so many ranks, from what each of the `known`, by rising ranks, comes to there (`lines`).
-
-    Beyond the measured numbers it is the nearest's. Between two of them, times a (n - 1) + b (n - 1) / n through both,
-    where neither part is negative: so times never fall with the ranks where what was measured does not.
-    """
-    counts = [m.ranks for m in known]
-    if ranks <= counts[0] or ranks >= counts[-1]:
-        return lines[0 if ranks <= counts[0] else -1]
-    after = next(i for i, count in enumerate(counts) if count >= ranks)
-    if counts[after] == ranks:
-        return lines[after]
-    below, above = known[after - 1], known[after]
-    first, last = _measured_line(below), _measured_line(above)
-
-    def weight(grown: Callable[[int], float]) -> PiecewiseLinear:
-        """Interpolated as `grown` grows with the ranks."""
-        here, start, end = grown(ranks), grown(below.ranks), grown(above.ranks)
-        part = (here - start) / (end - start)
-        return first.times(1 - part) + last.times(part)
-
-    by_bytes = weight(lambda count: (count - 1) / count)
-    if below.algorithm == "memory":  # whose latency does not grow
-        return by_bytes
-    by_latency = weight(lambda count: count - 1)
-    # a (n - 1) + b (n - 1) / n = (n - 1) (a + b / n): linear in 1 / n but for the first factor
-    part = (1 / ranks - 1 / below.ranks) / (1 / above.ranks - 1 / below.ranks)
-    both = first.times((1 - part) * (ranks - 1) / (below.ranks - 1))
-    both += last.times(part * (ranks - 1) / (above.ranks - 1))
-    low, high = piecewise_linear.least([by_bytes, by_latency]), piecewise_linear.greatest([by_bytes, by_latency])
-    return piecewise_linear.greatest([low, piecewise_linear.least([high, both])])
-
-
-def _steps(operation: Operation, ranks: int, way: str) -> tuple[float, float]:
-    """`_ring_steps`; or the exchanges through memory, each with what a rank sends in a whole round of the ring."""
-    times, share = _ring_steps(operation, ranks)
-    round_of = ranks - 1 if way == "memory" and operation != "broadcast" else 1
-    return times / round_of, share * round_of
-
-
-def _ring_steps(operation: Operation, ranks: int) -> tuple[float, float]:
-    """The messages that a ring sends one after the other, and the fraction of a rank's bytes in each of them."""
-    if operation == "allreduce":
-        return 2.0 * (ranks - 1), 1 / ranks
-    if operation == "allgather":
-        return ranks - 1.0, 1.0
-    if operation == "broadcast":
-        return 1.0, 1.0
-    return ranks - 1.0, 1 / ranks

@@ -7,7 +7,8 @@ bytes, batch size or device speed. Errors of different origin are independent, s
 
 Both errors are then put into the simulation, since a step that is bound by compute is not less certain because a link
 is unknown. Communication is at least as uncertain as compute, so that an interval does not narrow as the part of
-communication grows with the ranks, nor widen as a better link makes it smaller.
+communication grows with the ranks, nor widen as a better link makes it smaller. What still narrows, such as where
+buckets change, is kept as wide as with fewer ranks (`forecast.forecasts`).
 """
 
 from __future__ import annotations

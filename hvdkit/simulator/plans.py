@@ -17,8 +17,9 @@ from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.candidates import MOST_RANKS, Candidate, other_machines
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.doubt import guesses
+from hvdkit.simulator.forecast import forecasts
 from hvdkit.simulator.money import Bill, Money
-from hvdkit.simulator.predict import ResultPart, ensemble, forecasts
+from hvdkit.simulator.predict import ResultPart
 from hvdkit.simulator.refusals import refusal
 from hvdkit.simulator.settings import Settings
 
@@ -99,7 +100,7 @@ def _ways(fitted: Calibration, cluster: Cluster, settings: Settings, money: Mone
     most = min(most, cluster.largest or MOST_RANKS, MOST_RANKS)
     bases = [fitted.case(cluster, count, settings) for count in counts if count <= most]
     certain = not guesses(fitted, cluster, settings.speed)
-    for one in forecasts([ensemble(fitted, base) for base in bases if not refusal(base, settings)]):
+    for one in forecasts(fitted, [base for base in bases if not refusal(base, settings)]):
         figures = one.figures()
         ranks, batch_size = figures["ranks"], figures["batch_size"]
         bill, slow = (money.of(figures[key], batch_size, ranks) for key in ("step_ms", "high_ms"))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,18 +19,15 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.json_files import Result
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import case_memory, divided, doubt, engine, refusals, step
+from hvdkit.simulator import case_memory, divided, engine, refusals, step
 from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.doubt import Doubt
 from hvdkit.simulator.engine import StepSchedule
+from hvdkit.simulator.forecast import forecasts
 from hvdkit.simulator.jitter import SAMPLES, slowest
-from hvdkit.simulator.piecewise_linear import Floats
 from hvdkit.simulator.settings import Settings
-from hvdkit.simulator.step import Case
 from hvdkit.tasks import few_samples
 
-FEW_SAMPLES = 4  # of many what-ifs at once
 MOST_RANKS = 10**9
 _ITERATIONS = 10  # of the schedule that is drawn
 _LONG_WAIT = 0.2  # the fraction of a step spent waiting for the slowest rank that gives a warning
@@ -167,8 +164,8 @@ def checked(ranks: Sequence[int], cluster: Cluster | None) -> list[int]:
 def point(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> Point:
     """The prediction for one number of ranks, on a cluster as `predict` takes it."""
     base = fitted.case(cluster, ranks, settings)
-    drawn = ensemble(fitted, base)
-    (expected,) = forecasts([drawn], SAMPLES)
+    (expected,) = forecasts(fitted, [base], SAMPLES)
+    drawn = expected.drawn
     middle = replace(base, slow=drawn.slow)
     steady = engine.run(step.detailed(middle))
     begin = float(steady.ends[-2][-1]) if len(steady.ends) > 1 else 0.0  # of the last step
@@ -250,134 +247,6 @@ def _divided_point(
         unit=fitted.workload.unit,
         memory_by_stage_mib=[one.total / 2**20 for one in parts],
     )
-
-
-@dataclass(frozen=True)
-class Ensemble:
-    """The cases that are simulated for the prediction of `base`.
-
-    `factors` are samples of the slowest rank's, `crowded` times those of ranks that have a host each (`crowding`).
-    `near` is their mean for no more ranks than were profiled, without crowding. `bounds`
-    are the fastest and the slowest case (`low`, `high`); with a batch size or a device that is not the profile's, the
-    same with the profile's (`own`, `own low`, `own high`); and a case without overlap (`serial`), if the profile does
-    not show any. Backward hides at most `hideable_s` of communication; `own_compute` has compute and backward of the
-    profile's batch size and device, if those are others.
-    """
-
-    base: Case
-    factors: Floats
-    crowded: float
-    near: float
-    bounds: dict[str, Case]
-    hideable_s: float
-    own_compute: list[tuple[float, float]]
-    doubts: Doubt
-
-    @property
-    def slow(self) -> float:
-        """The slowest rank's mean factor."""
-        return float(self.factors.mean())
-
-    def interval(self, seconds: float, alone: float, periods: Mapping[str, float]) -> tuple[float, float]:
-        """The shortest and longest step, for an expected one of `seconds`; `periods` are those of `bounds`.
-
-        `alone` is the step without communication. Relative to the step, the interval is no narrower than that of the
-        profile's own batch size and device, and no narrower than that of fewer ranks without overlap; but its fast end
-        is never above linear scaling.
-        """
-        shorter, longer = max(1.0, seconds / periods["low"]), max(1.0, periods["high"] / seconds)
-        if serial := periods.get("serial"):
-            compute = alone * self.slow
-            longer, sent = max(longer, serial / seconds), max(0.0, serial - compute)
-            for own_s, hideable_s in ((compute, self.hideable_s), *self.own_compute):
-                longer = max(longer, 1 + min(sent, hideable_s) / own_s if own_s > 0 else 1.0)
-        if own := periods.get("own"):
-            shorter, longer = max(shorter, own / periods["own low"]), max(longer, periods["own high"] / own)
-        linear = (1 - 1e-9) * alone / self.doubts.unlike  # what was measured lies inside, in spite of rounding
-        return max(seconds / shorter, linear), seconds * longer
-
-
-def ensemble(fitted: Calibration, base: Case) -> Ensemble:
-    """The cases that give a prediction for `base` and its interval."""
-    ranks, how = base.data_ranks, (base.every, base.jitter, base.seed)
-    crowded = fitted.crowding(base)
-    factors = crowded * slowest(ranks, *how)
-    mean = float(factors.mean())
-    # That more ranks than were profiled wait longer, because each varies on its own, was not measured.
-    near = float(slowest(min(ranks, fitted.ranks), *how).mean())
-    doubts = doubt.expected(fitted, base)
-
-    def ends(case: Case) -> tuple[Case, Case]:
-        # As uncertain as compute, of which ranks may wait for none of the slowest.
-        low = replace(case, slow=near / doubts.faster, wire=min(1.0, near / mean) / doubts.wire_faster)
-        return low, replace(case, slow=mean * doubts.slower, wire=doubts.wire_slower)
-
-    bounds, work, compute = dict(zip(("low", "high"), ends(base), strict=True)), base.workload, []
-    if (base.batch, base.speed) != (1, 1):
-        own = replace(base, slow=mean, batch=1.0, speed=1.0)
-        bounds |= zip(("own", "own low", "own high"), (own, *ends(own)), strict=True)
-        compute = [(mean * (work.compute_s + work.update_s) + work.serial_s, mean * work.parts(1.0).backward_s)]
-    # If the profile shows no overlap, the interval includes a step without any.
-    if base.rules.overlaps and not (base.policy == fitted.known.policy and fitted.overlap_shown):
-        bounds["serial"] = replace(base, slow=mean, policy="grouped")
-    hideable_s = mean * base.work * base.parts.backward_s
-    return Ensemble(base, factors, crowded, near, bounds, hideable_s, compute, doubts)
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """The step of a case, in seconds: `spread` has samples of it, `alone` is the step without communication."""
-
-    case: Case
-    spread: Floats
-    low: float
-    high: float
-    alone: float
-
-    @property
-    def seconds(self) -> float:
-        """The expected step."""
-        return float(self.spread.mean())
-
-    def figures(self) -> dict[str, Any]:
-        """What a `Point` and a row of a sweep both have."""
-        work = self.case.workload
-        return {
-            "ranks": self.case.network.ranks,
-            "batch_size": round(self.case.batch * self.case.accumulate * work.batch_size),
-            "step_ms": 1e3 * self.seconds,
-            "low_ms": 1e3 * self.low,
-            "high_ms": 1e3 * self.high,
-            "images_per_second": self.case.samples * work.units_per_sample / self.seconds,
-            "efficiency": min(1.0, self.alone / self.seconds),
-        }
-
-
-def forecasts(wanted: Sequence[Ensemble], samples: int = FEW_SAMPLES) -> list[Forecast]:
-    """The steps of all of them, simulated at once, with at most so many samples of the slowest rank.
-
-    The step time is nearly linear in the samples, so means of equal parts of them change it by less than a thousandth;
-    or by less than a hundredth where the slowest rank's gradients just reach a cycle of Horovod, or just miss it.
-    """
-    lone = {_lone(drawn.base): drawn.base.alone for drawn in wanted}
-    alone = dict(zip(lone, step.periods(list(lone.values())), strict=True))
-    simulated: list[Case] = []
-    for drawn in wanted:
-        groups = np.array_split(drawn.factors, min(samples, len(drawn.factors)))
-        simulated += [*drawn.bounds.values(), *(replace(drawn.base, slow=float(group.mean())) for group in groups)]
-    periods, found = iter(map(float, step.periods(simulated))), []
-    for drawn in wanted:
-        bounds = {name: next(periods) for name in drawn.bounds}
-        spread = np.array([next(periods) for _ in range(min(samples, len(drawn.factors)))])
-        without = float(alone[_lone(drawn.base)])
-        low, high = drawn.interval(float(spread.mean()), without, bounds)
-        found.append(Forecast(drawn.base, spread, low, high, without))
-    return found
-
-
-def _lone(case: Case) -> tuple[object, ...]:
-    """All that the step without communication depends on: it is the same for many."""
-    return case.workload, case.network.cluster.device, case.rules, case.batch, case.accumulate, case.speed, case.every
 
 
 def schedule(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> StepSchedule:

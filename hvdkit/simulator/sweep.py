@@ -22,10 +22,12 @@ from hvdkit.simulator import settings as settings_
 from hvdkit.simulator.calibration import calibrate
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.costs import ClusterLinks
+from hvdkit.simulator.forecast import forecasts
 from hvdkit.simulator.money import Money
-from hvdkit.simulator.predict import Ensemble, ResultPart
+from hvdkit.simulator.predict import ResultPart
 from hvdkit.simulator.refusals import refusal
 from hvdkit.simulator.settings import Settings
+from hvdkit.simulator.step import Case
 
 RANKS = "n"  # the key that stands for the number of ranks
 
@@ -119,7 +121,7 @@ def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[WhatIf]) -> Swee
     """
     fitted, left_out = calibrate(profile), Counter[str]()
     networks: dict[tuple[str, int], ClusterLinks] = {}
-    wanted: list[tuple[WhatIf, Ensemble]] = []
+    wanted: list[tuple[WhatIf, Case]] = []
     for whatif in whatifs:
         links = whatif.settings.model_dump_json(include={"link", "hosts"}), whatif.ranks
         network = networks.setdefault(links, ClusterLinks(whatif.cluster, whatif.ranks, whatif.settings.hosts))
@@ -127,13 +129,13 @@ def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[WhatIf]) -> Swee
         if fault := refusal(base, whatif.settings):
             left_out[fault] += 1
         else:
-            wanted.append((whatif, predicting.ensemble(fitted, base)))
+            wanted.append((whatif, base))
     if left_out and not wanted:
         raise RequestError("\n".join(left_out))
     units = fitted.workload.units_per_sample
     money = Money(price=cluster.price_per_gpu_hour, ranks_per_host=cluster.ranks_per_host, units_per_sample=units)
-    rows = []
-    for (whatif, _), one in zip(wanted, predicting.forecasts([drawn for _, drawn in wanted]), strict=True):
+    rows, forecast = [], forecasts(fitted, [base for _, base in wanted])
+    for (whatif, _), one in zip(wanted, forecast, strict=True):
         figures = one.figures()
         bill = money.of(figures["step_ms"], figures["batch_size"], whatif.ranks)
         rows.append(Row(what=whatif.what, **figures, cost_per_million_images=bill.cost_per_million_images))
@@ -143,7 +145,7 @@ def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[WhatIf]) -> Swee
         cluster=cluster.name,
         currency=cluster.currency,
         rows=rows,
-        notes=dict(Counter(warning for _, drawn in wanted for warning in drawn.doubts.warnings)),
+        notes=dict(Counter(warning for one in forecast for warning in one.drawn.doubts.warnings)),
         left_out=dict(left_out),
         unit=fitted.workload.unit,
     )

@@ -7,9 +7,9 @@ from typing import Any
 
 from hvdkit.recipe.schema import Recipe, flat
 from hvdkit.simulator import divided, memory, what_ifs
-from hvdkit.simulator import predict as predicting
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
+from hvdkit.simulator.forecast import forecasts
 from hvdkit.simulator.ladder import PredictedStep
 from hvdkit.simulator.settings import Settings
 
@@ -46,7 +46,7 @@ def update(
     if what_ifs.refusal(own, settings, cluster.device):
         return None
     base = fitted.case(cluster, ranks, settings)
-    (step,) = predicting.forecasts([predicting.ensemble(fitted, base)])
+    (step,) = forecasts(fitted, [base])
     each = step.seconds if recipe.sharding in ("gradients", "parameters") else step.alone - base.update_s
     seconds = step.seconds + (recipe.accumulate - 1) * each
     grown = 1e3 * seconds / step.seconds
