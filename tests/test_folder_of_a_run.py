@@ -253,7 +253,7 @@ def test_a_recipes_script_takes_the_lock_too(tmp_path: Path) -> None:
 def test_what_is_removed_under_a_run_is_said_once_and_made_again(tmp_path: Path) -> None:
     folder, said = tmp_path / "run", list[str]()
     written(folder, {"logs/rank-0.log": "", "config.yaml": "name: a", "checkpoints/": ""})
-    removals = Removals(folder, "name: a", str, said.append)
+    removals = Removals(folder, said.append, "it is", "name: a")
 
     def looked() -> list[str]:
         said.clear()

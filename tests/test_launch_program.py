@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -32,6 +34,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 PROGRAM = ROOT / "tests" / "launched" / "program.py"
 Done = subprocess.CompletedProcess[str]
+SBIN = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 # How rank 1 of two ends, the command's exit status, and what is told of it.
 KINDS = {
     "killed": (128 + 9, "rank 1 on localhost was killed by SIGKILL"),
@@ -46,6 +49,12 @@ KINDS = {
     "alldaemons": (0, ""),
     "allfloods": (0, ""),
 }
+# What rank 1 removes of the run's folder, and what is told of it.
+REMOVED = {
+    "removes logs": "run/logs: removed while the run writes there; the logs so far are gone",
+    "removes all": "run: removed or renamed while the run writes there; the ranks continue, and the result is written",
+    "removes by another name": "run: removed or renamed while the run writes there; the ranks continue, and the result",
+}
 TIMEOUT_S = 3
 SECRET = uuid.uuid4().hex  # in the environment of these runs; what bears it is theirs
 
@@ -54,7 +63,7 @@ SECRET = uuid.uuid4().hex  # in the environment of these runs; what bears it is 
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Done, Path]]:
     """The command's end and its folder, for each kind; they run side by side, as some wait for the watchdog."""
 
-    folders = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in (*KINDS, *REMOVED)}
 
     def one(kind: str) -> tuple[Done, Path]:
         folder = folders[kind]
@@ -65,7 +74,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Don
     @cache
     def every() -> dict[str, tuple[Done, Path]]:
         with ThreadPoolExecutor(4) as pool:
-            return dict(zip(KINDS, pool.map(one, KINDS), strict=True))
+            return dict(zip(folders, pool.map(one, folders), strict=True))
 
     return lambda kind: every()[kind]
 
@@ -109,6 +118,57 @@ def test_a_flood_of_output_is_whole_in_the_log_and_its_end_is_shown(ended: Calla
         assert (folder / "logs" / f"rank-{rank}.log").read_text().count("\nflood ") == 20_000
         assert f"[{rank}] and its last line" in done.stdout
         assert f"[{rank}] done" in done.stdout
+
+
+@pytest.mark.parametrize("kind", REMOVED)
+def test_a_folder_that_is_removed_under_a_program_costs_nothing_but_its_logs(
+    kind: str, ended: Callable[[str], tuple[Done, Path]]
+) -> None:
+    done, folder = ended(kind)
+    assert done.returncode == 0 and REMOVED[kind] in done.stderr, done.stderr
+    assert done.stderr.count("removed ") == 1 and "Traceback" not in done.stderr
+    assert "[0] done" in done.stdout and "[1] done" in done.stdout, "the terminal shows what the file would have"
+    result = Launched.read(folder / "launch.json")
+    assert (result.failure, [rank.exit_code for rank in result.ranks]) == (None, [0, 0])
+
+
+@pytest.fixture
+def frozen_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk on which who writes waits, as if it took forever, until `fsfreeze -u`."""
+    if os.geteuid() != 0 or shutil.which("mkfs.ext4", path=SBIN) is None:
+        pytest.skip("needs root and mkfs.ext4")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with (tmp_path / "image").open("wb") as file:
+        file.truncate(2**23)
+    environment = os.environ | {"PATH": SBIN}
+    subprocess.run(["mkfs.ext4", "-q", tmp_path / "image"], check=True, env=environment)
+    if subprocess.run(["mount", "-o", "loop", tmp_path / "image", disk], env=environment).returncode != 0:
+        pytest.skip("needs a loop device")
+    try:
+        subprocess.run(["fsfreeze", "-f", disk], check=True, env=environment)
+        yield disk
+    finally:
+        subprocess.run(["fsfreeze", "-u", disk], check=False, env=environment, stderr=subprocess.DEVNULL)
+        subprocess.run(["umount", "-l", disk], check=True, env=environment)
+
+
+def test_a_program_that_waits_for_its_disk_is_no_hang(tmp_path: Path, frozen_disk: Path) -> None:
+    """Rank 0 waits for rank 1 in a collective meanwhile."""
+    words = ["-np", "2", "--stall-timeout", "2", "--out", "run", str(PROGRAM), "writes", str(frozen_disk)]
+    told = tmp_path / "told"
+    with told.open("w") as file, subprocess.Popen(
+        [sys.executable, "-m", "hvdkit", "launch", *words], cwd=tmp_path, stdout=file, stderr=file
+    ) as process:  # fmt: skip
+        assert wait_until(lambda: " waits: " in told.read_text(), 60)
+        time.sleep(3)  # by then it would have been ended
+        subprocess.run(["fsfreeze", "-u", frozen_disk], check=True, env=os.environ | {"PATH": SBIN})
+        process.wait(hygiene.patience(60))
+    said = told.read_text()
+    assert process.returncode == 0 and said.count("] done") == 2, said
+    assert (
+        "rank 1 on localhost did not; " in said and "rank 1 is without output, while it computes or waits for" in said
+    )
 
 
 @pytest.mark.thorough

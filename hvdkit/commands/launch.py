@@ -22,6 +22,7 @@ from pydantic import Field
 from hvdkit import paths, programs
 from hvdkit.commands import fields, own_script
 from hvdkit.commands.debug_logs import VARIABLES, collected
+from hvdkit.commands.removed import Removals
 from hvdkit.commands.request import Argument, Form, Option, Request, say
 from hvdkit.defaults import LAUNCHER, STALL_TIMEOUT_S
 from hvdkit.errors import Faults, RequestError, RunError
@@ -151,10 +152,11 @@ def run(request: LaunchRequest) -> Launched:
         if request.network_interface and placement.launcher == "direct":
             say([f"--network-interface {request.network_interface}: all ranks are here, and use lo"])
         say([*placement.crowding, f"{shlex.join(checked.command)}: {_ranks(request.np)}, logs in {job.log_dir}"])
-        began = time.monotonic()
+        then = "the ranks continue, and the result is"
+        removals, began = Removals(folder, lambda line: say([f"warning: {line}"]), then), time.monotonic()
         try:
             with followed(job.log_dir, quiet=job.stall_timeout_s > 0):
-                LAUNCHERS[placement.launcher].run(job)
+                LAUNCHERS[placement.launcher].run(job, removals.look)
         except (RunError, KeyboardInterrupt) as error:
             if isinstance(error, RankFailure):
                 error.args = (str(error).replace(LESS_MEMORY, "use a smaller batch"),)  # it has no recipe

@@ -15,13 +15,22 @@ _LOOK_S = 0.5
 
 
 class Removals:
-    """Looks after `folder`, in which a job runs by `config`, the text of its config.yaml.
+    """Looks after `folder`, in which a job runs. `then` is what comes of it where the whole folder goes.
 
-    `lost_metrics` says what happened to metrics.jsonl since its last call.
+    Of training, `config` is the text of its config.yaml, and `lost_metrics` says what happened to metrics.jsonl since
+    its last call.
     """
 
-    def __init__(self, folder: Path, config: str, lost_metrics: Callable[[], str], say: Callable[[str], None]) -> None:
-        self._folder, self._config, self._lost_metrics, self._say = folder, config, lost_metrics, say
+    def __init__(
+        self,
+        folder: Path,
+        say: Callable[[str], None],
+        then: str,
+        config: str | None = None,
+        lost_metrics: Callable[[], str] = str,
+    ) -> None:
+        self._folder, self._say, self._then = folder, say, then
+        self._config, self._lost_metrics = config, lost_metrics
         self._number = _number(folder)
         self._seen: set[str] = set()
         self._next = 0.0
@@ -42,8 +51,8 @@ class Removals:
             self._number = _number(self._folder)
             lost = "the checkpoints so far" if "checkpoints" in self._seen else "the logs so far"
             self._say(
-                f"{self._folder}: removed or renamed while the run writes there; training continues, and its metrics, "
-                f"later checkpoints and result are written to a new folder of that name; {lost} are not in it"
+                f"{self._folder}: removed or renamed while the run writes there; {self._then} written to a new folder "
+                f"of that name; {lost} are not in it"
             )
             self._seen.clear()
         elif lost_metrics:
@@ -59,7 +68,7 @@ class Removals:
                 self._say(f"{path}: removed while the run writes there; {what}")
             self._seen = self._seen | {name} if there else self._seen - {name}
         (self._folder / "logs").mkdir(exist_ok=True)
-        if "config.yaml" not in self._seen:
+        if self._config is not None and "config.yaml" not in self._seen:
             write_atomic(self._folder / "config.yaml", self._config)
 
 

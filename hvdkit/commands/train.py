@@ -207,7 +207,8 @@ def trained(
 
     # Ranks of an elastic run replace the file themselves.
     lost = tail.lost if plan.recipe.elastic is None else str
-    removals = Removals(folder, recipe, lost, lambda line: say([f"warning: {line}"]))
+    then = "training continues, and its metrics, later checkpoints and result are"
+    removals = Removals(folder, lambda line: say([f"warning: {line}"]), then, recipe, lost)
 
     def look(last: bool = False) -> None:
         removals.look()

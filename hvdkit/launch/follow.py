@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from hvdkit.launch.agent.output import SAID, is_logged
 
@@ -58,31 +59,37 @@ def _follow(logs: Path, over: threading.Event, quiet: bool) -> None:
 
 
 class _Tail:
-    """What has been shown of one rank's file. It may be begun anew, by a rank that takes the place of a lost one."""
+    """What has been shown of one rank's file. It may be begun anew, by a rank that takes the place of a lost one.
+
+    Where it is removed, the rank still writes into it, so it is read on.
+    """
 
     def __init__(self, path: Path, quiet: bool) -> None:
         self._path, self._quiet = path, quiet
         numbers = _NUMBER.findall(path.stem)
         self._who = f"[{numbers[0] if path.stem.startswith('rank-') else path.stem.removeprefix('worker-')}] "
+        self._file: BinaryIO | None = None
         self._offset, self._unfinished, self._bar_at = 0, b"", 0.0
 
     def show(self) -> bool:
         """Print the next lines; whether there are more. An unreadable file has none."""
-        try:
+        with suppress(OSError):  # opened anew each time, as a network file system shows new content only then
             file = self._path.open("rb")
-        except OSError:
+            if self._file is not None:
+                self._file.close()
+            self._file = file
+        if self._file is None:
             return False
-        with file:
-            size = file.seek(0, 2)
-            if size < self._offset:
-                self._offset, self._unfinished = 0, b""
-            if size - self._offset > _MOST_BEHIND_BYTES:
-                skipped = size - self._offset - _CHUNK_BYTES
-                self._offset += skipped
-                self._unfinished = b""
-                print(f"{self._who}… {skipped / 2**20:.1f} MiB more, in {self._path}")
-            file.seek(self._offset)
-            data = file.read(_CHUNK_BYTES)
+        size = self._file.seek(0, 2)
+        if size < self._offset:
+            self._offset, self._unfinished = 0, b""
+        if size - self._offset > _MOST_BEHIND_BYTES:
+            skipped = size - self._offset - _CHUNK_BYTES
+            self._offset += skipped
+            self._unfinished = b""
+            print(f"{self._who}… {skipped / 2**20:.1f} MiB more, in {self._path}")
+        self._file.seek(self._offset)
+        data = self._file.read(_CHUNK_BYTES)
         self._offset += len(data)
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
         for line in lines:
@@ -99,6 +106,8 @@ class _Tail:
         """Print a last line that has no end."""
         if self._unfinished:
             self._print(self._unfinished)
+        if self._file is not None:
+            self._file.close()
 
     def _print(self, line: bytes) -> None:
         """Of a line that was overwritten, what was last seen. Lines for the user are printed as they are reported."""

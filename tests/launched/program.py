@@ -4,9 +4,11 @@ After five collectives rank 1, or that of FAULTY, commits FAULT, or all ranks do
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -19,6 +21,13 @@ def read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:  # that process has ended
         return b""
+
+
+def write(path: Path) -> None:
+    with path.open("w") as file:
+        file.write("a checkpoint")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def commit(fault: str) -> None:
@@ -36,6 +45,17 @@ def commit(fault: str) -> None:
         until = time.monotonic() + 9
         while time.monotonic() < until:
             sum(range(1000))
+    elif fault == "writes":  # in a thread of its own, as for a checkpoint beside the training
+        writer = threading.Thread(target=write, args=(Path(sys.argv[2]) / "checkpoint",))
+        writer.start()
+        writer.join()
+    elif fault.startswith("removes"):  # as somebody does who tidies up
+        logs = Path(os.environ["HVDKIT_RANK_DIR"])
+        if fault == "removes by another name":
+            logs.parent.rename(logs.parent.with_name("other"))
+        else:
+            shutil.rmtree(logs if fault == "removes logs" else logs.parent, ignore_errors=True)
+        time.sleep(2)
     elif fault == "leaves":  # as a script does that has seen enough
         os._exit(0)
     elif fault == "allclose":  # as libraries for daemons do; what is opened next gets their numbers
@@ -65,6 +85,6 @@ for step in range(8):
     summed = hvd.allreduce(mx.nd.ones((2,)), average=False, name="gradients")
     assert summed.asnumpy().tolist() == [hvd.size()] * 2
     print(f"step {step}")
-    while fault == "waits":
+    while fault == "waits" and not Path("go").exists():
         time.sleep(0.1)
 print("done")

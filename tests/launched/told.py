@@ -1,4 +1,4 @@
-"""Horovod's elastic driver under `hvdkit launch`, without ranks: whom it tells of places that come and go, and when."""
+"""The elastic driver of the patched Horovod, without ranks: whom it tells of places that come and go, and when."""
 
 import os
 import threading
@@ -8,12 +8,22 @@ from types import SimpleNamespace
 from horovod.runner.elastic import driver as horovods
 from horovod.runner.elastic.discovery import FixedHosts
 
-from hvdkit.launch.launchers.horovodrun_program import _Insists
-
 horovods.DISCOVER_HOSTS_FREQUENCY_SECS = 0.05
 started, told = [], []
-places = FixedHosts({"a": 1})
-driver = _Insists(SimpleNamespace(init=id, stop=id), places, 1, 2, timeout=60)
+
+
+class Places(FixedHosts):
+    """Counts how often the driver has asked."""
+
+    asked = 0
+
+    def find_available_hosts_and_slots(self):
+        self.asked += 1
+        return super().find_available_hosts_and_slots()
+
+
+places = Places({"a": 1})
+driver = horovods.ElasticDriver(SimpleNamespace(init=id, stop=id), places, 1, 2, timeout=60)
 
 
 def run(slot, _events):
@@ -28,19 +38,25 @@ def wait_for(what):
         time.sleep(0.02)
 
 
+def looked(times):
+    """Wait until the driver has looked at the places, and told of them, so often."""
+    enough = places.asked + times + 1
+    wait_for(lambda: places.asked >= enough)
+
+
 driver.wait_for_available_slots(1)
 driver.start(1, run)
 places.set({"a": 2})
 wait_for(lambda: driver._host_manager.current_hosts.count_available_slots() == 2)
-time.sleep(0.2)
+looked(3)
 assert not told, "nobody listens yet"
 driver._worker_clients["a", 0] = SimpleNamespace(notify_hosts_updated=lambda _, change: told.append(change.name))
 wait_for(lambda: len(told) > 2)  # a worker that begins anew forgets what it was told
 for now in ("added", "removed"):
     driver.resume()
-    wait_for(lambda: not driver._untold)
+    looked(1)
     count = len(told)
-    time.sleep(0.3)
+    looked(3)
     assert len(told) == count, "it has been taken up"
     assert set(told) == {now}, told
     told.clear()

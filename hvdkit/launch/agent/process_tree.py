@@ -10,8 +10,11 @@ from pathlib import Path
 _SHARED = "/dev/shm"
 
 
-def stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after pid and name: state, parent … Raises OSError or ValueError."""
+def stat(pid: int | str) -> list[str]:
+    """The fields of /proc/PID/stat after pid and name: state, parent … `pid` may be PID/task/ID, a thread.
+
+    Raises OSError or ValueError.
+    """
     text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     return text[text.rindex(")") + 1 :].split()  # the name may hold anything
 

@@ -164,7 +164,7 @@ class ProgramWatch(Watchdog):
         pids = [self._pid, *descendants(self._pid)]
         seen = self._reader.printed, sum(map(_disk_bytes, pids))
         cpu_s = sum(map(_cpu_s, pids))
-        busy = cpu_s - self._cpu_s > BUSY_SHARE * (now - self._sampled_at) or self._wants()
+        busy = cpu_s - self._cpu_s > BUSY_SHARE * (now - self._sampled_at) or self._wants(pids)
         self._cpu_s, self._sampled_at = cpu_s, now
         if seen != self._seen:
             self._seen, self._quiet_since = seen, now
@@ -195,11 +195,14 @@ class ProgramWatch(Watchdog):
             return {"step": None, "phase": PROGRAM, "frozen": state == "T", "frames": self._frames(state)}
         return None
 
-    def _wants(self) -> bool:
-        """Whether its main thread wants a core that others have (one that waits is seldom seen so twice), or a disk."""
+    def _wants(self, pids: list[int]) -> bool:
+        """Whether its main thread wants a core that others have, or a thread of its processes `pids` a disk.
+
+        One that waits for something else is seldom seen so twice.
+        """
         for _ in range(2):
             with contextlib.suppress(OSError, ValueError, IndexError):
-                if stat(self._answering)[0] not in "RD":
+                if stat(self._answering)[0] != "R" and not any(map(_waits_for_a_disk, pids)):
                     return False
             time.sleep(STACK_LOOK_S)
         return True
@@ -235,6 +238,13 @@ def _wakes(pid: int) -> int:
     with contextlib.suppress(OSError, AttributeError):
         return int(_WAITS.search(Path(f"/proc/{pid}/status").read_text())[1])  # type: ignore[index]
     return 0
+
+
+def _waits_for_a_disk(pid: int) -> bool:
+    """Whether the kernel holds a thread of the process, as in a write or fsync that lasts."""
+    with contextlib.suppress(OSError, ValueError):
+        return any(stat(f"{pid}/task/{thread.name}")[0] == "D" for thread in Path(f"/proc/{pid}/task").iterdir())
+    return False
 
 
 def _disk_bytes(pid: int) -> int:

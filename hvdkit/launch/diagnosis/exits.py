@@ -178,4 +178,6 @@ def write_exits(path: Path, ends: Iterable[RankEnd]) -> None:
     """exits.json: how each rank ended, in rank order. Raises RunError where it cannot be written."""
     keys = ("rank", "host", "pid", "exit_code", "signal", "stopped", "seconds", "log_error")
     rows = [{key: getattr(end, key) for key in keys} for end in ends]
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it meanwhile
     write_atomic(path, json.dumps(rows, indent=2) + "\n")

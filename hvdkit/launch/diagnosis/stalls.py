@@ -104,7 +104,7 @@ class Hang:
     def state(self) -> str:
         """Whether it makes progress, where, and what it does."""
         if self.phase == PROGRAM:
-            still = "without output, while it computes," if self.busy else "without output or work"
+            still = "without output, while it computes or waits for a disk," if self.busy else "without output or work"
             quiet = "proceeds" if self.seconds is None else f"{still} for {self.seconds:.0f} s"
             return f"{quiet}, {self.doing}" if self.doing else quiet
         where = "before its first step" if self.step is None else f"at step {self.step}"
