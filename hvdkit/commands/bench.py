@@ -77,7 +77,7 @@ class BenchRequest(Request):
     add_to: Annotated[Path | None, Option("a cluster file to add the result to, in a new file")] = None
     launcher: fields.Launcher = LAUNCHER
     stall_timeout: fields.StallTimeout = STALL_TIMEOUT_S
-    out: Annotated[Path | None, Option("the folder to write into", shown="runs/<collective>-bench-<time>")] = None
+    out: Annotated[Path | None, Option("the folder to write into", shown="in runs, by collective and time")] = None
     overwrite: fields.Overwrite = False
 
 

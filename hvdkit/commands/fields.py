@@ -110,5 +110,5 @@ Log = Annotated[
     list[str] | None,
     Option("wandb, mlflow or tensorboard; may be repeated", ("--log",)),
 ]
-Out = Annotated[Path | None, Option("the run's folder", shown="runs/<recipe>-<command>-<time>")]
+Out = Annotated[Path | None, Option("the run's folder", shown="in runs, by recipe and time")]
 Overwrite = Annotated[bool, Option("replace the results of an earlier run in the folder")]

@@ -55,7 +55,7 @@ Precision = Annotated[Literal["fp32", "fp16", "bf16"] | None, Option("what if: i
 ImageSize = Annotated[int | None, Option("what if: images of so many pixels a side"), Field(ge=8, le=8192)]
 SequenceLength = Annotated[int | None, Option("what if: windows of so many tokens"), Field(ge=1, le=2**20)]
 _KEYS = ("accumulate", "recompute", "precision", "image_size", "sequence_length")  # those of `--set`, as options
-Out = Annotated[Path | None, Option("the folder to write into", shown="runs/<model>-<command>-<time>")]
+Out = Annotated[Path | None, Option("the folder to write into", shown="in runs, by model and time")]
 
 
 class PredictRequest(Request):

@@ -90,7 +90,7 @@ class SubmitRequest(Request):
     ] = False
     out: Annotated[
         Path | None,
-        Option("the run's folder", old=("--run",), shown="runs/<recipe>-train-<time>", panel="Slurm and Ray"),
+        Option("the run's folder", old=("--run",), shown="in runs, by recipe and time", panel="Slurm and Ray"),
     ] = None
     array: Annotated[
         dict[str, Any] | None,
@@ -150,6 +150,5 @@ class SubmitRequest(Request):
     ] = "running"
     backoff_limit: Annotated[int, _Kubernetes("how often a job that fails is started again"), Field(ge=0)] = 3
     launcher_as_worker: Annotated[
-        bool,
-        _Kubernetes("ranks in the pod that starts the others too", ("--launcher-as-worker/--no-launcher-as-worker",)),
+        bool, _Kubernetes("no ranks in the pod that starts the others", ("--no-launcher-as-worker",))
     ] = True
