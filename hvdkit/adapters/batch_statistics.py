@@ -56,7 +56,7 @@ class BatchStatistics:
     def gradients(self, count: Tensor, *sums: Tensor) -> list[Tensor]:
         """Sums over the rank's values, of which each is (channels,), as means over all ranks' `count`. Collective."""
         ops, dtype = self._ops, self._ops.dtype(sums[0])
-        totals = self._sums("gradients", *(ops.cast(each, "float64") for each in sums))
+        totals = self._sums("gradients", *(ops.cast(tensor, "float64") for tensor in sums))
         return [ops.cast(total / count, dtype) for total in totals]
 
     def used_again(self, number: int) -> BatchStatistics:

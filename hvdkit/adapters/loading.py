@@ -51,8 +51,8 @@ def compiled_late(package: str) -> Iterator[None]:
         if names is None:
             names, local = scope.f_globals, scope.f_locals if local is None else local
             own = names.get("__name__", "").partition(".")[0] == package and isinstance(source, str)
-            if own and local == {} and (found := _DEFINITION.match(source)):
-                local[found[1]] = late(source, found[1], names)
+            if own and local == {} and (definition := _DEFINITION.match(source)):
+                local[definition[1]] = late(source, definition[1], names)
                 return
         execute(source, names, local, **more)
 

@@ -47,15 +47,15 @@ class OwnCheckpoints:
         Collective. Without a checkpoint, all ranks start from what rank 0 has, and there are no values. Rank 0 alone
         reads files. Raises RequestError on all ranks for a file that is damaged or has other parts.
         """
-        found: tuple[dict[str, Tree], dict[str, Any]] | str
+        newest: tuple[dict[str, Tree], dict[str, Any]] | str
         try:
-            found = self._newest() if self._hvd.rank() == 0 else ""
+            newest = self._newest() if self._hvd.rank() == 0 else ""
         except RequestError as error:
-            found = str(error)
-        found = self._hvd.broadcast_object(found, root_rank=0, name="hvdkit.checkpoints")
-        if isinstance(found, str):
-            raise RequestError(found)
-        trees, values = found
+            newest = str(error)
+        newest = self._hvd.broadcast_object(newest, root_rank=0, name="hvdkit.checkpoints")
+        if isinstance(newest, str):
+            raise RequestError(newest)
+        trees, values = newest
         for name, (_, put) in self._parts.items():
             put(trees[name])
         return values

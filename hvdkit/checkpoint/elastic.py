@@ -72,13 +72,13 @@ def close_peer_sockets() -> None:
 
 def _sockets() -> dict[int, str]:
     """The names of this process's sockets by descriptor."""
-    found = {}
+    names = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             name = str(entry.readlink())
             if name.startswith("socket:"):
-                found[int(entry.name)] = name
-    return found
+                names[int(entry.name)] = name
+    return names
 
 
 class HostsChanged(Exception):
@@ -105,18 +105,18 @@ class DriverLine:
         Raises Stopped where this rank's host has been taken away.
         """
         self._connected, self.changed = False, False
-        found: dict[str, Any] = {}
-        while not found:
+        told: dict[str, Any] = {}
+        while not told:
             answer = self._ask("GET", f"join/{self._key}")
-            found = _OTHER if answer is None else answer
-        if found is _OTHER:
+            told = _OTHER if answer is None else answer
+        if told is _OTHER:
             return _OTHER
-        if found.get("leaves"):
+        if told.get("leaves"):
             raise Stopped("this rank has been removed from elastic job: its host is not there any more")
-        os.environ.update({f"HOROVOD_{name.upper()}": str(value) for name, value in found["numbers"].items()})
-        self._round = found["round"]
+        os.environ.update({f"HOROVOD_{name.upper()}": str(value) for name, value in told["numbers"].items()})
+        self._round = told["round"]
         threading.Thread(target=self._follow, args=(self._round,), daemon=True).start()
-        return found
+        return told
 
     def leave(self) -> None:
         """This rank leaves its round."""
@@ -133,15 +133,15 @@ class DriverLine:
 
     def _follow(self, number: int) -> None:
         """Wait for the end of a round. A rank that is lost while others connect leaves them waiting inside Horovod."""
-        found: dict[str, Any] = {}
-        while not found:
+        end: dict[str, Any] = {}
+        while not end:
             try:
-                found = self._ask("GET", f"round/{number}") or {}
+                end = self._ask("GET", f"round/{number}") or {}
             except RunError:  # the driver is gone, and ends this rank
                 return
             if self._round != number:
                 return
-        if found["over"] == "hosts" and self._connected:
+        if end["over"] == "hosts" and self._connected:
             self.changed = True
         elif self._connected:
             time.sleep(NOTICE_S)
@@ -157,12 +157,12 @@ class DriverLine:
             said = ask(*self._at, method, f"/{path}", (body or "").encode(), ANSWER_S)
             if said is None:
                 return None
-            found: dict[str, Any] = json.loads(said or b"{}")
-            if not isinstance(found, dict):
+            answer: dict[str, Any] = json.loads(said or b"{}")
+            if not isinstance(answer, dict):
                 raise ValueError("expected an object of JSON")
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise RunError(f"the elastic driver does not answer any more: {error}; see logs/") from error
-        return found
+        return answer
 
 
 class Kept:
@@ -195,8 +195,8 @@ class Kept:
             if number:
                 with Path(newest).open("rb") as file:
                     file.seek(_HEAD.size)
-                    found: Checkpoint = pickle.load(file)  # of this run's own ranks, in its driver's memory
-                    return found
+                    checkpoint: Checkpoint = pickle.load(file)  # of this run's own ranks, in its driver's memory
+                    return checkpoint
         return None
 
     @staticmethod
@@ -222,18 +222,18 @@ class Commits:
         self._said: set[str] = set()  # of this round, to the driver
         self._since: tuple[float, Literal["lost", "hosts"], int] | None = None
 
-    def begin(self, found: dict[str, Any]) -> None:
+    def begin(self, told: dict[str, Any]) -> None:
         """Begin a round, of which the driver says this (`DriverLine.join`)."""
-        if not found["numbers"]:
+        if not told["numbers"]:
             if self._np:
                 self._since = self._since or (time.monotonic(), "lost", self._np)
             return
-        self._leads, self._said = found["numbers"]["rank"] == 0, set()
-        self.recoveries = [Recovery(**each) for each in found["recoveries"]]
-        before = found["interrupted"]
+        self._leads, self._said = told["numbers"]["rank"] == 0, set()
+        self.recoveries = [Recovery(**recovery) for recovery in told["recoveries"]]
+        before = told["interrupted"]
         self._since = before and (time.monotonic() - before["ago_s"], before["why"], before["np"])
-        self._kept = Kept(found["kept"]) if self._leads else None
-        if self._kept and found["fresh"] and self.held is None:
+        self._kept = Kept(told["kept"]) if self._leads else None
+        if self._kept and told["fresh"] and self.held is None:
             self.held = self._kept.read()
 
     def connected(self) -> None:

@@ -41,31 +41,31 @@ def pick(place: Path, recipe: Recipe) -> tuple[Checkpoint | None, list[str]]:
     """
     if place.exists() and not place.is_dir():
         raise RequestError(f"{place}: expected a folder of checkpoints, got a file; remove it")
-    found, complaints = snapshots.newest(place)
-    if found is None and complaints:
+    newest, complaints = snapshots.newest(place)
+    if newest is None and complaints:
         hint = f"none in {place} can be used; remove it, or start again with --overwrite"
         raise RequestError("\n".join([*complaints, hint]))
-    if found is not None:
-        theirs = _check_same(found.record, recipe, place / snapshots.name_of(found.record)).model_dump()
+    if newest is not None:
+        theirs = _check_same(newest.record, recipe, place / snapshots.name_of(newest.record)).model_dump()
         complaints += _other_rate(theirs, as_found(recipe, theirs))
-    return found, complaints
+    return newest, complaints
 
 
 def as_found(recipe: Recipe, theirs: Mapping[str, Any]) -> Recipe:
     """The recipe; where it has `batch_size: auto`, with the batch that was found for a checkpoint's recipe."""
     if not recipe.finds_batch_size:
         return recipe
-    found = {key: theirs[key] for key in ("batch_size", "accumulate")}
-    return recipe.model_copy(update={**found, "max_batch_size": None, "accumulate_rest": False})
+    batch = {key: theirs[key] for key in ("batch_size", "accumulate")}
+    return recipe.model_copy(update={**batch, "max_batch_size": None, "accumulate_rest": False})
 
 
 def _pick_and_link(place: Path, recipe: Recipe) -> Checkpoint | None:
     """As `pick`, and have `last` point to it: not to a damaged one."""
-    found = pick(place, recipe)[0]
-    if found is not None:
+    newest = pick(place, recipe)[0]
+    if newest is not None:
         with suppress(OSError):  # if it cannot be written, the next checkpoint says so
-            snapshots.link(place, snapshots.LAST, place / snapshots.name_of(found.record))
-    return found
+            snapshots.link(place, snapshots.LAST, place / snapshots.name_of(newest.record))
+    return newest
 
 
 def _other_rate(theirs: Mapping[str, Any], recipe: Recipe) -> list[str]:
@@ -108,21 +108,17 @@ def resumed(
     state: dict[str, np.ndarray] = {}
     if mesh.topology.rank == root:
         try:
-            found = held or (_pick_and_link(place, recipe) if place else None)
-            if found:
-                check_classes(found.record, dataset)
-                check_text(found.record, dataset)
-                notes = (
-                    []
-                    if held
-                    else [*_changed_data(found.record, recipe, dataset, mesh), *_changed_script(found.record, recipe)]
-                )
-                state = without_strategy(found.state)
+            checkpoint = held or (_pick_and_link(place, recipe) if place else None)
+            if checkpoint:
+                record = checkpoint.record
+                check_classes(record, dataset)
+                check_text(record, dataset)
+                notes = [] if held else _changed_data(record, recipe, dataset, mesh) + _changed_script(record, recipe)
+                state = without_strategy(checkpoint.state)
                 session.load_state(state)
-                record = found.record
                 found_state = {"progress": asdict(record.progress), "np": record.np, "recipe": record.recipe}
                 found_state |= {"notes": notes, "samples": record.data and record.data["train"].samples}
-                found_state["rest"] = {name: value for name, value in found.state.items() if name not in state}
+                found_state["rest"] = {name: value for name, value in checkpoint.state.items() if name not in state}
         except RequestError as error:
             found_state = {"error": str(error)}
     found_state = adapter.allgather_object(found_state, mesh.world, name="resume")[root]
@@ -181,7 +177,7 @@ def _changed_data(record: CheckpointRecord, recipe: Recipe, dataset: Dataset, me
         )
     changes = []
     for name, what in (("train", "training"), ("val", "validation")):
-        theirs, mine = ((each or {}).get(name) for each in (record.data, dataset.fingerprints))
+        theirs, mine = ((fingerprints or {}).get(name) for fingerprints in (record.data, dataset.fingerprints))
         if theirs is None or mine is None:
             continue
         changed = theirs.other(mine)
@@ -250,8 +246,8 @@ def check_fresh(adapter: Adapter, mesh: Mesh, place: Path) -> None:
 
     Raises RequestError, the same on every rank. `hvdkit train` empties the folder before; a recipe's script does not.
     """
-    found = mesh.is_root and any(place.glob("step-*"))
-    if adapter.allgather_object(found, mesh.world, name="fresh")[0]:
+    is_used = mesh.is_root and any(place.glob("step-*"))
+    if adapter.allgather_object(is_used, mesh.world, name="fresh")[0]:
         raise RequestError(
             f"{place}: it holds the checkpoints of an earlier run; add --resume to continue from them, remove it, or "
             "choose another --out"

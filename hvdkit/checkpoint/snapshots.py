@@ -56,8 +56,8 @@ def _from_file(progress: Any) -> Any:
     fields = {key: value for key, value in progress.items() if not key.startswith(tuple(_PREFIXES.values()))}
     fields["samples"] = fields.pop("images", fields.get("samples", 0))
     for field, prefix in _PREFIXES.items():
-        found = {key: value for key, value in progress.items() if key.startswith(prefix) and value is not None}
-        fields[field] = {key.removeprefix(prefix): value for key, value in found.items()}
+        metrics = {key: value for key, value in progress.items() if key.startswith(prefix) and value is not None}
+        fields[field] = {key.removeprefix(prefix): value for key, value in metrics.items()}
     return fields
 
 
@@ -140,13 +140,13 @@ def locate(path: Path) -> Path:
 def _none(path: Path) -> str:
     """The message for a path at which there is neither a run nor a checkpoint."""
     there = os.path.lexists(path)  # raises nothing, even for a name that is too long
-    found = (
+    fault = (
         "no such folder" if not there else "neither a run nor a checkpoint is in it" if path.is_dir() else "is a file"
     )
-    runs = sorted(Path("runs").glob(f"*/checkpoints/{LAST}"), key=lambda each: each.lstat().st_mtime)
+    runs = sorted(Path("runs").glob(f"*/checkpoints/{LAST}"), key=lambda run: run.lstat().st_mtime)
     here = f"; the newest run here is {runs[-1].parent.parent}" if runs else ""
     return (
-        f"{path}: {found}; expected a run's folder, such as runs/photos, or a checkpoint's, such as "
+        f"{path}: {fault}; expected a run's folder, such as runs/photos, or a checkpoint's, such as "
         f"runs/photos/checkpoints/best{here}"
     )
 
@@ -157,7 +157,7 @@ def read(folder: Path) -> Checkpoint:
     for name, expected in record.files.items():
         check_digest(folder / name, expected)
         tensors = _read_tensors(folder / name)
-        state |= {slot_name(AVERAGE, each): tensors[each] for each in tensors} if name == AVERAGED else tensors
+        state |= {slot_name(AVERAGE, tensor): tensors[tensor] for tensor in tensors} if name == AVERAGED else tensors
     return Checkpoint(record, state)
 
 
@@ -206,9 +206,9 @@ def read_record(folder: Path) -> CheckpointRecord:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) < len(pairs):
+    if len(mapping := dict(pairs)) < len(pairs):
         raise ValueError("a key is there twice")
-    return found
+    return mapping
 
 
 def _finite(number: str) -> float:
@@ -262,16 +262,16 @@ def check_digest(path: Path, expected: str) -> None:
     """Check a file by its SHA-256. Raises RequestError if it is another one, or the file cannot be read."""
     try:
         with open_regular(path) as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+            got = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise RequestError(f"{path}: cannot be read ({error.strerror}); use another checkpoint") from None
-    _compare(path, found, expected, RECORD)
+    _compare(path, got, expected, RECORD)
 
 
-def _compare(path: Path, found: str, expected: str, where: str) -> None:
-    if found != expected:
+def _compare(path: Path, got: str, expected: str, where: str) -> None:
+    if got != expected:
         raise RequestError(
-            f"{path}: damaged: its SHA-256 is {found[:12]}…, {where} says {expected[:12]}…; use another checkpoint"
+            f"{path}: damaged: its SHA-256 is {got[:12]}…, {where} says {expected[:12]}…; use another checkpoint"
         )
 
 
@@ -289,12 +289,10 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     complaints: list[str] = []
     for place in reversed(places(folder)):
         try:
-            found = read(place)
-            if place.name != name_of(found.record):
-                raise RequestError(
-                    f"{place}: expected the name {name_of(found.record)}, as {RECORD} says; rename it, or use another"
-                )
-            return found, complaints
+            checkpoint = read(place)
+            if place.name != (name := name_of(checkpoint.record)):
+                raise RequestError(f"{place}: expected the name {name}, as {RECORD} says; rename it, or use another")
+            return checkpoint, complaints
         except RequestError as error:
             complaints.append(str(error))
     return None, complaints

@@ -54,5 +54,5 @@ class SafetensorsFile:
 
 def _name(dtype: str) -> str:
     """The format's name of a dtype."""
-    found = np.dtype(dtype)
-    return "BOOL" if found.kind == "b" else f"{_KINDS[found.kind]}{8 * found.itemsize}"
+    numpy_dtype = np.dtype(dtype)
+    return "BOOL" if numpy_dtype.kind == "b" else f"{_KINDS[numpy_dtype.kind]}{8 * numpy_dtype.itemsize}"

@@ -70,8 +70,8 @@ def read_fitting(path: Path, shapes: Mapping[str, tuple[int, ...]], new_head: bo
         raise RequestError(f"model.weights: {error}") from None
     wanted = {name: shape for name, shape in shapes.items() if not (new_head and _of_head(name))}
     try:
-        found, notes = _fitting(stored, wanted, new_head, table)
-        kinds = {name: stored.kinds[id(found[name])] for name in wanted}
+        named, notes = _fitting(stored, wanted, new_head, table)
+        kinds = {name: stored.kinds[id(named[name])] for name in wanted}
         for name, kind in kinds.items():
             if kind not in tensor_files.FLOATS:
                 raise RequestError(tensor_files.wrong_kind(name, kind))
@@ -80,7 +80,7 @@ def read_fitting(path: Path, shapes: Mapping[str, tuple[int, ...]], new_head: bo
     rounded = [name for name, kind in kinds.items() if kind == "F64"]
     if rounded and table.dtype == "float32":
         notes.append(f"{len(rounded)} tensors are float64 and are rounded to float32")
-    return Weights({name: found[name] for name in wanted}, [f"model.weights: {path}: {line}" for line in notes], stored)
+    return Weights({name: named[name] for name in wanted}, [f"model.weights: {path}: {line}" for line in notes], stored)
 
 
 def _fitting(
@@ -95,15 +95,15 @@ def _fitting(
         with errors.collected():
             tried.append(_Try.of(prefix, given, wanted, new_head, table, stored.config))
     fitting: dict[frozenset[int], _Try] = {}  # by the tensors that the model would get
-    for each in tried:
-        if not each.lacking:
-            fitting.setdefault(frozenset(id(each.named[name]) for name in wanted), each)
+    for candidate in tried:
+        if not candidate.lacking:
+            fitting.setdefault(frozenset(id(candidate.named[name]) for name in wanted), candidate)
     if len(fitting) > 1:
-        places = " and ".join(repr(each.prefix) if each.prefix else "no prefix" for each in fitting.values())
+        places = " and ".join(repr(fits.prefix) if fits.prefix else "no prefix" for fits in fitting.values())
         raise RequestError(f"the model's tensors are there more than once, with {places}; save those to start from")
     if not fitting and errors:
         raise RequestError(errors[0])
-    best = min(tried, key=lambda each: (len(each.lacking), len(each.prefix)))
+    best = min(tried, key=lambda candidate: (len(candidate.lacking), len(candidate.prefix)))
     if best.lacking or best.unknown:
         raise RequestError("\n".join(best.faults(wanted)))
     if best.prefix:
@@ -177,12 +177,12 @@ def _prefixes(given: Mapping[str, np.ndarray], size: int) -> list[str]:
 
 def _without_wrappers(given: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
     """The tensors without the modules that torch.compile, FSDP and recomputation put around layers; with a note."""
-    found = {
+    unwrapped = {
         ".".join(part for part in name.split(".") if part not in _WRAPPERS): value for name, value in given.items()
     }
-    if found.keys() == given.keys():
+    if unwrapped.keys() == given.keys():
         return dict(given), []
-    there = [each for each in _WRAPPERS if any(each in name.split(".") for name in given)]
-    if len(found) < len(given):
+    there = [wrapper for wrapper in _WRAPPERS if any(wrapper in name.split(".") for name in given)]
+    if len(unwrapped) < len(given):
         raise RequestError(f"tensors are there twice, with and without {' or '.join(there)} in their names")
-    return found, [f"{' and '.join(repr(each) for each in there)} is removed from the names of its tensors"]
+    return unwrapped, [f"{' and '.join(repr(wrapper) for wrapper in there)} is removed from the names of its tensors"]

@@ -130,7 +130,9 @@ class Counting:
         """The gradients over a count; they may change in place. Nothing is divided by 0."""
         ops = self._adapter
         factor = 1 / ops.where(count > 0, count, count * 0 + 1)
-        return {name: ops.scaled(each, scalar(self._adapter, factor, each)) for name, each in gradients.items()}
+        return {
+            name: ops.scaled(gradient, scalar(self._adapter, factor, gradient)) for name, gradient in gradients.items()
+        }
 
     def mean(self, loss: Scalar) -> Tensor:
         """This rank's mean loss of the last update, of the mean of what its batches returned; 0 without a count."""
@@ -145,14 +147,14 @@ class Counting:
         return float(self._adapter.to_numpy(self._last)[0]) if self.counts else None
 
     def _called(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        found = self._loss(outputs, targets)
-        if not isinstance(found, tuple | list):
-            return _one_value(found, "the mean over the batch, or (sum, count)"), None
-        if len(found) != 2:
+        returned = self._loss(outputs, targets)
+        if not isinstance(returned, tuple | list):
+            return _one_value(returned, "the mean over the batch, or (sum, count)"), None
+        if len(returned) != 2:
             raise RequestError(
-                f"loss: expected one value or (sum, count), got a {type(found).__name__} of {len(found)}"
+                f"loss: expected one value or (sum, count), got a {type(returned).__name__} of {len(returned)}"
             )
-        value, count = found
+        value, count = returned
         return _one_value(value, "the sum over the batch, in (sum, count)"), self._count(count)
 
     def _count(self, count: Scalar) -> Tensor:
@@ -164,9 +166,9 @@ class Counting:
         return self._adapter.cast(self._adapter.reshape(count, (1,)), _DTYPE)
 
 
-def _one_value(found: Tensor, what: str) -> Tensor:
-    shape = getattr(found, "shape", None)
+def _one_value(value: Tensor, what: str) -> Tensor:
+    shape = getattr(value, "shape", None)
     if shape is None or any(size != 1 for size in shape):
-        got = f"the shape {tuple(shape)}" if shape else f"a {type(found).__name__}; return the tensor itself"
+        got = f"the shape {tuple(shape)}" if shape else f"a {type(value).__name__}; return the tensor itself"
         raise RequestError(f"loss: expected a tensor of one value, {what}, got {got}")
-    return found
+    return value

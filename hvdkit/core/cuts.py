@@ -177,9 +177,9 @@ def _by_stage(split: Sequence[int], of_runs: Sequence[Sequence[float]], stages: 
     return [sum(kept[stage::stages]) for stage in range(stages)]
 
 
-def _better(one: tuple[float, float], other: tuple[float, float]) -> bool:
+def _better(score: tuple[float, float], best: tuple[float, float]) -> bool:
     """Whether the first figure is less, or it is the same and the step is shorter by more than rounding."""
-    return one[0] < other[0] * (1 - 1e-9) or (one[0] <= other[0] and one[1] < other[1] * (1 - _SHORTER))
+    return score[0] < best[0] * (1 - 1e-9) or (score[0] <= best[0] and score[1] < best[1] * (1 - _SHORTER))
 
 
 def _moved(split: Sequence[int]) -> Iterator[list[int]]:

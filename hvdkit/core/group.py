@@ -171,16 +171,16 @@ def threads_per_rank(requested: int | None, local_size: int) -> int:
     return requested or given or max(1, len(os.sched_getaffinity(0)) // max(local_size, most))
 
 
-def wants_gpu(device: str, found: int, local_size: int, framework: str) -> bool:
-    """Whether this host's ranks compute on GPUs, one per rank, if the framework finds `found` of them.
+def wants_gpu(device: str, gpus: int, local_size: int, framework: str) -> bool:
+    """Whether this host's ranks compute on GPUs, one per rank, if the framework finds so many `gpus`.
 
     Raises RequestError if there are too few for `gpu`, or some but too few for `auto`.
     """
-    if device == "cpu" or (device == "auto" and not found):
+    if device == "cpu" or (device == "auto" and not gpus):
         return False
-    if found < local_size:
+    if gpus < local_size:
         raise RequestError(
-            f"device: expected a GPU for each of this host's {local_size} rank(s), {framework} sees {found}; "
+            f"device: expected a GPU for each of this host's {local_size} rank(s), {framework} sees {gpus}; "
             "choose device=cpu or fewer ranks a host"
         )
     return True

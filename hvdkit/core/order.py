@@ -15,13 +15,13 @@ def units(sizes: Sequence[float], piece: float) -> list[range]:
 
     `sizes` are their bytes. A unit ends once it has the bytes of a piece; only the last one may have fewer.
     """
-    found, first, held = [], 0, 0.0
+    ranges, first, held = [], 0, 0.0
     for index, size in enumerate(sizes):
         held += size
         if held >= piece:
-            found.append(range(first, index + 1))
+            ranges.append(range(first, index + 1))
             first, held = index + 1, 0.0
-    return found + ([range(first, len(sizes))] if first < len(sizes) else [])
+    return ranges + ([range(first, len(sizes))] if first < len(sizes) else [])
 
 
 def pieces(size: float, piece: float) -> int:

@@ -87,10 +87,12 @@ class Piece:
         """This piece of whole arrays by name."""
         import numpy as np  # the command line computes with sizes of buckets alone
 
-        found, axis = [part.of(arrays[part.name]) for part in self.parts], self.parts[0].axis
+        arrays_of_parts, axis = [part.of(arrays[part.name]) for part in self.parts], self.parts[0].axis
         if self.padding:
-            found.append(np.zeros(self.padding, found[0].dtype))
-        return (np.concatenate(found, axis or 0) if len(found) > 1 else found[0]).reshape(self.local_shape)
+            arrays_of_parts.append(np.zeros(self.padding, arrays_of_parts[0].dtype))
+        return (np.concatenate(arrays_of_parts, axis or 0) if len(arrays_of_parts) > 1 else arrays_of_parts[0]).reshape(
+            self.local_shape
+        )
 
     def divided_over(self, group: Group) -> bool:
         """Whether ranks of this group have different pieces."""
@@ -245,10 +247,10 @@ class Partition:
         They come in the order of `names`, or else in that which is fastest. No more than a bucket is in memory.
         """
         for first, run in groupby(self.shapes if names is None else names, self._together):
-            found = self._gathered(first, tensors)
+            tensors_by_name = self._gathered(first, tensors)
             for name in run:
-                yield name, found[name]
-            del found  # before the next is gathered
+                yield name, tensors_by_name[name]
+            del tensors_by_name  # before the next is gathered
 
     def _together(self, name: str) -> str:
         """What tensors have in common that are gathered together, such as a bucket's number."""
@@ -267,11 +269,11 @@ class Partition:
 
         All ranks of a group have their pieces in one order.
         """
-        found: dict[tuple[tuple[int, ...], ...], tuple[tuple[Group, ...], list[Tensor]]] = {}
+        by_groups: dict[tuple[tuple[int, ...], ...], tuple[tuple[Group, ...], list[Tensor]]] = {}
         for piece, norm in zip(self.pieces.values(), norms, strict=True):
-            found.setdefault(tuple(group.ranks for group in piece.groups), (piece.groups, []))[1].append(norm)
+            by_groups.setdefault(tuple(group.ranks for group in piece.groups), (piece.groups, []))[1].append(norm)
         totals = []
-        for groups, own in found.values():
+        for groups, own in by_groups.values():
             total = sum_of_squares(self.adapter, own)
             for group in groups:
                 total = self._summed(total, group)
@@ -297,8 +299,8 @@ class Partition:
                 continue
             own = [self._square(kind, name) for kind in norms for name in names]
             (totals,) = self.adapter.allreduce([ops.concat(own)], group, "sum", f"{self._label}.norms")
-            found = iter(ops.part(ops.sqrt(totals), [(1,)] * len(own)))
-            norms = [kind | {name: next(found) for name in names} for kind in norms]
+            sums = iter(ops.part(ops.sqrt(totals), [(1,)] * len(own)))
+            norms = [kind | {name: next(sums) for name in names} for kind in norms]
         return [[kind[owner] for owner in owners] for kind in norms]
 
     def _partial(self, group: Group) -> Collection[str]:

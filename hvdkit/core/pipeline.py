@@ -177,8 +177,8 @@ class Pipeline:
     def from_last(self, values: Sequence[float]) -> list[float]:
         """The last stage's numbers, on all ranks of the pipeline, which pass as many; collective."""
         tensor = self._adapter.from_numpy(np.array(values, np.float64))
-        found = self._adapter.broadcast(tensor, self._stages, self._stages.ranks[-1], "pipeline.from_last")
-        return [float(value) for value in self._adapter.to_numpy(found)]
+        told = self._adapter.broadcast(tensor, self._stages, self._stages.ranks[-1], "pipeline.from_last")
+        return [float(value) for value in self._adapter.to_numpy(told)]
 
     # Messages
 

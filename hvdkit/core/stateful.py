@@ -156,26 +156,26 @@ class Stateful:
             entry.load({name: from_canonical(array) if turns else array for name, array in arrays.items()})
 
     def broadcast_state(
-        self, group: Group, root_rank: int | None = None, found: Mapping[str, np.ndarray] | None = None
+        self, group: Group, root_rank: int | None = None, replacement: Mapping[str, np.ndarray] | None = None
     ) -> None:
         """Broadcast the root's parameters, buffers and optimizer state to every rank of a group, but for the tensors
         that the group's ranks have different pieces of.
 
         The root is `root_rank`, a rank of the world, or the group's first.
 
-        `found` is a state that the root has in place of its own, such as a checkpoint's; the others then pass an empty
-        one. Without it, ranks keep their shares of slots and parameters as they are.
+        `replacement` is a state that the root has in place of its own, such as a checkpoint's; the others then pass an
+        empty one. Without it, ranks keep their shares of slots and parameters as they are.
         """
         self.complete()
         root = group.root if root_rank is None else root_rank
-        same = self.stages is None or found is None  # a group of one stage, or all have the same model
+        same = self.stages is None or replacement is None  # a group of one stage, or all have the same model
         unsaved = self.trainable.transient if same else {}
         entries, numbers = [whole_tensors(self.adapter, unsaved)], self.update.numbers()
-        if found is None:
+        if replacement is None:
             entries += self._entries()
         else:
             own, numbers = self.state(), {}
-            given = {name: value.astype(own[name].dtype) for name, value in found.items()}
+            given = {name: value.astype(own[name].dtype) for name, value in replacement.items()}
             self.load_state(dict(self.broadcast_arrays((own | given).items(), group, root)))
         tensors = {name: tensor for entry in entries for name, tensor in entry.alike(group).items()}
         arrays = ((name, self.adapter.to_numpy(tensor)) for name, tensor in tensors.items())
@@ -238,7 +238,7 @@ def _buckets(arrays: Iterable[tuple[str, np.ndarray]]) -> Iterator[list[tuple[st
     """Runs of arrays with at most BUCKET_BYTES, or one larger array."""
     run: list[tuple[str, np.ndarray]] = []
     for name, array in arrays:
-        if run and sum(each.nbytes for _, each in run) + array.nbytes > BUCKET_BYTES:
+        if run and sum(earlier.nbytes for _, earlier in run) + array.nbytes > BUCKET_BYTES:
             yield run
             run = []
         run.append((name, array))

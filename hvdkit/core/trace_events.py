@@ -67,6 +67,6 @@ def note(name: str, at: int) -> None:
 
 def take() -> list[Mark]:
     """Return the trace events since the last call, sorted by time, and discard them."""
-    taken = sorted(_found, key=lambda each: each[1])
+    taken = sorted(_found, key=lambda event: event[1])
     _found.clear()
     return taken

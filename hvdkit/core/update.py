@@ -97,7 +97,7 @@ class Update:
         if self.kernel is not None:
             self.partition.distribute(self.kernel(weights, gradients, slots, rate, corrections))
             return
-        first, second = (scalar(self._adapter, each, gradients[0]) for each in corrections)
+        first, second = (scalar(self._adapter, correction, gradients[0]) for correction in corrections)
         rate, norms = scalar(self._adapter, rate, gradients[0]), self.partition.norms
         updated = self.rule.updates(self._shapes, weights, gradients, slots, rate, (first, second), norms)
         self.partition.store(self._with_slots_set(updated))
@@ -124,14 +124,14 @@ class Update:
 
     def numbers(self) -> dict[str, tuple[Number, str]]:
         """The optimizer's scalars in a state, with their dtypes there."""
-        found: dict[str, tuple[Number, str]] = {}
+        numbers: dict[str, tuple[Number, str]] = {}
         if self.rule.counts_steps:
-            found["optimizer.step"] = self.steps, "int64"
+            numbers["optimizer.step"] = self.steps, "int64"
         if self.weight_average is not None:
-            found["optimizer.averaged"] = self.weight_average.count, "int64"
+            numbers["optimizer.averaged"] = self.weight_average.count, "int64"
         if self.scale is not None:
-            found |= {
+            numbers |= {
                 "optimizer.loss_scale": (self.scale, "float64"),
                 "optimizer.good_steps": (self.good_steps, "int64"),
             }
-        return found
+        return numbers

@@ -85,11 +85,14 @@ def _read(split: Split) -> Fingerprint:
     first, again = split.batch(chosen), split.batch(chosen[:AGAIN])
 
     def digest(name: str) -> str | None:
-        one, other = ([np.asarray(array) for array in arguments(getattr(batch, name))] for batch in (first, again))
-        same = all(
-            np.array_equal(a[:AGAIN], b, equal_nan=a.dtype.kind in "fc") for a, b in zip(one, other, strict=True)
+        first_read, second_read = (
+            [np.asarray(array) for array in arguments(getattr(batch, name))] for batch in (first, again)
         )
-        return _of_arrays(one) if same else None
+        same = all(
+            np.array_equal(a[:AGAIN], b, equal_nan=a.dtype.kind in "fc")
+            for a, b in zip(first_read, second_read, strict=True)
+        )
+        return _of_arrays(first_read) if same else None
 
     return Fingerprint(count, digest("inputs"), digest("targets"), f"{len(chosen)} samples")
 

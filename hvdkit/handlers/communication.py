@@ -115,7 +115,7 @@ def _rate(before: Reading, now: Reading) -> float:
 def _of_all(groups: np.ndarray, rates: np.ndarray) -> float | None:
     """The lowest of the groups' bandwidths, of which each is its fastest rank's; None if nothing was sent."""
     best = [rates[groups == group] for group in np.unique(groups)]
-    known = [float(np.nanmax(each)) for each in best if not np.isnan(each).all()]
+    known = [float(np.nanmax(of_group)) for of_group in best if not np.isnan(of_group).all()]
     return min(known, default=None)
 
 
@@ -146,15 +146,15 @@ class Changes:
         self._recent.append(sample)
         if len(self._usual) < _KNOWN:
             return None
-        usual, now = median(self._usual), median(each.mbit_per_s for each in self._recent)
-        if self._slow is None and all(each.mbit_per_s < _SLOW * usual for each in self._recent):
+        usual, now = median(self._usual), median(line.mbit_per_s for line in self._recent)
+        if self._slow is None and all(line.mbit_per_s < _SLOW * usual for line in self._recent):
             self._slow, since = now, self._recent[0]
             return (
                 f"links: the bandwidth of collectives has fallen from {usual:.3g} to {now:.3g} Mbit/s {_since(since)}; "
                 "hvdkit bench links shows which link it is"
             )
         if self._slow is not None and now > _BACK * usual:
-            since = next(each for each in self._recent if each.mbit_per_s > _BACK * usual)
+            since = next(line for line in self._recent if line.mbit_per_s > _BACK * usual)
             said = f"links: the bandwidth of collectives is back at {now:.3g} Mbit/s {_since(since)}"
             said, self._slow = f"{said}, after {self._slow:.3g} of {usual:.3g}", None
             return said

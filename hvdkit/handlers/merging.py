@@ -26,7 +26,7 @@ def merge_buffers(session: Session, group: Group) -> list[str]:
         return []
     names, everyone = differing(session, group, arrays)
     for name in names:
-        shapes = [each[name][1] if name in each else None for each in everyone]
+        shapes = [of_rank[name][1] if name in of_rank else None for of_rank in everyone]
         for rank, shape in zip(group.ranks, shapes, strict=True):
             if shape != shapes[0]:
                 raise RunError(
@@ -57,8 +57,8 @@ def differing(
     """The names of the buffers that differ between ranks, and each rank's digests and shapes by name; collective."""
     mine = {name: (digest([(name, array)]), array.shape) for name, array in arrays.items()}
     everyone = session.adapter.allgather_object(mine, group, name="buffers")
-    names = sorted({name for each in everyone for name in each})
-    return [name for name in names if any(each.get(name) != everyone[0].get(name) for each in everyone)], everyone
+    names = sorted({name for of_rank in everyone for name in of_rank})
+    return [name for name in names if any(of_rank.get(name) != everyone[0].get(name) for of_rank in everyone)], everyone
 
 
 def _real(array: np.ndarray) -> np.ndarray:

@@ -175,13 +175,13 @@ class Evaluation(Handler):
 def measured(run: Loop) -> dict[str, float]:
     """The means of the metrics by name, empty if the split is; collective. Raises RunError if one is not a number."""
     split, size, on_batch = run.dataset.val, run.recipe.batch_size, partial(run.phase, "evaluation")
-    found = metrics.evaluate(run.adapter, run.session, run.task.metrics, split, size, run.mesh.data, on_batch)
-    if lost := [name for name, value in found.items() if not np.isfinite(value)]:  # JSON cannot represent it
+    means = metrics.evaluate(run.adapter, run.session, run.task.metrics, split, size, run.mesh.data, on_batch)
+    if lost := [name for name, value in means.items() if not np.isfinite(value)]:  # JSON cannot represent it
         raise RunError(
             f"the validation after step {run.step} is no longer a number ({', '.join(lost)}); lower "
             "optimizer.learning_rate, or use the checkpoint before"
         )
-    return found
+    return means
 
 
 def merge_buffers(run: Loop) -> None:

@@ -27,7 +27,7 @@ def check_installed() -> None:
 def scalars(line: MetricLine) -> dict[str, float]:
     """A line's values for TensorBoard, by tag; they belong to the line's step. Values that are None are left out."""
     if line.ends_epoch:
-        found = {
+        values = {
             "epoch/train_loss": line.loss,
             "validation/accuracy": line.val_accuracy,
             "validation/loss": line.val_loss,
@@ -35,13 +35,13 @@ def scalars(line: MetricLine) -> dict[str, float]:
             **{f"average_validation/{name}": value for name, value in (line.average_validation or {}).items()},
         }
     else:
-        found = {
+        values = {
             "train/loss": line.loss,
             "train/learning_rate": line.learning_rate,
             f"train/{line.unit}_per_second": line.images_per_second,
             "train/communication_mbit_per_s": line.communication_mbit_per_s,
         }
-    return {tag: value for tag, value in found.items() if value is not None}
+    return {tag: value for tag, value in values.items() if value is not None}
 
 
 class EventFile:

@@ -47,7 +47,7 @@ def unmerged(
         if average := session.update.weight_average:
             own |= {f"{_AVERAGE}{name}": session.array(tensor) for name, tensor in average.statistics.items()}
     everyone = adapter.allgather_object(own, mesh.world, name="unmerged")
-    return {f"{_OWN}{rank}.{name}": array for rank, each in enumerate(everyone) for name, array in each.items()}
+    return {f"{_OWN}{rank}.{name}": array for rank, arrays in enumerate(everyone) for name, array in arrays.items()}
 
 
 def restore(

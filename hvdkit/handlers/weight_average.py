@@ -119,7 +119,7 @@ def _share(from_0: np.ndarray, from_1: np.ndarray) -> float | None:
 def _check_repeated(adapter: Adapter, group: Group, names: list[str]) -> None:
     """Raise RunError, on all ranks, if on any rank the same batch has given statistics of these names other values."""
     everyone = adapter.allgather_object(names, group, name="repeated_statistics")
-    if name := next((name for each in everyone for name in each), None):
+    if name := next((name for of_rank in everyone for name in of_rank), None):
         raise RunError(
             f"average_weights.from_epoch: {name} cannot be computed for the averaged weights, as the same batch gives "
             "other values each time; expected no random layer before this batch norm, or give average_weights.decay"

@@ -46,14 +46,14 @@ class Findings:
     def of(self, rows: Sequence[Sequence[TracedStep]], share: float | None = None) -> list[list[Counter[str]]]:
         """The breakdown of each rank's steps."""
         return [
-            [breakdown.durations(one, self.beside(row, rank), share) for rank, one in enumerate(row)] for row in rows
+            [breakdown.durations(step, self.beside(row, rank), share) for rank, step in enumerate(row)] for row in rows
         ]
 
     @property
     def negotiation(self) -> float:
         """The fraction of negotiation in negotiation and communication together, from Horovod's timeline."""
         rows = self.of([row for row in self.traced if row[0].operations])
-        times = sum((one for row in rows for one in row), Counter[str]())
+        times = sum((times_of_rank for row in rows for times_of_rank in row), Counter[str]())
         return times[NEGOTIATION] / max(1, times[NEGOTIATION] + times[COMMUNICATION])
 
     @property

@@ -113,7 +113,7 @@ def phases(step: TracedStep, all_ranks: Sequence[TracedStep], share: float | Non
     """
     moving = union((operation.start, operation.end) for operation in step.operations)
     # for each reduction, when the last rank submitted its gradients, as far as all ranks have as many reductions
-    submitted = map(max, zip(*(one.starts(REDUCTION) for one in all_ranks), strict=False))
+    submitted = map(max, zip(*(step.starts(REDUCTION) for step in all_ranks), strict=False))
     split: list[Phase] = []
     for phase in step.phases:
         if phase.kind != REDUCTION:
@@ -175,7 +175,7 @@ def split(rows: Sequence[Sequence[Counter[str]]], compresses: bool, overlapped: 
     """
 
     def of(*kinds: str) -> Spread:
-        return spread([float(np.mean([sum(one[kind] for kind in kinds) for one in row])) for row in rows])
+        return spread([float(np.mean([sum(times[kind] for kind in kinds) for times in row])) for row in rows])
 
     hidden = of(OVERLAPPED)
     return StepSplit(

@@ -56,7 +56,7 @@ def backward_times(tensors: Sequence[Tensor], ready_ms: Sequence[float]) -> dict
 def layers(
     tensors: Sequence[Tensor], steps: Sequence[TracedStep], forward_ms: float, forward_known: bool
 ) -> list[Layer]:
-    """Layers in the order of forward; `found` is what `tensors` returns.
+    """Layers in the order of forward; `tensors` are what the function of that name returns.
 
     A layer's time begins when the layer before it ends. So an operation without weights, such as a ReLU or an addition,
     counts to the layer after it. The times of backward come from the readiness of the gradients.

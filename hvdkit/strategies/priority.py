@@ -150,13 +150,13 @@ class Priority(Strategy):
         weights, gradients = ([of[name] for name in names] for of in (self.trainable.parameters, means))
         slots, shapes = [update.slots[name] for name in names], [shape_of(weight) for weight in weights]
         if unit not in self._kernels:
-            like = [one[0] for one in slots] if update.kernel is not None else []
+            like = [first[0] for first in slots] if update.kernel is not None else []
             self._kernels[unit] = self.trainable.update_kernel(update.settings, shapes, like) if like else None
         kernel = self._kernels[unit]
         if kernel is not None:
             kernel(weights, gradients, slots, self._rate, self._corrections)
             return
-        rate, first, second = (scalar(ops, each, gradients[0]) for each in (self._rate, *self._corrections))
+        rate, first, second = (scalar(ops, number, gradients[0]) for number in (self._rate, *self._corrections))
         updated = update.rule.updates(shapes, weights, gradients, slots, rate, (first, second), self._norms)
         for weight, old, (new, values) in zip(weights, slots, updated, strict=True):
             for tensor, value in zip((weight, *old), (new, *values), strict=True):

@@ -79,11 +79,11 @@ class Reducer:
         if not self._step:
             return {}
         adapter = self.transport.adapter
-        found: dict[str, np.ndarray] = {_STEP: np.asarray(self._step, np.int64)}
+        arrays: dict[str, np.ndarray] = {_STEP: np.asarray(self._step, np.int64)}
         for key, tensor in self._state.items():
             slot = key.partition(".")[0]
             if slot == QUERY:
-                found[key] = adapter.to_numpy(tensor)
+                arrays[key] = adapter.to_numpy(tensor)
                 continue
             whole = adapter.to_numpy(tensor)[np.newaxis]
             if slot in OWN:
@@ -93,9 +93,9 @@ class Reducer:
             for name, shape in self._shapes.items():
                 size = int(np.prod(shape))
                 part = whole[:, start : start + size].reshape(len(whole), *shape)
-                found[f"{slot}.{name}"] = part if slot in OWN else part[0]
+                arrays[f"{slot}.{name}"] = part if slot in OWN else part[0]
                 start += size
-        return found
+        return arrays
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Continue from a result of `state`, on any number of ranks; an empty one starts afresh.

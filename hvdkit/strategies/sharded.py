@@ -172,7 +172,7 @@ class FlatShares(Shares):
         before = (
             self._trainable.parameters
         )  # each is freed after its bucket's copy, so that no two models are in memory
-        sizes = {str(number): (list(each.shapes), each.share * each.ranks) for number, each in enumerate(self.buckets)}
+        sizes = {str(n): (list(bucket.shapes), bucket.share * bucket.ranks) for n, bucket in enumerate(self.buckets)}
         self._vectors, self._own = [], []
         assert isinstance(self._trainable, Divisible)
         for bucket, memory in zip(self.buckets, self._trainable.divide(sizes).values(), strict=True):
@@ -228,9 +228,9 @@ class Sharded(Strategy):
     def partition(self, settings: Optimizer) -> Shares:
         """This rank's share of the parameters."""
         self._shares = self._divided(not rule_of(settings).is_layerwise)
-        elements = [each.share * self.group.size for each in self._shares.buckets]
+        elements = [bucket.share * self.group.size for bucket in self._shares.buckets]
         if self._joins and isinstance(self.trainable, Hooks) and not self.trainable.overlaps:
-            names = [list(each.shapes) for each in self._shares.buckets]
+            names = [list(bucket.shapes) for bucket in self._shares.buckets]
             self._joined = self.trainable.join_gradients(list(zip(names, elements, strict=True)))
         itemsize = np.dtype(self.session.dtype).itemsize
         sent = self._sendings * (2 if self._half else itemsize) * sum(elements) + itemsize * self._gathers(elements)
@@ -259,12 +259,12 @@ class Sharded(Strategy):
             self._send(number, both, (trace_events.SENT,) if number == left[0] else ())
             self._receive_first(self.at_once)
         self._next = 0
-        found: dict[str, Tensor] = {}
+        pieces: dict[str, Tensor] = {}
         for number in range(len(self._shares.buckets)):
             if number in self._under_way:
                 self._receive(number)
-            found |= self._shares.split(number, self._received.pop(number))
-        return dict(zip(found, self.trainable.stamp((trace_events.RECEIVED,), list(found.values())), strict=True))
+            pieces |= self._shares.split(number, self._received.pop(number))
+        return dict(zip(pieces, self.trainable.stamp((trace_events.RECEIVED,), list(pieces.values())), strict=True))
 
     def begin(self, name: str, gradient: Tensor) -> bool:
         """Take a gradient, and send its bucket when it is complete."""

@@ -58,7 +58,7 @@ class GatheredBlocks:
         shares: Mapping[str, Bucket],
         name: str,
     ) -> None:
-        sizes = {block: (list(each.shapes), each.share * each.ranks) for block, each in shares.items()}
+        sizes = {block: (list(bucket.shapes), bucket.share * bucket.ranks) for block, bucket in shares.items()}
         self._adapter, self._group, self._name = adapter, group, name
         self._memory: Mapping[str, Block] = trainable.divide(sizes, self)
         self._order = [block for block in order if block != ROOT_BLOCK]

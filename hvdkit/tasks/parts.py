@@ -105,15 +105,15 @@ def balanced(work: Sequence[float], runs: int, kept: Sequence[Sequence[float]] =
     most = _least(ends, held, room)
     squares, cuts = [0.0, *[inf] * count], list[list[int]]()
     for k in range(runs):
-        found, cut_at = [inf] * (count + 1), [0] * (count + 1)
+        least, cut_at = [inf] * (count + 1), [0] * (count + 1)
         for stop in range(k + 1, count + 1):
             for cut in range(stop - 1, k - 1, -1):
                 size = ends[k][stop] - ends[k][cut]
                 if size > most or held[k][stop] - held[k][cut] > room:
                     break
-                if squares[cut] + size * size < found[stop]:
-                    found[stop], cut_at[stop] = squares[cut] + size * size, cut
-        squares = found
+                if squares[cut] + size * size < least[stop]:
+                    least[stop], cut_at[stop] = squares[cut] + size * size, cut
+        squares = least
         cuts.append(cut_at)
     split, stop = list[int](), count
     for cut_at in reversed(cuts):

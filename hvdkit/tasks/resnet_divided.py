@@ -18,13 +18,13 @@ def cuts(table: Any) -> dict[str, Cut]:
 
     The first is cut by its outputs, the second by its inputs; its products are added up.
     """
-    found = dict[str, Cut]()
+    divided = dict[str, Cut]()
     for block in table.own_blocks:
         first, second = block.convs[:2]
         leaves = ("weight", "bias", "running_mean", "running_var")
         names = [f"{first.name}.weight", *(f"{first.norm}.{leaf}" for leaf in leaves)]
-        found |= {f"{block.name}.{name}": Cut(0) for name in names} | {f"{block.name}.{second.name}.weight": Cut(1)}
-    return found
+        divided |= {f"{block.name}.{name}": Cut(0) for name in names} | {f"{block.name}.{second.name}.weight": Cut(1)}
+    return divided
 
 
 def stage(table: Any, parallel: Parallel, index: int) -> BlockRange:

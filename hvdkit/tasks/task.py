@@ -143,7 +143,7 @@ class Metrics:
             outputs, targets, count = outputs[counts], targets[counts], int(counts.sum())
         got, names = self.sums(outputs, targets), self.names
         listed = got if isinstance(got, tuple | list) else np.asarray(got).reshape(-1).tolist()
-        parts = [np.asarray(each, float).reshape(-1) for each in ([listed] if len(names) == 1 else listed)]
+        parts = [np.asarray(part, float).reshape(-1) for part in ([listed] if len(names) == 1 else listed)]
         whole = len(parts) == len(names) and all(part.size in (1, 2) for part in parts)
         if not whole or (np.isfinite(outputs).all() and not all(np.isfinite(part).all() for part in parts)):
             expected = f"a finite sum over the batch, or (sum, count), for each of {', '.join(names)}"

@@ -60,8 +60,8 @@ def check(
         fault = _of_model(setup, session, everyone)
     if fault:
         raise RequestError(fault)
-    found: list[str] = everyone[0]["warnings"]
-    return found
+    lines: list[str] = everyone[0]["warnings"]
+    return lines
 
 
 def _of_data(setup: Setup, everyone: Sequence[Views]) -> str | None:

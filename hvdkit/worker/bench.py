@@ -89,7 +89,7 @@ def _row(adapter: Adapter, topology: Topology, request: BenchSpec, size: int, mo
         times[repeat], result = once()
     wrong += _faults(adapter.to_numpy(result), expected)
     everyone = adapter.allgather_object((times.tolist(), wrong), world, name="bench.gather")
-    slowest_us = 1e6 * np.max([each for each, _ in everyone], axis=0)
+    slowest_us = 1e6 * np.max([seconds for seconds, _ in everyone], axis=0)
     mean_us = float(slowest_us.mean())
     p50, p95, p99 = (float(value) for value in np.percentile(slowest_us, [50, 95, 99]))
     algbw = 8 * size / mean_us
@@ -105,7 +105,7 @@ def _row(adapter: Adapter, topology: Topology, request: BenchSpec, size: int, mo
         algbw_mbit_per_s=algbw,
         busbw_mbit_per_s=algbw * bus_factor(request.collective, topology.size),
         repeats=repeats,
-        wrong=sum(each for _, each in everyone),
+        wrong=sum(faults for _, faults in everyone),
     )
 
 
@@ -195,7 +195,7 @@ def _run(framework: str, request: BenchSpec, out: Path, heartbeat: Heartbeat) ->
         rows.append(row)
         heartbeat.beat(f"{row.size_bytes} bytes done", len(rows))
         if topology.is_root:
-            write_atomic(out / ROWS, json.dumps([each.model_dump() for each in rows]))
+            write_atomic(out / ROWS, json.dumps([measured.model_dump() for measured in rows]))
 
     heartbeat.beat("measuring")
     # A large tensor over a slow link takes a minute or more, so each repeat counts as progress.

@@ -77,7 +77,7 @@ def found(setup: Setup, heartbeat: Heartbeat, checkpoints: Path | None) -> Recip
             say(f"batch_size: {former.batch_size}, that of the newest checkpoint")
         return former
     every = adapter.allgather_object(_largest(setup, heartbeat), mesh.world, name="batch_size")
-    least = min(every, key=lambda found: (found.batch, -found.needed))
+    least = min(every, key=lambda of_rank: (of_rank.batch, -of_rank.needed))
     if not least.batch:
         raise RequestError(f"batch_size: rank {least.rank} on {least.host}: {least.fault}")
     times = _most(recipe) // least.batch if recipe.accumulate_rest else 1

@@ -47,7 +47,7 @@ def _bucket(name: str) -> float | None:
             [tc, "-j", "qdisc", "show", "dev", name], capture_output=True, timeout=_TC_TIMEOUT_S, check=False
         )
         rows = json.loads(done.stdout or b"[]")
-        found = [row["options"]["rate"] for row in rows if row.get("kind") == "tbf"]  # bytes per second
+        rates = [row["options"]["rate"] for row in rows if row.get("kind") == "tbf"]  # bytes per second
     except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, AttributeError, TypeError):
         return None
-    return min((8e-6 * float(rate) for rate in found), default=None)
+    return min((8e-6 * float(rate) for rate in rates), default=None)

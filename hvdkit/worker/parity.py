@@ -151,7 +151,7 @@ class ComparedRank:
         metrics, total = self._evaluate()
         logits = error(self._evaluation_logits(), self._load("evaluation")["logits"])
         initial = unequal(self._initial, self._state(0))
-        found: dict[str, Any] = {
+        findings: dict[str, Any] = {
             "framework": self._adapter.NAME,
             "outputs": "cross-entropies" if self._measures_losses else "logits",
             "versions": self._adapter.versions(),
@@ -184,9 +184,9 @@ class ComparedRank:
         first: tuple[str | None, str | None] = (None, None)
         if self._part.precision != "fp32":  # in which rounding deviates everywhere
             norms = [norm for _, norm in self._setup.architecture.normalized_layers()]
-            first = first_deviation(found, initial, after, norms)
-            del found["step_tensors_f64"]
-        return found | dict(zip(("first_deviation", "likely_cause"), first, strict=True))
+            first = first_deviation(findings, initial, after, norms)
+            del findings["step_tensors_f64"]
+        return findings | dict(zip(("first_deviation", "likely_cause"), first, strict=True))
 
     def _free_run(self, expected: list[float]) -> tuple[list[float], dict[str, float]]:
         """Errors of the first losses from the initial weights, and of the state after the first step."""
@@ -243,15 +243,15 @@ class ComparedRank:
             return session.gradients(batch)
         outputs = self._outputs(session, batch)
         of = _of_stages if session.pipeline and self._adapter.rival is None else type(session).gradients
-        found = [of(session, part) for part in divided(batch, self._parts)]
+        results = [of(session, part) for part in divided(batch, self._parts)]
         if session.counting is not None and session.counting.counts:
             raise RequestError(f"loss: {NO_MEAN_OF_MICROBATCHES}; return the mean")
 
         def mean(arrays: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-            return {name: np.mean([each[name] for each in arrays], axis=0) for name in arrays[0]}
+            return {name: np.mean([of_batch[name] for of_batch in arrays], axis=0) for name in arrays[0]}
 
-        own, averaged = mean([each.own for each in found]), mean([each.averaged for each in found])
-        return Gradients(outputs, float(np.mean([each.loss for each in found])), own, averaged)
+        own, averaged = mean([result.own for result in results]), mean([result.averaged for result in results])
+        return Gradients(outputs, float(np.mean([result.loss for result in results])), own, averaged)
 
     def _single_errors(self) -> tuple[float, list[dict[str, float]]]:
         """Errors of float32 against the reference's float64 at the initial weights, over a few batches.
@@ -343,7 +343,7 @@ def _of_stages(session: Session, batch: Batch) -> Gradients:
             ops.assign(total, ops.zeros_like(total))
         return [session.update.unscaled(gradients) for gradients in (own, means)]
 
-    both = [dict(session.update.partition.gather(each)) for each in session.compiled(averaged)(float(count))]
+    both = [dict(session.update.partition.gather(gradients)) for gradients in session.compiled(averaged)(float(count))]
     own, means = ({name: session.array(tensor) for name, tensor in whole.items()} for whole in both)
     return Gradients(np.zeros(0), mean, own, means)
 

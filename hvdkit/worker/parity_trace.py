@@ -85,15 +85,15 @@ def unequal(got: Arrays, reference: Arrays) -> list[str]:
 
 
 def first_deviation(
-    found: Mapping[str, Any], initial: list[str], after: Errors, norms: list[str]
+    findings: Mapping[str, Any], initial: list[str], after: Errors, norms: list[str]
 ) -> tuple[str | None, str | None]:
     """The first tensor that deviates in the order of computation, and the part of a step that it is the result of.
 
-    `found` has the errors as findings have them, `initial` the initial tensors that are `unequal`, `after` the errors
-    of the whole state after the first step. Each batch norm's running mean depends on its input, so those of `norms`,
+    `findings` has the errors, `initial` the initial tensors that are `unequal`, `after` the errors of the whole state
+    after the first step. Each batch norm's running mean depends on its input, so those of `norms`,
     in forward order, show at which layer the forward pass starts to differ.
     """
-    for part, of_part in _parts(found, initial, after, norms):
+    for part, of_part in _parts(findings, initial, after, norms):
         for name, value in of_part.items():
             if not value <= TOLERANCE:
                 return name, part
@@ -101,27 +101,27 @@ def first_deviation(
 
 
 def _parts(
-    found: Mapping[str, Any], initial: list[str], after: Errors, norms: list[str]
+    findings: Mapping[str, Any], initial: list[str], after: Errors, norms: list[str]
 ) -> Iterator[tuple[str, Errors]]:
     """The parts of the first steps in the order of computation, each with the errors of its results."""
-    outputs, logits, means = found["outputs"], found["logits_f64"], [f"{norm}.running_mean" for norm in norms]
-    gradients = reversed(found["gradients_f64"].items())
-    worst = [max(step.items(), key=lambda item: item[1]) for step in found["step_tensors_f64"]]
-    yield "the data: their order, shuffling or scaling", {"inputs and targets": float(not found["batches_equal"])}
+    outputs, logits, means = findings["outputs"], findings["logits_f64"], [f"{norm}.running_mean" for norm in norms]
+    gradients = reversed(findings["gradients_f64"].items())
+    worst = [max(step.items(), key=lambda item: item[1]) for step in findings["step_tensors_f64"]]
+    yield "the data: their order, shuffling or scaling", {"inputs and targets": float(not findings["batches_equal"])}
     yield "the initial weights, or the layout in which they are loaded", dict.fromkeys(initial, INCOMPARABLE)
     if not logits <= TOLERANCE:
         yield "the forward pass up to this layer", {name: after[name] for name in means if name in after}
     yield "the forward pass", {outputs: logits}
-    yield "the update of running statistics", found["buffers_f64"]
-    yield "the loss function", {"loss": found["losses_f64"][0]}
+    yield "the update of running statistics", findings["buffers_f64"]
+    yield "the loss function", {"loss": findings["losses_f64"][0]}
     yield "the backward pass down to this layer", {f"gradient of {name}": value for name, value in gradients}
-    applied = found["applied_f64"].items()
+    applied = findings["applied_f64"].items()
     yield "the average over ranks", {f"averaged gradient of {name}": value for name, value in applied}
-    yield "the optimizer's update", found["weights_f64"]
+    yield "the optimizer's update", findings["weights_f64"]
     yield "what the optimizer keeps", {name: value for name, value in after.items() if name.startswith("optimizer.")}
     yield "the optimizer's later updates", {f"{name} after step {n}": value for n, (name, value) in enumerate(worst, 1)}
-    yield "the model in evaluation", {f"{outputs} in evaluation": found["evaluation_logits"]}
-    yield "the average of metrics over ranks", {"evaluation": found["evaluation_f64"]}
+    yield "the model in evaluation", {f"{outputs} in evaluation": findings["evaluation_logits"]}
+    yield "the average of metrics over ranks", {"evaluation": findings["evaluation_f64"]}
 
 
 def save_arrays(path: Path, arrays: Arrays) -> None:

@@ -66,10 +66,10 @@ def turns(steps: int, warmup: int, every: int = 1) -> list[Turn]:
     """
     rounds = -(-steps // every)
     count = min(TURNS, rounds)
-    each = [every * (rounds // count + (number < rounds % count)) for number in range(count)]
+    lengths = [every * (rounds // count + (number < rounds % count)) for number in range(count)]
     # The warm-up has trace events too, as some frameworks compile the step again for them.
     order = [Turn("plain", -1, max(1, warmup)), Turn("marked", -1, 2)]
-    for number, length in enumerate(each):
+    for number, length in enumerate(lengths):
         pair = [Turn("plain", number, length), Turn("marked", number, length)]
         order += pair if number % 2 == 0 else pair[::-1]
     traced = every * -(-max(3, steps // 4) // every)
@@ -134,7 +134,7 @@ class RankProfiler:
         )
         everyone = self._adapter.allgather_object(mine.model_dump(), self._world, name="profile.ranks")
         if self._topology.is_root:
-            record = self._record([RankRecord.model_validate(each) for each in everyone])
+            record = self._record([RankRecord.model_validate(row) for row in everyone])
             write_atomic(self._part.folder / RECORD, record.model_dump_json() + "\n")
 
     def _steps(self, plan: list[Turn]) -> Loop:
@@ -173,28 +173,28 @@ class RankProfiler:
 
     def _sample_clocks(self) -> None:
         """Record begin and end of small collectives: none ends on any rank before the last rank has begun it."""
-        found = []
+        meetings = []
         for _ in range(CLOCK_SAMPLES if self._topology.size > 1 else 0):
             begin = perf_counter_ns()
             self._barrier("profile.meeting")
-            found.append((begin, perf_counter_ns()))
-        self._clock_samples.append(found)
+            meetings.append((begin, perf_counter_ns()))
+        self._clock_samples.append(meetings)
 
     def _probe(self, size: int) -> Samples:
         """Time an allreduce of `size` bytes repeatedly, equally often on all ranks."""
         values = self._adapter.from_numpy(np.ones(size // 4, np.float32))
 
-        def one() -> tuple[int, int]:
+        def timed() -> tuple[int, int]:
             self._barrier()
             begin = perf_counter_ns()
             self._adapter.allreduce([values], self._world, op="sum", name=f"profile.probe.{size}")
             self._adapter.synchronize()
             return begin, perf_counter_ns()
 
-        begin, end = one()  # the first one negotiates and allocates
+        begin, end = timed()  # the first one negotiates and allocates
         slowest = self._largest(end - begin, "profile.slowest")
         times = int(np.clip(1e9 * PROBE_S / max(1.0, slowest), *PROBE_TIMES))
-        return Samples(operation="allreduce", bytes=size, times=[one() for _ in range(times)])
+        return Samples(operation="allreduce", bytes=size, times=[timed() for _ in range(times)])
 
     def _record(self, ranks: list[RankRecord]) -> RunRecord:
         dataset = self._setup.dataset
@@ -239,8 +239,8 @@ class _Turns(Handler):
     def on_step_end(self, run: Loop) -> None:
         assert self._turn is not None
         ns = round(1e9 * run.clock.seconds[-1])
-        found = trace_events.take()
-        self.records.append(StepRecord(kind=self._turn.kind, turn=self._turn.number, ns=ns, marks=found))
+        marks = trace_events.take()
+        self.records.append(StepRecord(kind=self._turn.kind, turn=self._turn.number, ns=ns, marks=marks))
         self._done += 1
         self._open()
         run.clock.resume()
@@ -263,8 +263,8 @@ class _Turns(Handler):
         late = self._switch(turn)
         for record in self.records if late else []:
             first, last = (record.marks[0][1], record.marks[-1][1]) if record.marks else (0, -1)
-            more = [each for each in late if first <= each[1] <= last]
-            record.marks = sorted([*record.marks, *more], key=lambda each: each[1])
+            more = [mark for mark in late if first <= mark[1] <= last]
+            record.marks = sorted([*record.marks, *more], key=lambda mark: mark[1])
 
 
 def _boot() -> str:

@@ -90,10 +90,10 @@ class Setup:
             from hvdkit.checkpoint import weights
 
             shapes = {name: value.shape for name, value in state.items()}
-            found = weights.read_fitting(Path(recipe.model.weights), shapes, recipe.model.new_head, whole)
-            if found.notes and self.mesh.is_root:
-                print("\n".join(found.notes), flush=True)
-            state = found.onto(state)
+            loaded = weights.read_fitting(Path(recipe.model.weights), shapes, recipe.model.new_head, whole)
+            if loaded.notes and self.mesh.is_root:
+                print("\n".join(loaded.notes), flush=True)
+            state = loaded.onto(state)
             return {name: state[name] for table in tables for name in state_shapes(table)} if plan else state
 
         with startup.own_pages(self._own_pages_from(recipe)):
@@ -181,8 +181,8 @@ def start(
         topology = adapter.init(recipe.device, threads, groups)
     connected()
     mesh = Mesh(topology, axes.pipeline, axes.tensor, adapter.process_set)
-    each = threads_per_rank(threads, topology.local_size)
-    usage.pin_where_asked(topology.local_rank, topology.local_size, each)
+    per_rank = threads_per_rank(threads, topology.local_size)
+    usage.pin_where_asked(topology.local_rank, topology.local_size, per_rank)
     seed_alike(adapter, recipe)  # until training begins, all ranks draw the same: samples, initial weights
     check_can(adapter, recipe if adapter.rival is None else recipe.model_copy(update={"sharding": "none"}), topology)
     check_alike(adapter, mesh.world, flat(recipe))
@@ -233,8 +233,8 @@ def check_alike(adapter: Adapter, world: Group, settings: Mapping[str, Any]) -> 
         return
     everyone = adapter.allgather_object(dict(settings), world, name="settings")
     faults = []
-    for key in sorted({key for each in everyone for key in each}):
-        values = [each.get(key, "nothing") for each in everyone]
+    for key in sorted({key for of_rank in everyone for key in of_rank}):
+        values = [of_rank.get(key, "nothing") for of_rank in everyone]
         other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
         if other is not None:
             faults.append(

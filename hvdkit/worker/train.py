@@ -189,7 +189,7 @@ def _train(
         loop.notes += unreached(loop.plan)
     loop.notes += metrics_file.notes if metrics_file else []
     if mesh.is_root:
-        print("".join(f"warning: {each}\n" for each in loop.notes), end="", flush=True)
+        print("".join(f"warning: {note}\n" for note in loop.notes), end="", flush=True)
     since_warmup = measurement.SinceWarmup(loop)
     loop.handlers.insert(0, since_warmup)
     started = time.perf_counter()

@@ -70,23 +70,23 @@ def needed(recipe: Recipe) -> dict[str, str]:
 
 
 def _values(choices: Mapping[str, Choice]) -> dict[str, str]:
-    return {name: str(each.value) for name, each in choices.items() if each.value is not None}
+    return {name: str(choice.value) for name, choice in choices.items() if choice.value is not None}
 
 
 def choose(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, Choice]:
     """Horovod's settings for a recipe in this environment, by the name of the variable."""
-    found = _brought_along(environment)
+    launchers = _brought_along(environment)
     choices = {IDLE: _idle(recipe, environment), CYCLE: _cycle(recipe), FUSION: _fusion(recipe), CACHE: _cache(recipe)}
     for name in choices.keys() & environment.keys():
-        measured = name in found and str(found[name].value) == environment[name]
-        choices[name] = found[name] if measured else Choice(environment[name], "set in the environment")
+        measured = name in launchers and str(launchers[name].value) == environment[name]
+        choices[name] = launchers[name] if measured else Choice(environment[name], "set in the environment")
     return choices
 
 
 def _brought_along(environment: Mapping[str, str]) -> dict[str, Choice]:
     """The launcher's choices; empty if the variable holds anything else."""
     try:
-        return {name: Choice(**each) for name, each in json.loads(environment.get(CHOSEN, "{}")).items()}
+        return {name: Choice(**choice) for name, choice in json.loads(environment.get(CHOSEN, "{}")).items()}
     except (AttributeError, TypeError, ValueError, RecursionError):
         return {}
 
@@ -96,17 +96,17 @@ def faults(environment: Mapping[str, str]) -> list[str]:
 
     For Horovod, any word is a 0.
     """
-    found, shared = [], environment.get(SHARED, "1")
+    lines, shared = [], environment.get(SHARED, "1")
     if shared not in ("0", "1"):
-        found.append(f"{SHARED}: expected 0 (sockets) or 1 (memory), got {shared!r}; set it anew, or unset it")
+        lines.append(f"{SHARED}: expected 0 (sockets) or 1 (memory), got {shared!r}; set it anew, or unset it")
     for name in (CYCLE, FUSION, CACHE, IDLE):
         try:
             right = 0 <= float(environment.get(name) or 0) < LARGEST
         except ValueError:
             right = False
         if not right:
-            found.append(f"{name}: expected a number, 0 or more, got {environment[name]!r}; set it anew, or unset it")
-    return found
+            lines.append(f"{name}: expected a number, 0 or more, got {environment[name]!r}; set it anew, or unset it")
+    return lines
 
 
 def listed(

@@ -78,7 +78,7 @@ class DividedOutputs:
             # A row of zeros for another rank's label.
             hot = mx.nd.one_hot(labels - self._start, logits.shape[-1], dtype=logits.dtype)
         logits = mx.nd.broadcast_sub(logits, top)
-        sums = [each.sum(axis=-1) for each in (logits.exp(), logits * hot, logits)]
+        sums = [values.sum(axis=-1) for values in (logits.exp(), logits * hot, logits)]
         total, label, every = self._adapter.leave_parts(mx.nd.stack(*sums), self._group, "tensor.loss.sums")
         return total.log() - (1 - smoothing) * label - smoothing / self._classes * every
 

@@ -26,7 +26,7 @@ class OneRank:
         return own
 
     def gradients(self, count: Any, *sums: Any) -> list[Any]:
-        return [each / count.astype(each.dtype) for each in sums]
+        return [total / count.astype(total.dtype) for total in sums]
 
     def used_again(self, number: int) -> OneRank:
         return self
@@ -145,7 +145,7 @@ class _Operator(mx.operator.CustomOp):
 
     def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
         count, mean, variance = self._batch
-        inputs = x, gamma, _ = [each.detach() for each in self._inputs(in_data)]
+        inputs = x, gamma, _ = [tensor.detach() for tensor in self._inputs(in_data)]
         for tensor in inputs:
             tensor.attach_grad()
         with mx.autograd.record():

@@ -52,7 +52,7 @@ class TrainableModel(Trainable):
             model.hybridize(static_alloc=True, static_shape=True)
         # By canonical name: Gluon's own names depend on the number of models created before.
         named = {canonical_name(name): parameter for name, parameter in model._collect_params_with_prefix().items()}
-        first = {id(each): name for name, each in reversed(named.items())}  # of parameters that layers share
+        first = {id(parameter): name for name, parameter in reversed(named.items())}  # of parameters that layers share
         self._trained = {
             name: parameter
             for name, parameter in named.items()
@@ -341,4 +341,4 @@ def _adamw(
 
 
 def _interleaved(*tensors: Arrays) -> Arrays:
-    return [one for group in zip(*tensors, strict=True) for one in group]
+    return [tensor for group in zip(*tensors, strict=True) for tensor in group]

@@ -69,8 +69,8 @@ class PyTorch(TorchTensors, TorchCollectives):
         if isinstance(model, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
             wrapper = type(model).__name__
             raise RequestError(f"model: expected the model itself, got a {wrapper} around it; return its `module`")
-        kind, each = torch.nn.SyncBatchNorm, model.named_modules()
-        self.check_synchronized(name for name, m in each if isinstance(m, kind) and "statistics" not in vars(m))
+        kind, modules = torch.nn.SyncBatchNorm, model.named_modules()
+        self.check_synchronized(name for name, m in modules if isinstance(m, kind) and "statistics" not in vars(m))
         layout = self.layout or training.fastest_layout(model, self.device)
         return self.trainable_class(model, loss, precision, self.device, layout)
 

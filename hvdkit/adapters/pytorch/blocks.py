@@ -28,11 +28,11 @@ def blocks_of(model: nn.Module, trained: Iterable[str]) -> dict[str, list[str]]:
         block = next((path for path in modules if name.startswith(f"{path}.")), ROOT_BLOCK)
         owners.setdefault(parameter, set()).add(block if parameter in inside else ROOT_BLOCK)
     named = dict(model.named_parameters())
-    found: dict[str, list[str]] = {name: [] for name in (ROOT_BLOCK, *modules)}
+    by_block: dict[str, list[str]] = {name: [] for name in (ROOT_BLOCK, *modules)}
     for name in trained:
         blocks = owners[named[name]]
-        found[next(iter(blocks)) if len(blocks) == 1 else ROOT_BLOCK].append(name)
-    return {name: parameters for name, parameters in found.items() if parameters}
+        by_block[next(iter(blocks)) if len(blocks) == 1 else ROOT_BLOCK].append(name)
+    return {name: parameters for name, parameters in by_block.items() if parameters}
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:

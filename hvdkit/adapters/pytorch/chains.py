@@ -40,9 +40,9 @@ class Chunk(nn.Module):
 def _folder(module: nn.Module, name: str) -> nn.Module:
     if name not in module._modules:
         module.add_module(name, nn.Module())
-    found = module._modules[name]
-    assert found is not None
-    return found
+    folder = module._modules[name]
+    assert folder is not None
+    return folder
 
 
 class ModuleChain(Chain):
@@ -104,11 +104,12 @@ class ModuleChain(Chain):
                     ) from error
         for module, mode in training.items():
             module.training = mode
-        (found,) = x
-        if found.shape != wanted.shape or not torch.allclose(found, wanted, _APART, _APART * float(wanted.abs().max())):
+        (outputs,) = x
+        limit = _APART * float(wanted.abs().max())
+        if outputs.shape != wanted.shape or not torch.allclose(outputs, wanted, _APART, limit):
             raise RequestError(
                 f"{where}: expected blocks that compute the model's outputs one after the other, got others: of shape "
-                f"{tuple(found.shape)} where the model returns {tuple(wanted.shape)}, or of other values"
+                f"{tuple(outputs.shape)} where the model returns {tuple(wanted.shape)}, or of other values"
             )
         return work
 

@@ -38,7 +38,7 @@ def synchronize_batch_norms(model: nn.Module, statistics: StatisticsOf, every: b
 @cache
 def _synchronized(kind: Any) -> Any:
     """A subclass in whose `forward` PyTorch's function `batch_norm` computes statistics over all ranks."""
-    base = next(each for each in kind.__mro__ if each not in _SELF_MADE)
+    base = next(base for base in kind.__mro__ if base not in _SELF_MADE)
 
     def forward(self: Any, *arguments: Any, **named: Any) -> Any:
         if not self.training or self.statistics is None:

@@ -18,7 +18,7 @@ def watch_uses(
     """
     names = {id(parameter): name for name, parameter in parameters.items()}
     by_module = {
-        module: [names[id(each)] for each in module._parameters.values() if id(each) in names]
+        module: [names[id(parameter)] for parameter in module._parameters.values() if id(parameter) in names]
         for module in model.modules()
     }
     called: set[str] = set()

@@ -146,7 +146,7 @@ class TorchOptim(HandWritten):
 
     def step(self, session: ByHandSession) -> None:
         if not session.step.gradient_bytes:  # the same in each update
-            session.step.gradient_bytes = sum(each.nbytes for each in session.trainable.gradients().values())
+            session.step.gradient_bytes = sum(gradient.nbytes for gradient in session.trainable.gradients().values())
         update = session.update
         if self.settings.clip_norm is not None:
             total = partial(self._total, session)

@@ -87,7 +87,7 @@ class _FullyShard(SharesScript, TorchOptim):
         self._optimizer = torch_optimizer(settings, list(self.trainable.trained.values()))
         self._state = self._optimizer.state
         return ParameterShares(
-            self.session, self.group, lambda: {name: share(torch.zeros_like(each.held)) for name, each in shares}
+            self.session, self.group, lambda: {name: share(torch.zeros_like(weight.held)) for name, weight in shares}
         )
 
     def _held_gradients(self, session: ByHandSession) -> list[torch.Tensor]:

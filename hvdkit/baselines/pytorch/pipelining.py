@@ -51,9 +51,9 @@ class _Timed(PipelineStage):
 
     def timed(self, run: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         began = perf_counter()
-        found = run(*arguments, **named)
+        result = run(*arguments, **named)
         self.seconds += perf_counter() - began
-        return found
+        return result
 
 
 class _Stages(TorchOptim):
@@ -90,7 +90,7 @@ class _Stages(TorchOptim):
             self._schedules[parts] = self._kind(self.stage, parts, partial(self.stage.timed, self._model.criterion))
         for parameter in self._model.trained.values():
             parameter.grad = None
-        inputs, targets = (torch.cat(each) for each in zip(*map(self._model.inputs, batches), strict=True))
+        inputs, targets = (torch.cat(tensors) for tensors in zip(*map(self._model.inputs, batches), strict=True))
         losses: list[torch.Tensor] = []
         self._schedules[parts].step(
             *([inputs] if is_first else ()), target=targets if is_last else None, losses=losses, return_outputs=False
@@ -107,7 +107,7 @@ class _Stages(TorchOptim):
         vector = torch.cat([gradient.reshape(-1) for gradient in gradients])
         dist.all_reduce(vector, group=self.group.handle)
         vector /= self.group.size
-        for gradient, mean in zip(gradients, vector.split([each.numel() for each in gradients]), strict=True):
+        for gradient, mean in zip(gradients, vector.split([tensor.numel() for tensor in gradients]), strict=True):
             gradient.copy_(mean.view_as(gradient))
 
     def _total(self, session: ByHandSession, norms: list[torch.Tensor]) -> torch.Tensor:

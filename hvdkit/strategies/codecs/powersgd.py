@@ -50,7 +50,7 @@ class LowRank:
         right = _mean_of(call, own)
 
         state = dict(state)
-        found = {name: ops.matmul(_turned(ops, left[name]), right[name]) for name in matrices}
+        products = {name: ops.matmul(_turned(ops, left[name]), right[name]) for name in matrices}
         for name in matrices:
             state[f"{QUERY}.{name}"] = _restart_zero_rows(ops, right[name], starts[name])
         if self._settings.error_feedback:
@@ -61,7 +61,7 @@ class LowRank:
                 for name, piece in pieces.items()
             }
             state[RESIDUAL] = ops.join([kept[name] for name in call.shapes])
-        return ops.join([(found if name in found else means)[name] for name in call.shapes]), state
+        return ops.join([(products if name in products else means)[name] for name in call.shapes]), state
 
     def _start(self, call: Call, name: str, matrix: Tensor, rank: int) -> Tensor:
         """Qᵀ for the first update: random, the same on every rank."""

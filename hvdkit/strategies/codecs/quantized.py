@@ -95,7 +95,7 @@ class Quantised:
             left = rows - codec.decode(call, sent, dtype)
             state = state | {RESIDUAL: ops.reshape(left, (-1,))[:length]}
         got = codec.decode(call, call.transport.exchange(sent), dtype)
-        each = int(rows.shape[0]) // ranks
-        mine = sum((got[rank * each : (rank + 1) * each] for rank in range(1, ranks)), got[:each]) / ranks
+        height = int(rows.shape[0]) // ranks
+        mine = sum((got[rank * height : (rank + 1) * height] for rank in range(1, ranks)), got[:height]) / ranks
         means = codec.decode(call, call.transport.gather(codec.encode(call, mine, part=1)), dtype)
         return ops.reshape(means, (-1,))[:length], state
