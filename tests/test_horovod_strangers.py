@@ -6,6 +6,7 @@ import base64
 import contextlib
 import os
 import pickle
+import random
 import re
 import socket
 import subprocess
@@ -90,7 +91,7 @@ def http(body: bytes, header: str = "", length: int | None = None) -> bytes:
 PICKLE = pickle.dumps(Planted())
 WRONG = f"X-Horovod-Signature: {'0' * 32}.1.{'0' * 64}.{'0' * 64}\r\n"
 SAYINGS = {
-    "garbage": os.urandom(2**16),
+    "garbage": random.Random(1).randbytes(2**16),
     "a pickle": http(base64.b64encode(PICKLE)),
     "a pickle, wrongly signed": http(base64.b64encode(PICKLE), WRONG),
     "a pickle without a name": b"POST /runfunc/func HTTP/1.0\r\n\r\n" + PICKLE,
@@ -252,7 +253,7 @@ def test_nobody_takes_the_place_of_a_rank(tmp_path: Path) -> None:
             assert wait_until(lambda: bool(found.update(listening(pid)) or found), 60)
             strangers = []
             for port in found:
-                assert answer(port, bytes(8) + os.urandom(2**12)) == b""
+                assert answer(port, bytes(8) + random.Random(2).randbytes(2**12)) == b""
                 strangers += [socket.create_connection(("127.0.0.1", port), 5) for _ in range(50)]
             said, _ = process.communicate("\n", timeout=hygiene.patience(120))
         finally:

@@ -365,8 +365,10 @@ def test_a_collective_that_waited_long_ago_is_no_evidence() -> None:
 def test_the_agent_sees_whether_a_quiet_program_computes_or_is_blocked(
     code: str, busy: bool, blocked: bool, tmp_path: Path
 ) -> None:
-    with subprocess.Popen([sys.executable, "-c", f"import time\n{code}"]) as process:
+    command = [sys.executable, "-c", f"import time\nprint(flush=True)\n{code}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
+            assert process.stdout and process.stdout.readline() == "\n", "it would be an interpreter that starts"
             watch = ProgramWatch(tmp_path / "beat", tmp_path / "stack", process.pid, 1.0, OutputReader())
             told: list[tuple[str, dict[str, object]]] = []
             assert wait_until(lambda: told.extend(filter(None, [watch.look()])) or bool(told), 20)

@@ -32,7 +32,7 @@ while len([*here.glob("ready-*")]) < 2:
     time.sleep(0.01)
 hvd.init()
 assert hvd.mpi_ops._basics.shared_memory_ranks() == hvd.size()
-drawn, lengths = random.Random(int(sys.argv[2])), random.Random(1)
+drawn, lengths = random.Random(0), random.Random(1)
 if hvd.rank() == 0:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # by which the launcher ends a rank that has lost another one
 else:
@@ -45,29 +45,23 @@ except hvd.mpi_ops.HorovodInternalError as error:
 """
 
 
-def cut_off(folder: Path, signal: str, seed: int) -> str:
-    """What rank 0 has said when rank 1 got the signal."""
-    folder.mkdir()
-    (folder / "rank.py").write_text(CUT_OFF)
-    patience = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "5"}
-    job = framework_job("pytorch", folder, folder / "rank.py", signal, seed, **patience)
-    with pytest.raises(RunError):
-        direct.run(replace(job, settle_s=1.0))
-    return job.log(0).read_text()
-
-
 @pytest.mark.usefixtures("warm")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("signal", "times", "words"),
-    [("SIGKILL", 1, "Connection closed by peer: rank 1"), ("SIGSTOP", 1, "Timed out waiting 5000ms for rank 1")],
+    ("signal", "timeout_s", "words"),
+    [("SIGKILL", 60, "Connection closed by peer: rank 1"), ("SIGSTOP", 8, "Timed out waiting 8000ms for rank 1")],
 )
-def test_a_rank_that_ends_or_stops_is_told_to_the_other(tmp_path: Path, signal: str, times: int, words: str) -> None:
-    before = {*Path("/dev/shm").iterdir()}
-    for seed in range(times):
-        said = cut_off(tmp_path / str(seed), signal, seed)
-        assert "told: Horovod" in said and words in said, said
-    assert {*Path("/dev/shm").iterdir()} <= before
+def test_a_rank_that_ends_or_stops_is_told_to_the_other(
+    tmp_path: Path, signal: str, timeout_s: int, words: str
+) -> None:
+    (tmp_path / "rank.py").write_text(CUT_OFF)
+    patience = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(timeout_s)}
+    job = framework_job("pytorch", tmp_path, tmp_path / "rank.py", signal, **patience)
+    with pytest.raises(RunError):
+        direct.run(replace(job, settle_s=1.0))
+    said = job.log(0).read_text()
+    assert "told: Horovod" in said and words in said, said
+    assert not [*Path("/dev/shm").glob("*horovod*")], "other files there are other programs'"
 
 
 @pytest.mark.thorough
@@ -75,15 +69,13 @@ def test_a_rank_that_ends_or_stops_is_told_to_the_other(tmp_path: Path, signal: 
 @pytest.mark.parametrize(("phase", "gloo_s"), [("work", 30), ("start", 3)])
 def test_100_kills(tmp_path: Path, phase: str, gloo_s: int) -> None:
     """While Horovod starts, a rank that waits for another one's address has but Gloo's timeout."""
-    places = (Path("/dev/shm"), tmp_path / "tmp")
     (tmp_path / "tmp").mkdir()
-    before = [{*place.iterdir()} for place in places]
     command = [str(find("pytorch").python), str(ROOT / "tests" / "faults" / "kills.py"), "SIGKILL", phase, "100"]
-    added = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(gloo_s), "TMPDIR": str(places[1]), "OMP_NUM_THREADS": "1"}
+    added = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(gloo_s), "TMPDIR": str(tmp_path / "tmp"), "OMP_NUM_THREADS": "1"}
     done = run([*command, str(tmp_path / "turns")], 900, env={**os.environ, **added})
     assert done.returncode == 0, done.stderr
     turns = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(turns) == 100
     assert max(turn["s"] for turn in turns) < hygiene.patience(10)
     assert phase == "start" or all(turn["told"] for turn in turns)
-    assert all({*place.iterdir()} <= there for place, there in zip(places, before, strict=True))
+    assert not [*(tmp_path / "tmp").iterdir()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import resource
 import shutil
@@ -68,6 +69,19 @@ def served(files: int = 1024, left: int = 0) -> Iterator[tuple[subprocess.Popen[
 def honest(port: int, secret: str) -> bool:
     with connect("127.0.0.1", port, secret, hygiene.patience(20)) as connection:
         return connection.recv(2) == b"in"
+
+
+def believed(port: int, secret: str) -> bool:
+    """Whether the port and a client with this secret believe each other, once one of them has said."""
+    until = time.monotonic() + hygiene.patience(20)
+    while True:
+        try:
+            with connect("127.0.0.1", port, secret, 0.3):
+                return True
+        except PermissionError:
+            return False
+        except OSError:  # a busy machine has given no answer so soon
+            assert time.monotonic() < until
 
 
 def refused(connection: socket.socket) -> bool:
@@ -134,15 +148,14 @@ def test_a_port_that_knows_no_secret_learns_none() -> None:
                         connection.sendall(b"1" * 64 + b"\n")
 
         threading.Thread(target=answer, daemon=True).start()
-        with pytest.raises(PermissionError):
-            connect("127.0.0.1", port.getsockname()[1], "a secret of the run", 0.5)
+        assert not believed(port.getsockname()[1], "a secret of the run")
         assert answers and b"a secret of the run" not in b"".join(answers)
 
 
 # What strangers say to a port: nothing is read of it but a header.
 SAYINGS = {
     "nothing": b"",
-    "garbage": os.urandom(2**16),
+    "garbage": random.Random(1).randbytes(2**16),
     "an announced gigabyte": b"PUT /x HTTP/1.1\r\nContent-Length: 1073741824\r\n\r\n" + bytes(2**24),
     "an announced pickle": (2**30).to_bytes(4, "big") + bytes(2**24),
     "a request": b"GET / HTTP/1.1\r\nX-Secret: wrong\r\n\r\n",
@@ -165,8 +178,7 @@ def test_a_port_reads_no_more_than_a_header_of_strangers(what: str) -> None:
         before = memory_mib(process.pid)
         assert all(say(port, SAYINGS[what]) for _ in range(5))
         assert memory_mib(process.pid) < before + 8
-        with pytest.raises(PermissionError):
-            connect("127.0.0.1", port, "wrong", 0.3)
+        assert not believed(port, "wrong")
         assert honest(port, secret)
 
 
@@ -286,6 +298,7 @@ def test_a_run_trains_on_among_strangers_and_shows_no_secret(
             assert ports and all(address.endswith("7F") for _, address in ports.values()), "127.… alone"
             secrets = secrets_of(mark)
             assert secrets
+            (tmp_path / "gate").write_text("slow 2")  # no epoch ends, and no evaluation needs memory meanwhile
             strangers = [each for port in ports for each in silent(port)]
             for port, (pid, _) in ports.items():
                 before = memory_mib(pid)

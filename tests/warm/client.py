@@ -8,6 +8,7 @@ environment the import would have been another one.
 """
 
 import array
+import contextlib
 import json
 import os
 import signal
@@ -60,8 +61,13 @@ def main(python: str, folder: str, arguments: "list[str]") -> None:
     asker.sendall(text[sent:])
     answers = asker.makefile()
     pid = int(answers.readline())
+
+    def pass_on(number: int, _: object) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and its status is on its way
+            os.kill(pid, number)
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda number, _: os.kill(pid, number))
+        signal.signal(number, pass_on)
     for stream in (0, 1, 2):  # the rank's alone from here on
         os.close(stream)
     status = int(answers.readline() or signal.SIGKILL)
