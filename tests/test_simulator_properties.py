@@ -293,12 +293,13 @@ def not_narrower(far: Point, near: Point) -> None:
 WHOLE = st.sampled_from(sorted(set(POLICIES) - {"horovod"}))
 
 
-@given(workloads(), clusters(), st.integers(2, 300), st.sampled_from([2, 4, 16, 1024]), WHOLE)
+@given(workloads(), clusters(), st.integers(1, 300), st.sampled_from([2, 4, 16, 1024]), st.integers(1, 256), WHOLE)
 @many
 def test_intervals_do_not_narrow_with_ranks(
-    work: Workload, cluster: Cluster, ranks: int, times: int, policy: str
+    work: Workload, cluster: Cluster, ranks: int, times: int, size: int, policy: str
 ) -> None:
-    not_narrower(asked(work, cluster, ranks * times, policy), asked(work, cluster, ranks, policy))
+    """At any batch: at batch size 1 one narrowed from a factor of 8.2 on one rank to 4.0."""
+    not_narrower(*(asked(work, cluster, count, policy, batch_size=size) for count in (ranks * times, ranks)))
 
 
 @given(workloads(), clusters(), st.integers(1, 300), st.floats(1, 30), st.floats(1, 4), st.booleans(), WHOLE)

@@ -167,6 +167,10 @@ def test_accumulation_is_never_slower_a_sample(seed: int) -> None:
     times = random.Random(seed).choice([2, 3, 8])
     before, after = asked(seed, accumulate=2 * times)
     assert after.images_per_second >= before.images_per_second * (1 - 1e-9)
+    more = 2 * times // figure(seed)[3].accumulate
+    assert after.batch_size == more * before.batch_size
+    compute_ms = before.step_ms - before.exposed_communication_ms
+    assert 0.9 * more * compute_ms <= after.step_ms <= more * before.step_ms * (1 + 1e-9)
     assert after.exposed_communication_ms <= before.exposed_communication_ms * 1.001 + 1e-6
     check_memory(before, after)
 
