@@ -64,6 +64,7 @@ def test_without_the_library_one_line_tells_the_remedy(tmp_path: Path, monkeypat
 SETTINGS = ("epochs=1", "log_every=3", "batch_size=64", "checkpoint={every_steps: 2}", "tensorboard=true", "threads=1")
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "framework", rest_thorough("mxnet", "pytorch")

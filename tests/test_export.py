@@ -168,6 +168,7 @@ images = numpy.load('images.npy').transpose(0, 2, 3, 1)
 logits = keras.saving.load_model('small.keras').predict(images, verbose=0)"""
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(("framework", "code"), [("pytorch", BY_PYTORCH), ("keras", BY_KERAS)])
 def test_models_for_imagenet_are_the_same_as_in_onnx(
     framework: str, code: str, small_imagenet: tuple[Path, np.ndarray]
@@ -205,6 +206,7 @@ def test_files_say_what_is_in_them(checkpoint_40: Path, inside: Hvdkit, tmp_path
     assert found[other]["recipe_sha256"] != found[old]["recipe_sha256"] == about["recipe_sha256"]
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_keras_archive_says_what_is_in_it(checkpoint_40: Path, hvdkit: Hvdkit, tmp_path: Path) -> None:
     """Whatever trained the model, on whatever device and in whatever precision: one process writes it, on a CPU."""
     recipe = {"elastic": {"min_np": 2, "max_np": 4}, "device": "gpu", "precision": "fp16", "tune": "none"}

@@ -294,6 +294,7 @@ def test_a_comparison_logs_its_runs_when_all_have_ended(real: Path, tmp_path: Pa
 SETTINGS = ("epochs=1", "log_every=3", "batch_size=64", "checkpoint={every_steps: 2}", "threads=1")
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.timeout(300)
 def test_a_real_run_is_interrupted_and_goes_on_in_the_same_runs(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
