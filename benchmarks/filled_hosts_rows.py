@@ -28,7 +28,7 @@ from hvdkit.simulator.settings import LinkSetting, Settings, applied
 from hvdkit.simulator.workload import Workload
 
 TABLE = "filled_hosts"
-CLUSTERS = {"DGX A100": "a100-nvlink-ib"}  # by the machine; others have V100s
+CLUSTERS = dict.fromkeys(("DGX A100", "8 A100 80 GB"), "a100-nvlink-ib")  # by the machine; others have V100s
 _BLOCK = (4, 8)  # hidden² elements of attention and of the two layers after it
 
 
@@ -127,6 +127,7 @@ def workload(model: str, batch: int, seconds: float) -> Workload:
     """A network whose forward and backward take `seconds`."""
     convolutional = {
         "ResNet-50": "ResNet-50",
+        "ResNet-152": "ResNet-152",
         "ResNeXt-101": "ResNet-101",
         "SE-ResNeXt-101": "ResNet-101",
     }  # alike in size
@@ -159,6 +160,7 @@ def _layers(model: str) -> list[tuple[str, float, int]]:
         "Transformer-XL base": (512, 16, 0, 267_735),
         "Transformer-XL large": (1024, 18, 0, 36_000),  # rare words have shorter vectors
         "Tacotron 2": (512, 8, 0, 6_000),  # 28 million in all
+        "ViT-B/16": (768, 12, 0, 16 * 16 * 3 + 197),
         "WaveGlow": (512, 85, 0, 0),  # 268 million
     }[model]
     found: list[tuple[str, float, int]] = [("embedding", 0.0, tokens * hidden)]
