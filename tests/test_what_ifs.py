@@ -91,8 +91,10 @@ def test_16_bits_are_as_much_faster_as_in_published_pairs() -> None:
     for row in anchored.table("csc_2023"):
         if row["gpus"] == "1":
             speeds.setdefault((row["machine"],), {})[row["precision"] == "fp16"] = float(row["images_per_s"])
+    # ViT-B/16 with 64 images on a V100, seconds of 100 steps: PaddleViT's docs/paddlevit-amp.md, which set no constant.
+    speeds["V100", "PaddlePaddle", "ViT-B/16", "64"] = {False: 6400 / 78.29, True: 6400 / 41.14}
     times = [pair[True] / pair[False] for pair in speeds.values() if len(pair) == 2]
-    assert len(times) >= 20
+    assert len(times) >= 21
     assert geometric_mean(times) == pytest.approx(what_ifs.HALF, rel=0.05)
     inside = [what_ifs.HALF_LEAST <= ratio <= what_ifs.HALF_MOST for ratio in times]
     assert 0.85 <= sum(inside) / len(inside) <= 0.98
