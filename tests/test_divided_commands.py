@@ -44,7 +44,7 @@ ROWS = [
     ("`--resume` in other stages", "pipeline", ["pipeline a_run_continues_in_other"]),
     ("`--resume` in other parts", "tensor", ["tensor a_run_continues_in_other"]),
     ("a rank that dies, hangs, lacks memory or sends a wrong shape", "pipeline", ["parallel_faults it_is_named"]),
-    ("`hvdkit parity`", "pipeline", ["parity_divided stages_and_those"]),
+    ("`hvdkit parity`", "pipeline", ["parity_divided stages_and_those", "parity_divided other_frameworks"]),
     ("… and faults that it names", "pipeline", ["parity_divided a_planted_fault"]),
 ]
 NAMES = {"pytorch": "PyTorch", "tensorflow": "TensorFlow", "keras": "Keras", "mxnet": "MXNet"}
@@ -54,7 +54,7 @@ NAMES = {"pytorch": "PyTorch", "tensorflow": "TensorFlow", "keras": "Keras", "mx
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("axis", AXES)
-@pytest.mark.parametrize("framework", ("pytorch", "mxnet"))
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_what_is_done_with_a_divided_model(framework: str, axis: str, hvdkit: Hvdkit, tmp_path: Path) -> None:
     """Training with logs, evaluations and `check_ranks`; `evaluate`, `generate` and `export` of it; a profile."""
     divided = ("--framework", framework, "-np", 2, f"parallel.{axis}=2", *SMALL, "threads=1", "data.validation=0.01")

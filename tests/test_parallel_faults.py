@@ -45,8 +45,8 @@ USUAL = [
     ("mxnet", "parts", "shape", 1),
 ]
 ALL = [
-    *product(("pytorch", "tensorflow", "mxnet"), ("parts",), FAULTS, (1, 2)),
-    *product(("pytorch", "tensorflow", "mxnet"), ("stages",), FAULTS, (1, 2)),
+    *product(("pytorch", "tensorflow", "mxnet"), ("parts", "stages"), FAULTS, (1, 2)),
+    *product(("keras",), ("stages",), FAULTS, (1,)),
     *product(("pytorch",), ("both",), FAULTS, (1, 2)),
 ]
 
@@ -54,9 +54,8 @@ ALL = [
 def train(framework: str, mesh: str, fault: str, hosts: int, folder: Path, **environment: str) -> Any:
     """A run that ends by the fault."""
     np, axes, rank, _, where = MESHES[mesh]
-    step = (
-        0 if (framework, where) == ("tensorflow", "part") else 2
-    )  # the code of a compiled step runs in the first alone
+    compiled = where == "part" and framework in ("tensorflow", "keras")
+    step = 0 if compiled else 2  # the code of a compiled step runs in the first alone
     where = "train" if (framework, fault) == ("mxnet", "starve") else where  # an operator's error has another text
     environment |= {"PLANTED": f"{rank} {where} {step} {fault}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, COMMAND, "train", "gpt-tiny", "--framework", framework, "-np", np, axes, *SMALL]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.commands import parity
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
@@ -18,11 +21,11 @@ from tests.conftest import ROOT, Hvdkit
 from tests.divided import LARGEST_ERROR, SMALL
 from tests.launching import framework_job
 
-RECIPE = ROOT / "recipes" / "gpt-tiny.yaml"
+OTHERS = ("keras",)
 ALWAYS = ("optimizer.clip_norm=0.1", "schedule.warmup_epochs=0", "threads=1")
 USUAL = (*SMALL, *ALWAYS, "data.validation=0.01")
 MODELS = {
-    "gpt": (RECIPE, USUAL),
+    "gpt": (ROOT / "recipes" / "gpt-tiny.yaml", USUAL),
     "resnet": (ROOT / "recipes" / "resnet20-digits.yaml", (*ALWAYS, "model.name=resnet8", "batch_size=8")),
 }
 STAGES = ("parallel.pipeline=2", "parallel.microbatches=2")
@@ -46,10 +49,13 @@ PLANTED = {
 }
 
 
-def proved(hvdkit: Hvdkit, tmp_path: Path, np: int, *words: str) -> Parity:
+def proved(
+    hvdkit: Hvdkit, tmp_path: Path, np: int, *words: str, framework: str = "pytorch", model: str = "gpt"
+) -> Parity:
     """The result of a short check that has passed."""
-    options = ("-np", np, "--steps", 3, "--framework", "pytorch", "--out", "run")
-    done = hvdkit("parity", RECIPE, *options, *USUAL, *words, timeout=300)
+    recipe, usual = MODELS[model]
+    options = ("-np", np, "--steps", 3, "--framework", framework, "--out", "run")
+    done = hvdkit("parity", recipe, *options, *usual, *words, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     result = Parity.model_validate_json((tmp_path / "run" / "parity.json").read_text())
     assert result.np == np and result.divided and "each copy of the model on one rank" in done.stdout
@@ -88,37 +94,58 @@ def test_four_ranks_compute_what_fewer_do(words: tuple[str, ...], hvdkit: Hvdkit
     proved(hvdkit, tmp_path, 4, *words)
 
 
+@pytest.mark.thorough
+@pytest.mark.usefixtures("warm")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("model", "words"), [("gpt", STAGES), ("gpt", PARTS), ("resnet", STAGES)])
+@pytest.mark.parametrize("framework", OTHERS)
+def test_other_frameworks_compute_what_pytorch_does_alone(
+    framework: str, model: str, words: tuple[str, ...], hvdkit: Hvdkit, tmp_path: Path
+) -> None:
+    assert list(proved(hvdkit, tmp_path, 2, *words, framework=framework, model=model).frameworks) == [framework]
+
+
 @pytest.fixture(scope="module")
-def planted(warm_runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Parity]:
-    """The verdict on each fault in PyTorch: one rank leaves the trace, two follow with all faults of a division."""
+def planted(warm_runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, str], Parity]:
+    """The verdict on each fault: one rank leaves the trace, two follow with all faults of a division."""
 
     @cache
-    def followed(model: str, division: tuple[str, ...]) -> tuple[Path, schema.Recipe]:
+    def followed(framework: str, model: str, division: tuple[str, ...]) -> tuple[Path, schema.Recipe]:
         folder = tmp_path_factory.mktemp("planted")
         recipe, usual = MODELS[model]
         checked = schema.load(recipe, [*usual, *division])
         (folder / "recipe.yaml").write_text(schema.dump(checked))
         (folder / "trace").mkdir()
-        asked = (ROOT / "tests" / "parity" / "rank.py", "pytorch", folder / "recipe.yaml", folder / "trace")
+        asked = (ROOT / "tests" / "parity" / "rank.py", framework, folder / "recipe.yaml", folder / "trace")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HVDKIT_RUNTIMES", str(warm_runtimes))
             for np, more in ((1, ("--leads",)), (2, ())):
-                job = framework_job("pytorch", folder / f"logs-{np}", *asked, *more, np=np)
+                job = framework_job(framework, folder / f"logs-{np}", *asked, *more, np=np)
                 LAUNCHERS["direct"].run(job)
         return folder / "trace", checked
 
-    def verdict(model: str, fault: str) -> Parity:
-        trace, checked = followed(model, PLANTED[model, fault][0])
-        findings = json.loads((trace / f"pytorch-{fault}.json").read_text())
-        return parity.judge(parity.plan(checked, ["pytorch"], 2, Placement(2)), {"pytorch": findings})
+    def verdict(framework: str, model: str, fault: str) -> Parity:
+        trace, checked = followed(framework, model, PLANTED[model, fault][0])
+        findings = json.loads((trace / f"{framework}-{fault}.json").read_text())
+        return parity.judge(parity.plan(checked, [framework], 2, Placement(2)), {framework: findings})
 
     return verdict
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(("model", "fault"), PLANTED)
-def test_a_planted_fault_is_found_and_named(model: str, fault: str, planted: Callable[[str, str], Parity]) -> None:
-    judged = planted(model, fault).frameworks["pytorch"]
+def faults() -> Iterator[Any]:
+    """Frameworks, models that they divide, and faults."""
+    for framework, ((model, fault), (division, *_)) in product(("pytorch", *OTHERS), PLANTED.items()):
+        needed = ("pipeline" if division is STAGES else "tensor") + ("-resnet" if model == "resnet" else "")
+        if needed in CAPABILITIES[framework]:
+            yield pytest.param(framework, model, fault, marks=pytest.mark.thorough if framework in OTHERS else ())
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("framework", "model", "fault"), [*faults()])
+def test_a_planted_fault_is_found_and_named(
+    framework: str, model: str, fault: str, planted: Callable[[str, str, str], Parity]
+) -> None:
+    judged = planted(framework, model, fault).frameworks[framework]
     _, missed, first, word = PLANTED[model, fault]
     assert not judged.passed and missed in judged.missed, judged.missed
     assert judged.first_deviation and judged.first_deviation.startswith(first), judged.first_deviation

@@ -53,16 +53,15 @@ MEANINGS = {
 _REDUCED = frozenset({"float16", "float32", "float64", "int32", "int64"})
 _PRECISIONS = frozenset({"fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "bfloat16"})
 _MODERN = _PRECISIONS | {"gpu", "exact-sums", "recompute", "shard-gradients"}
+_ON_TENSORFLOW = _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times"}
+_ON_TENSORFLOW |= {"pipeline", "pipeline-resnet", "tensor"}
 
 CAPABILITIES: dict[str, frozenset[str]] = {
     "pytorch": _MODERN
     | _REDUCED
     | {"scalars", "empty", "layer-times", "own-profile", "shard-parameters", "order", "pipeline", "tensor"}
     | {"pipeline-resnet", "pipeline-own", "interleaved", "tensor-resnet"},
-    "tensorflow": _MODERN
-    | _REDUCED
-    | {"int8", "uint8", "scalars", "empty", "layer-times", "pipeline", "pipeline-resnet", "tensor"},
-    "keras": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times", "pipeline", "tensor"},
+    **dict.fromkeys(("tensorflow", "keras"), _ON_TENSORFLOW),
     "mxnet": _REDUCED | {"gpu", "fp64", "int8", "uint8", "order", "pipeline", "pipeline-resnet", "tensor"},
 }
 
@@ -152,8 +151,7 @@ CHOSEN: dict[str, _Chosen] = {
             "gradients": ("each as backward finishes it", "the GPU computes while NCCL sends"),
         },
     },
-    "tensorflow": _anywhere({"step": _GRAPH, "gradients": _GROUP, "pool": _ONE_POOL}),
-    "keras": _anywhere({"step": _GRAPH, "gradients": _GROUP, "pool": _ONE_POOL}),
+    **dict.fromkeys(("tensorflow", "keras"), _anywhere({"step": _GRAPH, "gradients": _GROUP, "pool": _ONE_POOL})),
     "mxnet": _anywhere(
         {
             "step": ("hybridized, static memory and shapes", "one call of the engine per step, not per operation"),

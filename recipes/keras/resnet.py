@@ -102,16 +102,22 @@ class Block(layers.Layer):
 
 
 def build(table: resnet.ResNet) -> keras.Model:
-    """A model from images (n, height, width, channels) to logits (n, classes)."""
-    policy = POLICIES.get(table.compute_dtype, table.dtype)
-    images = keras.Input((None, None, table.stem.inputs))
-    x = layers.ReLU(dtype=policy)(BatchNorm(table.stem, policy)(Convolution(table.stem, policy)(images)))
-    if table.max_pool:  # after a ReLU, padding with zeros is the same as with minus infinity
-        x = layers.MaxPooling2D(3, 2, dtype=policy)(layers.ZeroPadding2D(1, dtype=policy)(x))
-    for row in table.blocks:
+    """A model from images (n, height, width, channels) to logits (n, classes); between two stages of a pipeline are
+    features like images."""
+    policy, rows = POLICIES.get(table.compute_dtype, table.dtype), table.own_blocks
+    if table.is_first:
+        inputs = keras.Input((None, None, table.stem.inputs))
+        x = layers.ReLU(dtype=policy)(BatchNorm(table.stem, policy)(Convolution(table.stem, policy)(inputs)))
+        if table.max_pool:  # after a ReLU, padding with zeros is the same as with minus infinity
+            x = layers.MaxPooling2D(3, 2, dtype=policy)(layers.ZeroPadding2D(1, dtype=policy)(x))
+    else:
+        x = inputs = keras.Input((None, None, rows[0].convs[0].inputs), dtype=table.dtype)
+    for row in rows:
         x = Block(row, policy, table.recompute)(x)
-    x = layers.GlobalAveragePooling2D(dtype=table.dtype)(x)
-    return keras.Model(images, layers.Dense(table.classes, name="fc", dtype=table.dtype)(x), name=table.name)
+    if table.is_last:
+        x = layers.GlobalAveragePooling2D(dtype=table.dtype)(x)
+        x = layers.Dense(table.classes, name="fc", dtype=table.dtype)(x)
+    return keras.Model(inputs, x, name=table.name)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What may be wrong where ranks divide a model: faults to plant into PyTorch's stages, and its parts of layers."""
+"""What may be wrong where ranks divide a model: faults to plant into stages, and parts of layers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,18 @@ def changed(owner: type, name: str, make: Callable[[Any], Callable[..., Any]]) -
 
 def dropped(sound: Callable[..., Any]) -> Callable[..., Any]:
     """Of each second gradients of microbatches nothing is added."""
-    calls = []
 
-    def add(step: Any, gradients: Any) -> None:
-        calls.append(0)
-        if len(calls) % 2:
-            sound(step, gradients)
+    def passes(pipeline: Any, batches: Any, to_device: Any, scale: Any, add: Callable[[Any], None]) -> Any:
+        calls = []
 
-    return add
+        def add_some(gradients: Any) -> None:
+            calls.append(0)
+            if len(calls) % 2:
+                add(gradients)
+
+        return sound(pipeline, batches, to_device, scale, add_some)
+
+    return passes
 
 
 def scaled(sound: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,7 +92,7 @@ def off_by_one(adapter: Any, module: Any) -> AbstractContextManager[Any]:
 
 OF_STAGES: dict[str, Fault] = {
     "tied_weights_not_summed": changed(Pipeline, "share", lambda sound: lambda pipeline, sums: None),
-    "microbatch_dropped": changed(Step, "add", dropped),
+    "microbatch_dropped": changed(Pipeline, "__call__", dropped),
     "activation_scaled": changed(Pipeline, "_send", scaled),
     "norm_of_a_stage": changed(Stages, "sum_of_squares", lambda sound: Partition.sum_of_squares),
     "divided_by_ranks": changed(Pipeline, "__call__", by_ranks),

@@ -212,12 +212,20 @@ def counted(framework: str, mesh: Mesh) -> dict[str, float]:
     return most(found)
 
 
-def without_a_teacher(framework: str, mesh: Mesh) -> dict[str, float]:
-    """Errors of the weights after all steps."""
-    pair = Pair(framework, mesh, "1f1b")
+def on_three_axes(framework: str, mesh: Mesh) -> dict[str, dict[str, float]]:
+    """Errors of gradients and state in forced steps, and of the weights after as many without a teacher."""
+    pair, forced = Pair(framework, mesh, "1f1b"), []
+    for number in range(STEPS):
+        pair.stages.load_state(pair.whole.state())
+        forced.append(pair.step(number) | {f"after {name}": error for name, error in pair.after().items()})
+    for session in (pair.stages, pair.whole):
+        session.load_state(pair.start)
     for number in range(STEPS):
         pair.step(number)
-    return {name: error for name, error in pair.after().items() if name in pair.whole.shapes}
+    return {
+        "forced": most(forced),
+        "free": {name: error for name, error in pair.after().items() if name in pair.whole.shapes},
+    }
 
 
 def overflowed(framework: str, mesh: Mesh) -> list[str]:
@@ -295,7 +303,8 @@ def planted(framework: str, mesh: Mesh) -> dict[str, dict[str, float]]:
         "tied weights not summed": untied,
         "divided by ranks": by_ranks,
         "norm over one axis": norm_of_a_stage,
-    } | ({"stale weights": without_flush} if framework == "pytorch" else {})
+        "stale weights": without_flush,
+    }
     found = {}
     for name, plant in faults.items():
         pair = Pair(framework, mesh, "1f1b" if name == "stale weights" else "gpipe")
@@ -444,7 +453,7 @@ def _keras_dropping(block: Any) -> Any:
     class Block(block):  # type: ignore[misc]
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
-            self.drop = keras.layers.Dropout(0.25)
+            self.drop = keras.layers.Dropout(0.25, dtype=given[-1])
 
         def compute(self, x: Any) -> Any:
             return self.drop(super().compute(x), training=True)
@@ -499,7 +508,7 @@ def main(framework: str, report: Path, *cases: str) -> None:
     for case in cases:
         schedule, _, mesh = case.partition(" ")
         if case == THREE_AXES:
-            found[case] = without_a_teacher(framework, meshes[case])
+            found[case] = on_three_axes(framework, meshes[case])
         elif case == "planted":
             found[case] = planted(framework, meshes["2"])
         elif case == "counted":
