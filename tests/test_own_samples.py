@@ -30,6 +30,14 @@ class Spread(Own):
     loss = staticmethod(lambda outputs, targets: ((outputs - targets) ** 2).mean())
 
 
+@pytest.fixture(autouse=True)
+def rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
+    """The batches of training steps without an update."""
+    batches: list[Batch] = []
+    monkeypatch.setattr(sanity_check, "rehearse", lambda session, batch: batches.append(batch))
+    return batches
+
+
 class Stub:
     """The parts of a session that the sanity check uses, with the model x -> 2x."""
 
@@ -37,9 +45,6 @@ class Stub:
 
     def __init__(self, loss: Any) -> None:
         self.custom_loss = loss
-
-    def rehearse(self, batch: Batch) -> None:
-        self.rehearsed = batch
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
         return 2 * inputs
@@ -211,7 +216,7 @@ def test_a_split_of_ones_own_class_returns_a_batch_or_a_pair() -> None:
             opened(Mine(np.arange(4), pair) if pair is not dict else Mine(np.arange(4), lambda pair: {}))
 
 
-def test_a_batch_has_a_row_for_each_sample_and_the_step_is_rehearsed() -> None:
+def test_a_batch_has_a_row_for_each_sample_and_the_step_is_rehearsed(rehearsed: list[Batch]) -> None:
     recipe, ones = Recipe.model_validate(DOCUMENT), np.ones((6, 2), np.float32)
 
     class Short(ArraySplit):
@@ -221,7 +226,7 @@ def test_a_batch_has_a_row_for_each_sample_and_the_step_is_rehearsed() -> None:
     task, whole = Spread(recipe), ArraySplit(ones, ones)
     session: Any = Stub(task.loss)
     sanity_check.sanity_check(session, task, Dataset(whole, whole, (), 10), 4)
-    assert session.rehearsed.inputs.shape == (4, 2)
+    assert rehearsed[0].inputs.shape == (4, 2)
     for train, val in ((Short(ones, ones), whole), (whole, Short(ones, ones))):
         with pytest.raises(
             RequestError, match=r"samples: expected a batch of 4 samples, .*inputs of shape \(4, 2\) and"

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load, save
 
 from hvdkit.baselines.registry import RIVALS
 from hvdkit.baselines.rendezvous import Rendezvous
@@ -73,29 +72,24 @@ class WithoutHorovod(Baseline):
         name: str = "allreduce",
         overwrite: bool = False,
     ) -> list[Tensor]:
-        mine = {str(index): self.to_numpy(tensor) for index, tensor in enumerate(tensors)}
-        everyone = self._exchanged(mine)
+        everyone = self._exchanged([self.to_numpy(tensor) for tensor in tensors])
         return [
-            self.from_numpy(
-                np.asarray(_REDUCTIONS[op]([arrays[index] for arrays in everyone], axis=0), mine[index].dtype)
-            )
-            for index in mine
+            self.from_numpy(np.asarray(_REDUCTIONS[op](arrays, axis=0), arrays[0].dtype))
+            for arrays in zip(*everyone, strict=True)
         ]
 
     def allgather(self, tensor: Tensor, group: Group, name: str = "allgather") -> Tensor:
-        everyone = self._exchanged({"tensor": self.to_numpy(tensor)})
-        return self.from_numpy(np.concatenate([arrays["tensor"] for arrays in everyone]))
+        return self.from_numpy(np.concatenate([arrays[0] for arrays in self._exchanged([self.to_numpy(tensor)])]))
 
     def broadcast(self, tensor: Tensor, group: Group, root_rank: int, name: str = "broadcast") -> Tensor:
-        return self.from_numpy(self._exchanged({"tensor": self.to_numpy(tensor)})[root_rank]["tensor"])
+        return self.from_numpy(self._exchanged([self.to_numpy(tensor)])[root_rank][0])
 
     def allgather_object(self, value: Any, group: Group, name: str = "allgather_object") -> list[Any]:
         return [pickle.loads(content) for content in self.rendezvous.exchange(pickle.dumps(value))]
 
-    def _exchanged(self, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-        # not ascontiguousarray, which turns a scalar array into shape (1,)
-        packed = save({name: np.asarray(array, order="C") for name, array in arrays.items()})
-        return [load(content) for content in self.rendezvous.exchange(packed)]
+    def _exchanged(self, arrays: list[np.ndarray]) -> list[list[np.ndarray]]:
+        """The arrays of all ranks."""
+        return [pickle.loads(content) for content in self.rendezvous.exchange(pickle.dumps(arrays, protocol=5))]
 
 
 @dataclass(frozen=True)
@@ -121,7 +115,7 @@ class Independent(WithoutHorovod):
         self.rendezvous.exchange(b"so that all begin at once")
         return tensor
 
-    def _exchanged(self, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+    def _exchanged(self, arrays: list[np.ndarray]) -> list[list[np.ndarray]]:
         return [arrays]
 
 

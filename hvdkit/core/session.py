@@ -5,7 +5,6 @@ Frameworks that trace (TensorFlow, Keras) compile the private methods of this cl
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -163,36 +162,6 @@ class Session(Stateful):
             shares = self.strategy.average(gradients)
         means = dict(self.update.partition.gather(shares))
         return outputs, loss, self.update.unscaled(own), self.update.unscaled({name: means[name] for name in own})
-
-    def rehearse(self, batch: Batch) -> None:
-        """Compute a batch's loss and gradients as a training step does, and change nothing; no collective.
-
-        Raises RequestError naming a gradient that is not finite although the loss is.
-        """
-        drawn = np.random.get_state(), random.getstate()  # a model or a loss may draw from them
-        buffers, states = self.buffers(), self.adapter.random_states()
-        try:
-            with self.trainable.unchanged():
-                loss, gradients = self.compiled(self._rehearsal)(*self.step.to_device(batch))
-                if self.step.scale is None and np.isfinite(self.adapter.to_numpy(loss)).all():
-                    self._check_finite(gradients)
-        finally:
-            np.random.set_state(drawn[0])
-            random.setstate(drawn[1])
-            self.load_buffers(buffers)
-            self.adapter.load_random_states(states)
-
-    def _check_finite(self, gradients: Mapping[str, Tensor]) -> None:
-        for name, gradient in gradients.items():
-            if not np.isfinite(self.adapter.to_numpy(self.adapter.norm(gradient))).all():
-                raise RequestError(
-                    f"model: the gradient of {name} is not finite although the loss is; look for what has no "
-                    "derivative at 0, such as a square root or a norm, in the model or the loss"
-                )
-
-    def _rehearsal(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        _, loss, gradients = self.trainable.backward(inputs, targets, self.step.scale)
-        return loss, gradients
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
         """The model's outputs in the parameters' dtype for inputs (n, …), in evaluation mode.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ import numpy as np
 from hvdkit.core.loop import Handler
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.session import Session
+from hvdkit.core.tensors import Tensor
 from hvdkit.data.dataset import ArraySplit, Batch, BatchedSplit, Dataset, Split, arguments, mapped, own_share
 from hvdkit.errors import RequestError
 from hvdkit.tasks.image_classification import METRICS
@@ -83,7 +85,7 @@ def sanity_check(
         first, inputs = _first_batch(dataset.train, batch_size)
         on = f"{inputs} and targets of shape {first.targets.shape}, {first.targets.dtype}"
         with _uncounted(task):
-            _called("first training step", on, lambda: session.rehearse(first))
+            _called("first training step", on, lambda: rehearse(session, first))
     return warnings
 
 
@@ -102,6 +104,36 @@ def handlers_of(setup: Setup) -> list[Handler]:
             raise RequestError(f"{type(task).__name__}.handlers: {expected}, got in it {got}")
     check_alike(setup.adapter, setup.mesh.world, {"handlers": [type(handler).__name__ for handler in given]})
     return list(given)
+
+
+def rehearse(session: Session, batch: Batch) -> None:
+    """Compute a batch's loss and gradients as a training step does, and change nothing; no collective.
+
+    Raises RequestError naming a gradient that is not finite although the loss is.
+    """
+    adapter = session.adapter
+    drawn = np.random.get_state(), random.getstate()  # a model or a loss may draw from them
+    buffers, states = session.buffers(), adapter.random_states()
+
+    def rehearsed(inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        _, loss, gradients = session.trainable.backward(inputs, targets, session.step.scale)
+        return loss, gradients
+
+    try:
+        with session.trainable.unchanged():
+            loss, gradients = session.compiled(rehearsed)(*session.step.to_device(batch))
+            if session.step.scale is None and np.isfinite(adapter.to_numpy(loss)).all():
+                for name, gradient in gradients.items():
+                    if not np.isfinite(adapter.to_numpy(adapter.norm(gradient))).all():
+                        raise RequestError(
+                            f"model: the gradient of {name} is not finite although the loss is; look for what has no "
+                            "derivative at 0, such as a square root or a norm, in the model or the loss"
+                        )
+    finally:
+        np.random.set_state(drawn[0])
+        random.setstate(drawn[1])
+        session.load_buffers(buffers)
+        adapter.load_random_states(states)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from hvdkit.core.session import Session
 from hvdkit.data.dataset import Batch
 from hvdkit.recipe.schema import Loss, Sgd
 from hvdkit.strategies.dense import Dense
+from hvdkit.worker.sanity_check import rehearse
 from tests.contract.cases import CLASSES, FEATURES, Adapter, Make, Topology, case, features, fresh, group_of, same
 
 DRAWS = 3  # the share of outputs that dropout leaves out is 1 / 3
@@ -57,7 +58,7 @@ def a_rehearsal_changes_nothing(adapter: Adapter, topology: Topology, make: Make
         np.random.seed(9)
         if rehearses:
             before = session.state()
-            session.rehearse(features(3))
+            rehearse(session, features(3))
             after = session.state()
             assert all(same(before[name], after[name]) for name in before)
         if adapter.NAME == "mxnet":  # the state of its generator cannot be read
