@@ -46,6 +46,8 @@ class _Lazy(TyperCommand):
         epilog = examples(self.command)
         app.command(self.name, help=self.help, epilog=epilog, context_settings=settings)(_callback(self.module))
         command: Any = typer.main.get_command(app)
+        words = [word.metavar or f"[{word.name}]..." for word in command.params if word.param_type_name == "argument"]
+        command.collect_usage_pieces = lambda context: ["[OPTIONS]", *words]  # typer puts a metavar into brackets
         return command  # type: ignore[no-any-return]
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:

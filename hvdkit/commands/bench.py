@@ -58,8 +58,7 @@ class BenchRequest(Request):
     """
 
     collective: Annotated[
-        Collective,
-        Argument("allreduce, allgather, broadcast, alltoall or reducescatter"),
+        Collective, Argument("allreduce, allgather, broadcast, alltoall or reducescatter", metavar="COLLECTIVE")
     ]
     framework: fields.Framework = FRAMEWORK
     np: fields.Ranks = 2
