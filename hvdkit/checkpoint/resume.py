@@ -86,13 +86,7 @@ def _other_rate(theirs: Mapping[str, Any], recipe: Recipe) -> list[str]:
 
 
 def resumed(
-    adapter: Adapter,
-    recipe: Recipe,
-    mesh: Mesh,
-    dataset: Dataset,
-    session: Session,
-    place: Path | None,
-    held: Checkpoint | None = None,
+    recipe: Recipe, mesh: Mesh, dataset: Dataset, session: Session, place: Path | None, held: Checkpoint | None = None
 ) -> tuple[Progress, bool, dict[str, np.ndarray], list[str]]:
     """Load the state of the most advanced rank (`held` is this rank's), or else rank 0's newest valid checkpoint.
 
@@ -101,7 +95,7 @@ def resumed(
     that is not as it was. Collective, with the same result on all ranks.
     Raises RequestError, the same on every rank, as `pick` does, and if the tensors do not fit.
     """
-    positions = adapter.allgather_object(held and held.record.progress.position, mesh.world, name="held")
+    positions = session.adapter.allgather_object(held and held.record.progress.position, mesh.world, name="held")
     furthest = max((position for position in positions if position is not None), default=None)
     root = positions.index(furthest)  # the first rank that holds it; rank 0 if no rank holds a state
     found_state: dict[str, Any] = {}
@@ -121,7 +115,7 @@ def resumed(
                 found_state["rest"] = {name: value for name, value in checkpoint.state.items() if name not in state}
         except RequestError as error:
             found_state = {"error": str(error)}
-    found_state = adapter.allgather_object(found_state, mesh.world, name="resume")[root]
+    found_state = session.adapter.allgather_object(found_state, mesh.world, name="resume")[root]
     if "error" in found_state:
         raise RequestError(found_state["error"])
     if not found_state:

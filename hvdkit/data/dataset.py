@@ -168,7 +168,7 @@ def array_of(name: str, values: Any) -> np.ndarray:
 def prepared(name: str, values: Any, integers: str = "") -> np.ndarray:
     """`values` as the frameworks take them: C-contiguous, writable, in this machine's byte order.
 
-    Whole numbers are cast to the dtype `whole` if that is given (bool stays), and where a framework lacks their dtype.
+    Whole numbers are cast to the dtype `integers` if given (bool stays), and where a framework lacks their dtype.
     Raises RequestError for anything but numbers, and for whole numbers that int64 does not hold.
     """
     complex_ = type(values) is np.ndarray and values.dtype.kind == "c"  # of a user's batch; no framework's labels

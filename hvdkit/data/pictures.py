@@ -58,7 +58,7 @@ def open_pictures(files: Sequence[str], data: AnyData, how: Preprocessing) -> Da
 
 
 def preprocessing(data: AnyData, classes: int, kept: Preprocessing | None) -> Preprocessing:
-    """How a checkpoint's model sees pictures: as `found` in it or, in one of an earlier hvdkit, by the recipe's data,
+    """How a checkpoint's model sees pictures: as the `kept` one says or, of an earlier hvdkit, by the recipe's data,
     with numbers as the names of classes that it does not name.
 
     Raises RequestError if the data are no pictures.

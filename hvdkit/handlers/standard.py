@@ -91,7 +91,7 @@ class Losses(Handler):
         if resumed:
             from hvdkit.handlers.unmerged import restore
 
-            losses, counts = restore(run.adapter, run.session, run.mesh, run.progress, resumed)
+            losses, counts = restore(run.session, run.mesh, run.progress, resumed)
         self._unread: list[Tensor] = [run.adapter.from_numpy(np.array([loss])) for loss in losses]
         self.counts = counts  # of the same updates, if the loss is a sum and a count
 
@@ -283,7 +283,7 @@ class Saving(Handler):
             from hvdkit.handlers.unmerged import unmerged  # most runs do not need it
 
             local = self._losses.local(run), self._losses.counts
-            ranks_own = unmerged(run.adapter, run.session, run.mesh, run.progress, *local)
+            ranks_own = unmerged(run.session, run.mesh, run.progress, *local)
         run.session.strategy.settle()
         self._losses.read(run)
         merge_buffers(run)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hvdkit.core.group import Mesh
+from hvdkit.core.pieces import set_from
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Session
 from hvdkit.core.state import unheld
@@ -30,7 +31,7 @@ _SUMS = ("line_loss", "line_steps", "epoch_loss", "epoch_steps")
 
 
 def unmerged(
-    adapter: Adapter, session: Session, mesh: Mesh, progress: Progress, losses: Sequence[float], counts: Sequence[float]
+    session: Session, mesh: Mesh, progress: Progress, losses: Sequence[float], counts: Sequence[float]
 ) -> dict[str, np.ndarray]:
     """What all ranks have before they merge, by name; collective. `losses` and `counts` are not in `progress` yet."""
     own = {
@@ -38,7 +39,7 @@ def unmerged(
         "counts": np.array(counts, np.float64),
         "axes": _axes(mesh),
         "sums": np.array([getattr(progress, name) for name in _SUMS], np.float64),
-        **{f"{_DRAWN}{name}": state for name, state in _drawn(adapter).items()},
+        **{f"{_DRAWN}{name}": state for name, state in _drawn(session.adapter).items()},
     }
     if mesh.data.size > 1:
         buffers = session.buffers()
@@ -46,12 +47,12 @@ def unmerged(
         own |= {f"{_BUFFER}{name}": buffers[name] for name in names}
         if average := session.update.weight_average:
             own |= {f"{_AVERAGE}{name}": session.array(tensor) for name, tensor in average.statistics.items()}
-    everyone = adapter.allgather_object(own, mesh.world, name="unmerged")
+    everyone = session.adapter.allgather_object(own, mesh.world, name="unmerged")
     return {f"{_OWN}{rank}.{name}": array for rank, arrays in enumerate(everyone) for name, array in arrays.items()}
 
 
 def restore(
-    adapter: Adapter, session: Session, mesh: Mesh, progress: Progress, state: Mapping[str, np.ndarray]
+    session: Session, mesh: Mesh, progress: Progress, state: Mapping[str, np.ndarray]
 ) -> tuple[list[float], list[float]]:
     """Load this rank's part of `unmerged` from a checkpoint's state; returns its `losses` and `counts`.
 
@@ -68,11 +69,10 @@ def restore(
     if average := session.update.weight_average:
         for name, array in _named(own, _AVERAGE).items():
             tensor = average.statistics[name]
-            value = adapter.from_numpy(unheld(name, array, adapter.dtype(tensor)))
-            adapter.assign(tensor, adapter.cast(value, adapter.dtype(tensor)))
+            set_from(session.adapter, tensor, unheld(name, array, session.adapter.dtype(tensor)))
     for name, value in zip(_SUMS, own["sums"].tolist(), strict=True):
         setattr(progress, name, type(getattr(progress, name))(value))
-    _draw_on(adapter, _named(own, _DRAWN))
+    _draw_on(session.adapter, _named(own, _DRAWN))
     return own["losses"].tolist(), own["counts"].tolist()
 
 

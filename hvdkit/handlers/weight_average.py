@@ -1,4 +1,4 @@
-"""What happens to the averaged weights at the end of an epoch: they are added to, and evaluated (`averaging.py`)."""
+"""The averaged weights (`core/averaged_weights.py`) at the end of an epoch: they are added to, and evaluated."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ class Clock:
     error: int = 0
 
     def __call__(self, at: int) -> int:
-        """Rank 0's time when this rank's is `at`; _ahead comparisons the offset is interpolated linearly."""
+        """Rank 0's time when this rank's is `at`; between comparisons the offset is interpolated linearly."""
         return at - round(float(np.interp(at, self.times, self.offsets)))
 
 

@@ -1,7 +1,7 @@
 """Sharded parameters: ZeRO stage 3 (Rajbhandari et al. 2020), over Horovod's allgather and reduce-scatter.
 
 Each rank keeps a share of every block of the model. A block's parameters are gathered before its forward and its
-backward pass, while the block before it computes, and freed behind them; its gradients are reduce-scattered when
+backward pass, while the block before it computes, and freed after them; its gradients are reduce-scattered when
 backward has computed them. The root, the parameters of no block, stays from the beginning of forward to the end of
 backward, and so does the last block, whose backward follows its forward.
 """

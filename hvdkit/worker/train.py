@@ -129,7 +129,7 @@ def _train(
         from hvdkit.checkpoint.resume import resumed
 
         held = commits.held if commits else None
-        progress, recounted, rest, notes = resumed(adapter, recipe, mesh, dataset, session, place, held)
+        progress, recounted, rest, notes = resumed(recipe, mesh, dataset, session, place, held)
         strategy.load_state(rest)
         warnings += notes
     else:
