@@ -29,7 +29,10 @@ hygiene.clean_up_parent()  # before a test module is imported
 # that it reads in the code of all modules that are loaded by then: the examples would be others after each change of
 # the code, and would depend on the tests before.
 hypothesis.settings.register_profile(
-    "hvdkit", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "hvdkit",
+    deadline=None,
+    derandomize=not os.environ.get("HVDKIT_TEST_RANDOM"),
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("hvdkit")
 providers.is_local_module_file = lambda path: False

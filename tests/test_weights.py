@@ -285,6 +285,7 @@ print(tensor_files.read(Path(sys.argv[1])).tensors["a.weight"].size)
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("framework", rest_thorough("mxnet", "pytorch", "tensorflow", "keras"))
 def test_training_starts_from_shards_of_bfloat16(framework: str, hvdkit: Hvdkit, tmp_path: Path) -> None:
     """Weights after a step of almost no length are the file's; one line says what was removed."""
