@@ -277,7 +277,7 @@ def test_a_script_is_looked_for_beside_the_recipe_and_in_the_current_folder(
     assert script("model.script=own.py") == str(here / "own.py")
     assert script("model.script=only/a.py") == str(here / "only" / "a.py")
     assert script("model.script=no.py") == "no.py"
-    with pytest.raises(RequestError, match=r"a YAML file with `model: {name: own, script: own\.py}`"):
+    with pytest.raises(RequestError, match=r"a recipe, YAML, for a class with `model: {name: own, script: own\.py}`"):
         loading.load(there / "own.py", [])
     recipe, _ = loading.load(DOCUMENT, [])
     assert recipe.model.script == str(here / "own.py")  # type: ignore[union-attr]
