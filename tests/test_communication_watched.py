@@ -38,7 +38,7 @@ assert hasattr(basics, "communication_counters"), "{OLD}"
 rank, many = hvd.rank(), torch.ones(2**18)  # 1 MiB
 hvd.allreduce(torch.ones(2**14 - 1), name="few")  # 4 bytes too few
 for turn in range(4):
-    time.sleep(0.5 * (rank == turn % 2))  # the other one waits
+    time.sleep(2.0 * (rank == turn))  # the other one waits, once
     hvd.allreduce(many, name="many")
 hvd.grouped_allreduce([many[: 2**17], many[: 2**17]], name="both")
 hvd.allgather(many, name="gathered")
@@ -74,7 +74,7 @@ def test_horovod_counts_what_large_collectives_carry(tmp_path: Path, sharing: in
         assert [(row[0], *row[3:]) for row in alone] == [("allreduce", 1, mib)] * (rank == 0)
         seconds = {row[0]: float(row[-1]) for row in rows if row[1] == "2"}
         assert min(seconds.values()) > 0
-        assert seconds["allreduce"] < 0.5, "each rank has waited for a second until the other was ready"
+        assert seconds["allreduce"] < 1.8, "each rank has waited for two seconds until the other was ready"
 
 
 def rated(values: list[float], changes: Changes | None = None, first: int = 1) -> list[tuple[int, str]]:
@@ -111,7 +111,7 @@ def test_what_is_not_a_fall() -> None:
 @pytest.mark.ranks
 @pytest.mark.timeout(240)
 def test_a_link_that_becomes_slow_and_fast_again_is_told(recipe: Path, tmp_path: Path) -> None:
-    """Two hosts, whose links carry 40, then 8, then 40 Mbit/s."""
+    """Two hosts, whose links carry 20, then 4, then 20 Mbit/s: a step is long beside what a busy machine adds to it."""
     out = tmp_path / "out"
 
     def told(what: str) -> bool:
@@ -120,19 +120,21 @@ def test_a_link_that_becomes_slow_and_fast_again_is_told(recipe: Path, tmp_path:
     def lines() -> list[MetricLine]:
         return list(read_metrics(out / "metrics.jsonl"))
 
-    with starving.network(2, 40.0) as network:
+    with starving.network(2, 20.0) as network:
         command = [sys.executable, "-m", "hvdkit", "train", str(recipe), "--framework", "pytorch", "-np", "2"]
         where = ["-H", network.hosts_option(), "--out", str(out)]
         options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        process = network.start([*command, *where, *FEW, "log_every=1", "epochs=1000", "steps=150"], **options)
+        process = network.start([*command, *where, *FEW, "log_every=1", "epochs=1000", "steps=100"], **options)
         changed: list[int] = []
         for rate, done in (
-            (8.0, lambda: len(lines()) > 20),
-            (40.0, lambda: told("fallen")),
+            (4.0, lambda: len(lines()) > 20),
+            (20.0, lambda: told("fallen")),
             (None, lambda: process.poll() is not None),
         ):
             reached = wait_until(lambda done=done: done() or process.poll() is not None, 120)
-            assert reached and (rate is None or process.poll() is None), process.communicate(timeout=60)[0]
+            if not reached or (rate is not None and process.poll() is not None):
+                process.terminate()
+                pytest.fail(process.communicate(timeout=hygiene.patience(60))[0])
             if rate is not None:
                 assert lines()[-1].communication_mbit_per_s, OLD
                 changed.append(len(lines()))
@@ -142,11 +144,11 @@ def test_a_link_that_becomes_slow_and_fast_again_is_told(recipe: Path, tmp_path:
     result = json.loads((out / "result.json").read_text())
     fallen, back = result["communication_notes"]
     usual, low, step = map(float, re.findall(r"from (\S+) to (\S+) Mbit/s since step (\d+) ", fallen)[0])
-    assert low < 8.8 and 2 * low < usual < 44 and step >= changed[0], (fallen, changed)
+    assert low < 4.4 and 2 * low < usual < 22 and step >= changed[0], (fallen, changed)
     (again,) = re.findall(r"back at (\S+) Mbit/s since step \d+ .*, after \S+ of \S+", back)
-    assert low < 0.75 * usual < float(again) < 44
+    assert low < 0.75 * usual < float(again) < 22
     assert said.count(f"warning: {fallen}") == said.count(f"warning: {back}") == 1, said
-    assert 0 < result["communication_mbit_per_s_lowest"] < 8.8 and 0 < result["communication_mbit_per_s"] < 44
+    assert 0 < result["communication_mbit_per_s_lowest"] < 4.4 and 0 < result["communication_mbit_per_s"] < 22
     text = page.write(out)[1].read_text()
     assert fallen in text.replace("\\", "") and back in text.replace("\\", "")
 

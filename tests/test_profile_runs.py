@@ -49,7 +49,7 @@ def test_two_ranks(framework: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path)
     made = load(tmp_path / "run" / "profile.json")
     whole = sum(part.mean for part in made.step.parts().values())
     assert whole == pytest.approx(made.step.step_ms.mean, rel=0.05)
-    assert whole - made.step.gaps_ms.mean > 0.6 * made.step.step_ms.mean, "most of a step is told by name"
+    assert made.step.gaps_ms.median < 0.4 * made.step.step_ms.median, "most of a step is told by name"
     for split in (made.step, *(rank.split for rank in made.ranks)):
         assert split.forward_ms and split.backward_ms and split.update_ms
         assert split.forward_ms.mean > 0 and split.backward_ms.mean > 0 and split.exposed_communication_ms.mean > 0
