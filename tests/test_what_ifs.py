@@ -234,7 +234,9 @@ def test_stages_may_recompute_and_accumulate() -> None:
 
 
 def test_a_cpu_in_16_bits_is_not_guessed() -> None:
-    with pytest.raises(RequestError, match="precision: how fast none computes in bf16 is not known; profile"):
+    with pytest.raises(
+        RequestError, match=r"precision: none, .* is taken for a CPU, and CPUs may be slower in bf16; profile"
+    ):
         predict(simulating.profile(), simulating.cluster(), [2], Settings(precision="bf16"))
 
 

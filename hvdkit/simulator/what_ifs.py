@@ -47,7 +47,8 @@ def refusal(work: Workload, settings: Settings, device: Device) -> str | None:
     if asked not in (None, own) and own == "fp64":
         return f"precision: expected fp64, as in the profile, got {asked}; profile the recipe in fp32"
     if asked not in (None, own) and device.memory_mib is None:
-        return f"precision: how fast {device.name} computes in {asked} is not known; profile the recipe in it"
+        slower = f"{device.name}, which has no memory of its own, is taken for a CPU, and CPUs may be slower in {asked}"
+        return f"precision: {slower}; profile the recipe in it"
     if asked not in (None, own, "fp32", *_HALVES[device.half_precision]):
         known = ", ".join(_HALVES[device.half_precision]) or "fp32 alone"
         return (
