@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from hvdkit import tasks
+from hvdkit.core.buckets import buckets
 from hvdkit.core.group import Group, Mesh, Topology, world_of
-from hvdkit.core.pieces import Partition, StateEntry, buckets
+from hvdkit.core.pieces import Partition, StateEntry
 from hvdkit.core.slices import sliced
 from hvdkit.core.stages import Stages
 from hvdkit.recipe import registry, schema

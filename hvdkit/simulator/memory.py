@@ -10,7 +10,8 @@ from dataclasses import replace
 from hvdkit import tasks
 from hvdkit.adapters import capabilities
 from hvdkit.core import cuts
-from hvdkit.core.pieces import BUCKET_BYTES, BUCKETS_AT_ONCE, ROOT_BLOCK
+from hvdkit.core.buckets import BUCKETS_AT_ONCE
+from hvdkit.core.pieces import BUCKET_BYTES, ROOT_BLOCK
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.schedules import actions, alive
 from hvdkit.core.update_rules import rule_of

@@ -13,17 +13,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from hvdkit.core import trace_events
+from hvdkit.core.buckets import BUCKETS_AT_ONCE, Bucket, buckets
 from hvdkit.core.group import Group
-from hvdkit.core.pieces import (
-    BUCKET_BYTES,
-    BUCKETS_AT_ONCE,
-    Bucket,
-    Partition,
-    Piece,
-    StateEntry,
-    buckets,
-    shape_of,
-)
+from hvdkit.core.pieces import BUCKET_BYTES, Partition, Piece, StateEntry, shape_of
 from hvdkit.core.seam import Adapter, Pending
 from hvdkit.core.strategy import GRADIENTS, Strategy
 from hvdkit.core.tensors import Tensor

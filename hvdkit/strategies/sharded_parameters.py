@@ -13,8 +13,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from hvdkit.core.buckets import BUCKETS_AT_ONCE, Bucket, bucket
 from hvdkit.core.group import Group
-from hvdkit.core.pieces import BUCKETS_AT_ONCE, ROOT_BLOCK, Bucket, StateEntry, bucket, shape_of
+from hvdkit.core.pieces import ROOT_BLOCK, StateEntry, shape_of
 from hvdkit.core.seam import Adapter, Pending
 from hvdkit.core.strategy import GRADIENTS
 from hvdkit.core.tensors import Tensor
