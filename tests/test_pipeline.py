@@ -62,6 +62,7 @@ def test_stages_compute_what_the_whole_model_computes(framework: str, case: str,
     for rank in ranks:
         assert not far(rank["gradients"]) and not far(rank["weights"]) and len(rank["weights"]) > 36 * stages
         assert not far(rank["free"], 1e-9) and rank["evaluation"] < 1e-10
+        assert rank["evaluated"] == [2], "by microbatches, as in training"
         assert rank["loaded"] and rank["digest"][0] == rank["digest"][1]
         assert rank["bytes"][0]["parameters"] < rank["bytes"][1]["parameters"]
     assert ("loss" in ranks[3]["gradients"]) == (stages == 4)

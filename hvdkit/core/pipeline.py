@@ -7,6 +7,7 @@ that stages that send to each other do not wait in a circle, and receives begin 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -159,7 +160,25 @@ class Pipeline:
         return self._evaluated(Batch(inputs, np.zeros(len(arguments(inputs)[0]))), losses=False)
 
     def _evaluated(self, batch: Batch, losses: bool) -> np.ndarray:
-        """What the last stage returns in evaluation mode: `losses` or outputs."""
+        """What the last stage returns in evaluation mode: `losses` or outputs.
+
+        By microbatches, so that it needs no more memory than a forward pass of training.
+        """
+        parts = math.gcd(len(batch.targets), self._plan.microbatches)
+        every = [found for part in divided(batch, parts) if (found := self._passed(part, losses)) is not None]
+        if every:
+            outputs = np.concatenate(every)
+            self._send(self._end, self._adapter.from_numpy(outputs), batch, f"evaluated.{losses}")
+        else:
+            outputs = self._adapter.to_numpy(self._receive(self._end, batch, f"evaluated.{losses}")())
+        self._settle()
+        return outputs
+
+    def _passed(self, batch: Batch, losses: bool) -> np.ndarray | None:
+        """A microbatch through this rank's chunks in evaluation mode; the results where its last chunk ends the chain.
+
+        The next stage computes it while this one takes the next microbatch.
+        """
         for stage, before, after in zip(self._chunks, self._before, self._after, strict=True):
             inputs, targets = self._trainable.inputs(batch) if before is None or after is None else (None, None)
             if before is not None:
@@ -167,12 +186,8 @@ class Pipeline:
             outputs = stage.evaluate(inputs, targets if losses and after is None else None)
             if after is not None:
                 self._send(after, outputs, batch, "evaluation")
-        if self._after[-1] is None:
-            self._send(self._end, outputs, batch, f"evaluated.{losses}")
-        else:
-            outputs = self._receive(self._end, batch, f"evaluated.{losses}")()
         self._settle()
-        return self._adapter.to_numpy(outputs)
+        return self._adapter.to_numpy(outputs) if self._after[-1] is None else None
 
     def from_last(self, values: Sequence[float]) -> list[float]:
         """The last stage's numbers, on all ranks of the pipeline, which pass as many; collective."""

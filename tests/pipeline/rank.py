@@ -184,7 +184,7 @@ def trained(framework: str, mesh: Mesh, schedule: str, few: bool = False, shards
             other.step(number, 1 + number % 2)
         free.append(other.after())
     pair.stages.load_state(pair.whole.state())
-    seen = batch(99, mesh.data.index)
+    seen, evaluated = batch(99, mesh.data.index), evaluated_by(pair.stages)
     averaged = 0.0
     if shards:
         with pair.stages.averaged(), pair.whole.averaged():
@@ -195,12 +195,26 @@ def trained(framework: str, mesh: Mesh, schedule: str, few: bool = False, shards
         "weights": most(weights),
         "free": most([{name: error for name, error in each.items() if name in pair.whole.shapes} for each in free]),
         "evaluation": max(averaged, far(pair.stages.losses(seen), pair.whole.losses(seen))),
+        "evaluated": sorted(evaluated),
         "loaded": all(np.array_equal(loaded[name], pair.start[name]) for name in pair.start),
         "names": sorted(own),
         "digest": [digest(session.model_arrays()) for session in (pair.stages, pair.whole)],
         "bytes": [session.state_bytes() for session in (pair.stages, pair.whole)],
         "sent": pair.stages.bytes_per_step,
     }
+
+
+def evaluated_by(session: Session) -> set[int]:
+    """How many samples its chunks take at once in evaluations from now on."""
+    sizes: set[int] = set()
+
+    def noted(evaluate: Callable[..., Any], inputs: Any, targets: Any) -> Any:
+        sizes.add(len(inputs))
+        return evaluate(inputs, targets)
+
+    for stage in session.pipeline._chunks if session.pipeline else ():
+        stage.evaluate = partial(noted, stage.evaluate)  # type: ignore[method-assign]
+    return sizes
 
 
 def counted(framework: str, mesh: Mesh) -> dict[str, float]:
