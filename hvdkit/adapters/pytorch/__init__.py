@@ -80,14 +80,14 @@ class PyTorch(TorchTensors, TorchCollectives):
         return counted_cross_entropy(loss, logits, labels)
 
     def enter_parts(self, tensor: torch.Tensor, group: Group, name: str) -> torch.Tensor:
-        from hvdkit.adapters.pytorch.parts import enter  # only divided models need it
+        from hvdkit.adapters.pytorch.parts import use  # only divided models need it
 
-        return enter(self, tensor, group, name)
+        return use(self, tensor, group, name, forward=False)
 
     def leave_parts(self, tensor: torch.Tensor, group: Group, name: str) -> torch.Tensor:
-        from hvdkit.adapters.pytorch.parts import leave
+        from hvdkit.adapters.pytorch.parts import use
 
-        return leave(self, tensor, group, name)
+        return use(self, tensor, group, name, forward=True)
 
     def stage(self, trainable: Trainable) -> Stage:
         from hvdkit.adapters.pytorch.stages import TorchStage

@@ -15,41 +15,26 @@ from hvdkit.core.group import Group
 from hvdkit.core.seam import Adapter
 
 
-class Enter(torch.autograd.Function):
-    """f: the identity, whose gradient is the sum of the ranks' gradients."""
+class _Sum(torch.autograd.Function):
+    """The sum over ranks, whose gradient is the identity (g); or the other way round (f)."""
 
     @staticmethod
-    def forward(context: Any, x: torch.Tensor, sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        context.sum_over_ranks = sum_over_ranks
-        return x.view_as(x)
+    def forward(
+        context: Any, x: torch.Tensor, sum_over_ranks: Callable[[torch.Tensor], torch.Tensor], here: bool
+    ) -> Any:
+        context.sum_over_ranks, context.here = sum_over_ranks, here
+        return sum_over_ranks(x) if here else x.view_as(x)
 
     @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return context.sum_over_ranks(gradients[0]), None
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (gradient,) = gradients
+        return gradient if context.here else context.sum_over_ranks(gradient), None, None
 
 
-class Leave(torch.autograd.Function):
-    """g: the sum over ranks, whose gradient is the identity."""
-
-    @staticmethod
-    def forward(context: Any, y: torch.Tensor, sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        return sum_over_ranks(y)
-
-    @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradients[0], None
-
-
-def enter(adapter: Adapter, tensor: torch.Tensor, group: Group, name: str) -> torch.Tensor:
-    """As `Adapter.enter_parts`."""
-    entered: torch.Tensor = Enter.apply(tensor, partial(_sum, adapter, group, name))
-    return entered
-
-
-def leave(adapter: Adapter, tensor: torch.Tensor, group: Group, name: str) -> torch.Tensor:
-    """As `Adapter.leave_parts`."""
-    summed: torch.Tensor = Leave.apply(tensor, partial(_sum, adapter, group, name))
-    return summed
+def use(adapter: Adapter, tensor: torch.Tensor, group: Group, name: str, forward: bool) -> torch.Tensor:
+    """As `Adapter.leave_parts` with `forward`, else as `enter_parts`."""
+    used: torch.Tensor = _Sum.apply(tensor, partial(_sum, adapter, group, name), forward)
+    return used
 
 
 def _sum(adapter: Adapter, group: Group, name: str, tensor: torch.Tensor) -> torch.Tensor:
