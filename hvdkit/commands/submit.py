@@ -180,30 +180,19 @@ def _for_nodes(request: SubmitRequest, command: AnyCommand | None) -> Submission
         continues = command is None or command.resumes
         values = _values(request, name=called, command=words, folder=str(Path.cwd()), continues=continues)
         follow = f"follow it with: {shlex.join([programs.RAY, 'job', 'logs', '-f', called])}"
-        return Submission(
-            {**beside, out: render("ray.sh.j2", request.template, values)},
-            out,
-            partial(programs.ray, out, called),
-            [programs.RAY, *programs.ray_job(out)],
-            [f"job {NUMBERS}: its results go to {run}", follow],
-            notes,
-        )
+        described, by_hand = [f"job {NUMBERS}: its results go to {run}", follow], [programs.RAY, *programs.ray_job(out)]
+        text = render("ray.sh.j2", request.template, values)
+        return Submission({**beside, out: text}, out, partial(programs.ray, out, called), by_hand, described, notes)
     log = out.with_name(f"{base.name}-{NUMBERS}.log")
     text = script(request, name, words, folder, log, list(recipes) if array else (), command)
 
-    described = f"job {NUMBERS}: its output goes to {log}, its results to {run}"
+    described = [f"job {NUMBERS}: its output goes to {log}, its results to {run}"]
     if array:
         first = str(log).replace(NUMBERS, f"{NUMBERS}_0")
-        described = f"job {NUMBERS}, {len(recipes)} tasks: output goes to {first} and so on, "
-        described += f"results to {run / '0'} and so on"
-    return Submission(
-        {**beside, out: text},
-        out,
-        partial(programs.sbatch, out),
-        ["sbatch", str(out)],
-        [described],
-        notes,
-    )
+        where = f"output goes to {first} and so on, results to {run / '0'} and so on"
+        described = [f"job {NUMBERS}, {len(recipes)} tasks: {where}"]
+    by_hand = ["sbatch", str(out)]
+    return Submission({**beside, out: text}, out, partial(programs.sbatch, out), by_hand, described, notes)
 
 
 def script(

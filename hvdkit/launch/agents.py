@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from hvdkit.errors import RunError, Stopped
@@ -17,6 +17,7 @@ from hvdkit.handshake import Listener
 from hvdkit.heartbeat import DISK, STOP, WAITING
 from hvdkit.launch.agent.watchdog import BUSY_FACTOR
 from hvdkit.launch.diagnosis import exits
+from hvdkit.launch.diagnosis.quiet import Quiet
 from hvdkit.launch.diagnosis.stalls import Hang, Stall
 from hvdkit.launch.job import LAUNCHER_GRACE_S, MARK, SETTLE_SHARE, AgentCommand, Job, Tick, agent_command
 from hvdkit.launch.streams import AgentStream, Clocks, Streams
@@ -52,6 +53,7 @@ class Agents:
         self.stalls: dict[str, Stall] = {}  # the last that each rank's Horovod has named
         self.ends: dict[str, exits.RankEnd] = {}
         self.launcher_end: dict[str, Any] | None = None
+        self._quiet = Quiet(job.stall_timeout_s) if job.program else None
 
     def run(self, commands: list[AgentCommand], on_tick: Tick | None) -> None:
         """Run the commands to their end, calling `on_tick` every 0.1 s from this thread; writes exits.json.
@@ -171,7 +173,7 @@ class Agents:
             self.stalls[name] = Stall.read(report, received)
         elif event == "said":
             text = str(report["text"])
-            print(text if text.isprintable() else repr(text), file=sys.stderr, flush=True)
+            tell(text if text.isprintable() else repr(text))
         elif event == "resumed":
             self.hangs.pop(name, None)
         elif event == "link down":
@@ -281,6 +283,14 @@ class Agents:
             self._hurried = self._hurried or self.launcher_end is None
             self._signal_all(signal.SIGTERM)
 
+    def _program_hangs(self, running: Collection[str]) -> bool:
+        """Whether the ranks `running` of a program hang; says it where they are quiet for long."""
+        assert self._quiet is not None
+        line = self._quiet.look(self.hangs, running, self.stalls.values(), time.monotonic())
+        if line is not None:
+            tell(line)
+        return self._quiet.hang
+
     def _end(self) -> None:
         """Leave no agent and so no rank; returns within the grace and a little more."""
         if self._streams.open:
@@ -301,6 +311,11 @@ class Agents:
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
+
+
+def tell(line: str) -> None:
+    """Print a line for the user at once."""
+    print(line, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

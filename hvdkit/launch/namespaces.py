@@ -102,10 +102,9 @@ class Network:
             lines.append(line.strip())
         self.__exit__()
         said = next((line for line in reversed(lines) if line), "it said nothing")
-        why = (
-            "root may, or a user where the kernel allows user namespaces" if "ermi" in said or "unshare" in said else ""
-        )
-        raise Unavailable(f"network namespaces cannot be made here: {said}{why and f' ({why})'}")
+        refused = ("ermi" in said or "unshare" in said) and "failed to execute" not in said
+        why = " (root may, or a user where the kernel allows user namespaces)" if refused else ""
+        raise Unavailable(f"network namespaces cannot be made here: {said}{why}")
 
     def __exit__(self, *_: object) -> None:
         """Take it away, and end what still runs in it."""

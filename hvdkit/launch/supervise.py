@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from typing import Any
 
 from hvdkit.errors import RunError
 from hvdkit.handshake import Listener
 from hvdkit.launch.agent.link_monitor import DOWN_S
-from hvdkit.launch.agents import Agents
+from hvdkit.launch.agents import Agents, tell
 from hvdkit.launch.diagnosis import blame, exits
-from hvdkit.launch.diagnosis.quiet import Quiet
 from hvdkit.launch.diagnosis.stalls import hang_failure
 from hvdkit.launch.job import AgentCommand, Job, Tick
 
@@ -42,7 +40,6 @@ class _Ranks(Agents):
         self._start_by = time.monotonic() + (job.stall_timeout_s or float("inf"))
         self._overdue = False
         self._gone_at: float | None = None
-        self._quiet = Quiet(job.stall_timeout_s) if job.program else None
         self._lingered = False
 
     @property
@@ -66,18 +63,14 @@ class _Ranks(Agents):
     def enforce(self) -> None:
         super().enforce()
         if self._quiet is not None and self._stopped_at is None:
-            running = self._ranks.keys() - self.ends.keys()
-            line = self._quiet.look(self.hangs, running, self.stalls.values(), time.monotonic())
-            if line is not None:
-                print(line, file=sys.stderr, flush=True)
+            self._program_hangs(self._ranks.keys() - self.ends.keys())
         waits = self._listener is not None and self.launcher_end is None and self._stopped_at is None
         if not waits or not self.all_gone or self._to_clean or self._lingered:
             return
         self._gone_at = self._gone_at or time.monotonic()
         if time.monotonic() > self._gone_at + LINGERS_S:
             self._lingered = True
-            print(f"what started the ranks has not ended within {LINGERS_S:.0f} s of them; it is ended now",
-                  file=sys.stderr, flush=True)  # fmt: skip
+            tell(f"what started the ranks has not ended within {LINGERS_S:.0f} s of them; it is ended now")
             self._signal_all(signal.SIGTERM)
 
     def note_end(self, end: exits.RankEnd) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -18,9 +17,8 @@ from typing import Any
 
 from hvdkit.errors import RunError
 from hvdkit.handshake import Listener
-from hvdkit.launch.agents import Agents
+from hvdkit.launch.agents import Agents, tell
 from hvdkit.launch.diagnosis import blame, exits
-from hvdkit.launch.diagnosis.quiet import Quiet
 from hvdkit.launch.diagnosis.stalls import open_collectives
 from hvdkit.launch.hosts import is_this_machine
 from hvdkit.launch.job import AgentCommand, Job, Tick
@@ -62,7 +60,6 @@ class _Workers(Agents):
         super().__init__(job, listener)
         self._told_to_end: set[str] = set()  # by this process, as they hang
         self._trains = bool(job.program)  # or has trained; of a program it is not known
-        self._quiet = Quiet(job.stall_timeout_s) if job.program else None
         self._resume = "" if job.program else "; continue with --resume"
         self._gave_up: str | None = None
         self._lost: list[str] = []  # what is still to be reported
@@ -106,7 +103,7 @@ class _Workers(Agents):
     def note_start(self, report: dict[str, Any]) -> None:
         name = report["name"]
         if len(self._ranks) >= self._job.np:
-            _print(f"{name} is starting" if name not in self._ranks else f"{name} is started again")
+            tell(f"{name} is starting" if name not in self._ranks else f"{name} is started again")
         self._ranks[name] = report["rank"], report["host"] or "?"
         self.ends.pop(name, None)
 
@@ -117,10 +114,10 @@ class _Workers(Agents):
             self._gave_up = report["text"]
         elif report["event"] == "said" and self._stopped_at is None:
             self._tell_losses()
-            _print(report["text"])
+            tell(report["text"])
 
     def note_link_down(self, report: dict[str, Any]) -> None:
-        _print(f"{report['name']}: its host's interface {report['interface']} is down")
+        tell(f"{report['name']}: its host's interface {report['interface']} is down")
 
     def note_end(self, end: exits.RankEnd) -> None:
         self.hangs.pop(end.name, None)
@@ -131,9 +128,9 @@ class _Workers(Agents):
         if self._stopped_at is not None:
             return
         if removed:
-            _print(f"{end.name} leaves: its host is not there any more")
+            tell(f"{end.name} leaves: its host is not there any more")
         elif again:
-            _print(f"{end.name} starts again: another rank was lost while it connected")
+            tell(f"{end.name} starts again: another rank was lost while it connected")
         elif self._fails_again(end):
             self._fatal = True
         elif end.failed or end.name in self._told_to_end:
@@ -154,7 +151,7 @@ class _Workers(Agents):
             then = f"{left} left, and training continues once there are {needed} (elastic.min_np)"
         else:
             then = "the others continue" if self._job.program else "training continues with the others"
-        _print(f"{', '.join(self._lost)}; {then}")
+        tell(f"{', '.join(self._lost)}; {then}")
         self._lost.clear()
 
     def enforce(self) -> None:
@@ -162,10 +159,7 @@ class _Workers(Agents):
         if time.monotonic() > self._lost_at + _TOGETHER_S and self._stopped_at is None:
             self._tell_losses()
         if self._quiet is not None:
-            running = self._pids.keys() - self.ends.keys()
-            if (line := self._quiet.look(self.hangs, running, self.stalls.values(), time.monotonic())) is not None:
-                _print(line)
-            if not self._quiet.hang:
+            if not self._program_hangs(self._pids.keys() - self.ends.keys()):
                 return
             self._quiet.hang = False
         elif not self.hangs_settled:
@@ -177,7 +171,7 @@ class _Workers(Agents):
         what = "; ".join([*named, f"{name} hangs: no progress for {hang.seconds:.0f} s, {hang.doing}"])
         self.hangs.clear()
         if self._listener is not None or self._job.here or is_this_machine(hang.host):
-            _print(f"{what}; it is ended")
+            tell(f"{what}; it is ended")
             self._kill(name)
         else:
             self._hung = f"{what}; it is on another host, so all ranks were ended{self._resume}"
@@ -203,7 +197,3 @@ def _how(end: exits.RankEnd) -> str:
     if end.stopped:
         return f"was ended{after}"
     return f"was killed by {end.signal}{after}" if end.signal else f"ended with exit code {end.exit_code}{after}"
-
-
-def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
