@@ -269,6 +269,10 @@ def test_a_command_has_the_runtime_and_a_module_and_options_of_horovodrun(hvdkit
             ["--min-np", "3", "--max-np", "2", "--runtime", "mxnet", "plain.py"],
             "--min-np 3: expected at most --max-np 2",
         ),
+        (
+            ["--min-np", "1", "--launcher", "mpirun", "--runtime", "mxnet", "plain.py"],
+            "--launcher mpirun: no elastic runs; expected direct or horovodrun\n",
+        ),
         (["wrong.py"], "wrong.py, line 1: no Python: "),
         (["--hostfile", "hosts", "plain.py"], "--hostfile: an option of horovodrun; here -H ./FILE"),
         (["--elastic-timeout", "9", "plain.py"], "--elastic-timeout: an option of horovodrun; here -x HOROVOD_ELASTIC"),

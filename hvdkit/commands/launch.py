@@ -245,7 +245,7 @@ def _checked(request: LaunchRequest) -> _Checked:
         request.host_discovery_script,
         request.debug,
     )
-    faults += placement.faults(framework or "", elastic is not None)
+    faults += placement.faults(framework or "", elastic is not None, program=True)
     environment |= _settings(request, faults)
     faults.report()
     command = [str(python), *(["-m"] if request.module else []), *words] if by_python else words
@@ -318,8 +318,6 @@ def _elastic(request: LaunchRequest, faults: Faults) -> ElasticBounds | None:
     elif not least <= request.np <= most:
         bounds = f"{least} to {most}" if request.max_np else f"at least {least}"
         faults.append(f"-np {request.np}: expected {bounds}, as --min-np and --max-np say")
-    if request.launcher not in ("auto", "direct", "horovodrun"):
-        faults.append(f"--launcher {request.launcher}: elastic programs run by direct or horovodrun")
     if request.cycle_time_ms is not None or "HOROVOD_CYCLE_TIME" in os.environ:
         faults.append("HOROVOD_CYCLE_TIME: expected not to be set in an elastic run; Horovod mixes it up as ranks join")
     return ElasticBounds(least, most, request.host_discovery_script)

@@ -71,18 +71,18 @@ class Placement:
         here = f"this machine's {cores} core{'s' if cores > 1 else ''}"
         return [f"-np {self.np}: more ranks than {here}; they wait for each other, so speeds say little"]
 
-    def faults(self, framework: str, elastic: bool) -> Faults:
+    def faults(self, framework: str, elastic: bool, program: bool = False) -> Faults:
         """What is wrong with the options, or with environment variables that ranks of the framework inherit.
 
-        A host discovery script is run once.
+        A host discovery script is run once. An elastic `program` asks Horovod's own driver, not the cluster, for hosts.
         """
-        faults = Faults()
+        faults, launchers = Faults(), LAUNCHERS.values()
+        able = [launcher.name for launcher in launchers if launcher.elastic and not (program and launcher.discovers)]
         with faults.collected():
             _ = self.hosts  # they are read here
         if self.launcher not in LAUNCHERS:
             faults.append(f"--launcher {self.launcher}: expected one of {', '.join((AUTO, *LAUNCHERS))}")
-        elif elastic and not LAUNCHERS[self.launcher].elastic:
-            able = [launcher.name for launcher in LAUNCHERS.values() if launcher.elastic]
+        elif elastic and self.launcher not in able:
             faults.append(f"--launcher {self.launcher}: no elastic runs; expected {' or '.join(able)}")
         elif elastic and LAUNCHERS[self.launcher].discovers:
             why = f"leave it out: an elastic run by --launcher {self.launcher} follows the cluster's own list of hosts"
