@@ -1,6 +1,6 @@
 """Models that ranks divide, beside the same ranks with whole models, and beside PyTorch's own ways: parallel.json.
 
-    .venv/bin/python -m benchmarks.parallel --central --checks       parity and bytes alone: no quiet machine is needed
+    .venv/bin/python -m benchmarks.parallel --central --checks       what needs no quiet machine: parallel-checks.json
     .venv/bin/python -m benchmarks.parallel --central --rounds 3 --minutes 25
     .venv/bin/python -m benchmarks.parallel [--ranks 2] [--model 25M] [--side 1f1b] [--rounds 9] [--no-bytes]
 
@@ -8,17 +8,21 @@ First `hvdkit parity` holds each side that divides the model, and its rival, in 
 sides of a round train directly after each other in random order, one thread a rank. All have the same samples a step,
 so a ratio is one of steps' medians in the same round. `bubble` is the share of a step in which a rank computes nothing,
 beside (p - 1) / (m + p - 1). Bytes are what hosts' interfaces count in a run of more steps less those in a run of
-fewer, a rank on each host (`hvdkit hosts`), where network namespaces can be made. Memory is the peak of the largest
-rank, and the states of the largest stage beside what `hvdkit memory` counts.
+fewer, without the headers of their packets, a rank on each host (`hvdkit hosts`), where network namespaces can be made.
+Memory is the peak of each stage's largest rank, and the states of the largest stage, beside what `hvdkit memory`
+counts. `--checks` are parity, bytes and memory, with one run of few steps for each side.
 
 `--central` takes the sides and rivals that the documentation shows. What is done is kept in `runs/parallel` and not run
-again: give `--fresh` after a change of code. After `--minutes` no further round begins. Rounds need a quiet machine,
-with a core for each rank. Writes parallel.json and parallel.md beside itself; exit status 1 if parity does not hold.
+again: give `--fresh` after a change of code. After `--minutes` no further round, and no further check, begins. Rounds
+need a quiet machine, with a core for each rank. Writes parallel.json and parallel.md beside itself, or those of the
+checks; exit status 1 if parity does not hold.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +56,7 @@ WARMUP, MEASURED = 2, {"0.8M": 20, "25M": 6, "ResNet-50": 6}  # steps of a run
 FEWER, MORE, MBIT_PER_S = 2, 6, 1000.0  # of bytes
 ALWAYS = ["threads=1", "check_ranks=0", "schedule.warmup_epochs=0"]
 PARITY_STEPS = 2
+HEADERS = 66  # bytes of a packet: Ethernet's 14, IP's 20, TCP's 32 with its times
 BASE = "data"
 
 
@@ -104,18 +109,18 @@ def main() -> int:
     parser.add_argument("--side", choices=SIDES, action="append", help=f"only this one, and {BASE}")
     parser.add_argument("--central", action="store_true", help=f"{', '.join(CENTRAL)}; rivals of divided models alone")
     parser.add_argument("--no-bytes", action="store_true", help="leave out what needs network namespaces")
-    parser.add_argument("--checks", action="store_true", help="parity and bytes alone, which are kept")
-    parser.add_argument("--minutes", type=harness.positive, default=24 * 60, help="after them no round begins")
+    parser.add_argument("--checks", action="store_true", help="parity, bytes and memory alone")
+    parser.add_argument("--minutes", type=harness.positive, default=24 * 60, help="after them no round or check begins")
     args = parser.parse_args()
     keep, until = harness.kept(args), time.monotonic() + 60 * args.minutes
     asked = args.side or (CENTRAL if args.central else SIDES)
     names = [name for name in SIDES if name == BASE or name in asked]
     cells = {f"{np}-{model}": (np, model) for np in args.ranks or RANKS for model in args.model or MODELS}
     runs = {cell: list(_runs(names, model, args.central)) for cell, (_, model) in cells.items()}
+    if args.checks:
+        return _checks(names, cells, keep, until, args)
     proofs = {cell: {side: proved(side, *of, keep) for side in names} for cell, of in cells.items()}
     sent = {cell: {} if args.no_bytes else all_bytes(names, *of, keep) for cell, of in cells.items()}
-    if args.checks:
-        return int(not _passed(proofs))
     rounds: dict[str, list[dict[str, Any]]] = {cell: [] for cell in cells}
     for number in range(args.rounds):
         for cell, of in cells.items():
@@ -129,15 +134,29 @@ def main() -> int:
         if rounds[cell]
     ]
     every = [result for one in rounds.values() for done in one for result in done.values()]
-    outcome = {
-        "samples": SAMPLES,
-        "microbatches": MICROBATCHES,
-        "load": max(result["load"] for result in every),
-        **{key: every[0][key] for key in ("framework", "framework_version", "horovod_version")},
-        "rows": rows,
-    }
-    harness.publish("parallel", outcome, args.out)
+    harness.publish("parallel", {"load": max(result["load"] for result in every)} | _shown(every[0], rows), args.out)
     return int(not _passed(proofs))
+
+
+def _checks(
+    names: Sequence[str], cells: Mapping[str, tuple[int, str]], keep: Path, until: float, args: argparse.Namespace
+) -> int:
+    """Parity, bytes and memory of each side, as far as the time goes."""
+    rows, results = [], []
+    for of in cells.values():
+        for side in names:
+            if time.monotonic() < until:
+                proof = proved(side, *of, keep)
+                results.append(once(side, *of, keep))
+                sent = {} if args.no_bytes else all_bytes([side], *of, keep)
+                rows.append(checked(side, *of, results[-1], proof, sent.get(side)))
+    harness.publish("parallel-checks", _shown(results[0], rows), args.out)
+    return int(not all(row["parity"]["passed"] for row in rows if row["parity"]))
+
+
+def _shown(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    versions = {key: result[key] for key in ("framework", "framework_version", "horovod_version")}
+    return {"samples": SAMPLES, "microbatches": MICROBATCHES, **versions, "rows": rows}
 
 
 def _runs(names: Sequence[str], model: str, central: bool) -> Iterator[str]:
@@ -186,8 +205,18 @@ def trained(of: tuple[int, str], run: str, folder: Path) -> dict[str, Any]:
     return harness.train("pytorch", np, MODELS[model][0], [*SIDES[side].overrides(np, model), *keys], folder, options)
 
 
+def once(side: str, np: int, model: str, keep: Path) -> dict[str, Any]:
+    """One run of few steps, for its memory."""
+    folder = keep / f"once-{np}-{model}-{side}"
+    if not (folder / "result.json").exists():
+        harness.say(f"memory: {np} ranks, {model}, {side}")
+        keys = [*SIDES[side].overrides(np, model), "steps=4", "warmup_steps=1", "log_every=4"]
+        harness.train("pytorch", np, MODELS[model][0], keys, folder)
+    return harness.result_of(folder)
+
+
 def all_bytes(names: Sequence[str], np: int, model: str, keep: Path) -> dict[str, float]:
-    """By side, what all hosts send in a step, headers counted, on average over those by which one run is longer."""
+    """By side, what all hosts send in a step, on average over those by which one run is longer."""
     files = {side: keep / f"bytes-{np}-{model}-{side}.json" for side in names}
     if not all(file.exists() for file in files.values()):
         with Network(np, MBIT_PER_S) as network:
@@ -200,11 +229,19 @@ def all_bytes(names: Sequence[str], np: int, model: str, keep: Path) -> dict[str
 
 
 def _sent(network: Network, side: str, np: int, model: str, steps: int, folder: Path) -> int:
-    before = sum(network.sent_bytes().values())
+    before = _payload(network)
     keys = [*SIDES[side].overrides(np, model), f"steps={steps}", "warmup_steps=1", f"log_every={MORE}"]
     where = ["-H", network.hosts_option()]
     harness.train("pytorch", np, MODELS[model][0], keys, folder, where, start=network.run)
-    return sum(network.sent_bytes().values()) - before
+    return _payload(network) - before
+
+
+def _payload(network: Network) -> int:
+    """Bytes that all hosts have sent so far, without the headers of packets. Each packet is one of TCP."""
+    shown = ["ip", "-json", "-stats", "link", "show", "eth0"]
+    told = [network.run(shown, host, check=True, stdout=subprocess.PIPE).stdout for host in network.names]
+    counted = [json.loads(text)[0]["stats64"]["tx"] for text in told]
+    return sum(sent["bytes"] - HEADERS * sent["packets"] for sent in counted)
 
 
 def counted_bytes(side: str, np: int, model: str) -> float | None:
@@ -226,18 +263,40 @@ def counted_bytes(side: str, np: int, model: str) -> float | None:
     return 4.0 * (2 * (np - 1) * values + 2 * table.vocabulary * table.width)
 
 
-def states(side: str, np: int, model: str, result: Mapping[str, Any]) -> tuple[float, float]:
-    """MiB of the states of the rank with the most, and what `hvdkit memory` counts of them."""
+def memory(side: str, np: int, model: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """MiB of the states of the rank with the most, of each stage's largest peak, and what `hvdkit memory` counts."""
     recipe = SIDES[side].recipe(np, model)
     shape, ranks = counting.sample_shape(recipe), recipe.data_ranks(np)
-    held = [stage["state_bytes"] for stage in result.get("stages") or [result]]
+    stages = result.get("stages") or [result | {"peak_rss_mib": [result["peak_rss_mib"]]}]
     counted = [
-        counting.parts_of_stage(recipe, shape, "pytorch", False, ranks, recipe.sharding, number).model_dump()
-        for number in range(len(held))
+        counting.parts_of_stage(recipe, shape, "pytorch", False, ranks, recipe.sharding, number)
+        for number in range(len(stages))
     ]
-    sums = [(sum(own.values()), sum(of[name] for name in own)) for own, of in zip(held, counted, strict=True)]
+    held = [stage["state_bytes"] for stage in stages]
+    sums = [(sum(own.values()), sum(getattr(of, key) for key in own)) for own, of in zip(held, counted, strict=True)]
     own, wanted = max(sums)
-    return own / 2**20, wanted / 2**20
+    return {
+        "state_mib": own / 2**20,
+        "counted_state_mib": wanted / 2**20,
+        "stage_peaks_mib": [max(stage["peak_rss_mib"]) for stage in stages],
+        "counted_mib": [of.total / 2**20 for of in counted],
+    }
+
+
+def checked(
+    side: str, np: int, model: str, result: Mapping[str, Any], proof: dict[str, Any] | None, sent: float | None
+) -> dict[str, Any]:
+    """What of a side needs no quiet machine."""
+    return {
+        "title": f"{np} ranks, {model if model.startswith('ResNet') else f'GPT of {model} parameters'}",
+        "ranks": np,
+        "model": model,
+        "side": side,
+        "parity": proof,
+        **memory(side, np, model, result),
+        "sent_bytes": sent,
+        "counted_bytes": counted_bytes(side, np, model),
+    }
 
 
 def row(
@@ -260,16 +319,10 @@ def row(
         found = [one["bubble"] for one in runs if one["bubble"] is not None]
         return harness.median_and_range(found) if found else None
 
-    held, counted = states(side, np, model, own[0])
-    return {
-        "title": f"{np} ranks, {model if model.startswith('ResNet') else f'GPT of {model} parameters'}",
-        "ranks": np,
-        "model": model,
-        "side": side,
+    return checked(side, np, model, own[0], proof, sent) | {
         "rounds": len(own),
         "steps": MEASURED[model],
         "rival": rival if theirs else None,
-        "parity": proof,
         "step_ms": harness.median_and_range([one["step_ms_p50"] for one in own]),
         "as_fast_as_data": ratio(own, base),
         "as_fast_as_rival": ratio(own, theirs) if theirs else None,
@@ -278,10 +331,6 @@ def row(
         "bubble_of_equal_passes": bubble(np, MICROBATCHES) if side in ("gpipe", "1f1b") else None,
         "peak_rss_mib": harness.median_and_range([one["peak_rss_mib"] for one in own]),
         "rival_peak_rss_mib": harness.median_and_range([one["peak_rss_mib"] for one in theirs]) if theirs else None,
-        "state_mib": held,
-        "counted_state_mib": counted,
-        "sent_bytes": sent,
-        "counted_bytes": counted_bytes(side, np, model),
     }
 
 
