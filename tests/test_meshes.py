@@ -15,6 +15,7 @@ from hvdkit.commands import predict as predict_command
 from hvdkit.core import cuts
 from hvdkit.core.schedules import bubble
 from hvdkit.errors import RequestError
+from hvdkit.profiling import published as figures
 from hvdkit.recipe import registry, schema
 from hvdkit.recipe.communication import Parallel
 from hvdkit.results.profile import Profile
@@ -218,6 +219,23 @@ def test_a_profile_of_whole_models_predicts_a_divided_one(axes: dict[str, int], 
 def test_meshes_that_cannot_be_are_refused_by_key(settings: dict[str, Any], ranks: int, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
         predicting.predict(whole(), simulating.cluster(), [ranks], Settings.model_validate(settings))
+
+
+def test_a_published_figure_predicts_stages_of_a_model_that_hvdkit_knows() -> None:
+    """It was refused with three lines about keys of a recipe that nobody had given."""
+    place, stages = clusters.load(Path("a100-nvlink-ib")), Settings.model_validate({"parallel": {"pipeline": 4}})
+    (point,) = predicting.predict(figures.profile("gpt2", None, 8, "A100", 80_000.0), place, [16], stages).points
+    assert point.memory_by_stage_mib and len(point.memory_by_stage_mib) == 4
+    assert (
+        point.memory_parts_mib
+        and point.memory_parts_mib["framework"] == 1343
+        and 0 not in point.memory_parts_mib.values()
+    )
+    other = figures.profile("bert-base", None, 8, "A100", sequences_per_second=200.0)
+    with pytest.raises(
+        RequestError, match=r"^--set parallel: expected a profile of a ResNet or a GPT, got one of bert"
+    ):
+        predicting.predict(other, place, [16], stages)
 
 
 def test_who_does_not_know_meshes_refuses_them() -> None:

@@ -17,7 +17,6 @@ from hvdkit.recipe import registry, schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.memory import Parts, Stage
 from hvdkit.results.profile import Profile
-from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.simulator import memory, sharding
 from hvdkit.simulator.case import Case
 from hvdkit.simulator.workload import Workload
@@ -109,8 +108,7 @@ def _counted(work: Workload, ranks: int, stage: Stage, precision: str, accumulat
     """By the model's table, at the profile's own batch size."""
     assert work.recipe is not None
     recipe = work.recipe.model_copy(update={"precision": precision, "accumulate": work.recipe.accumulate * accumulate})
-    framework = work.framework if work.framework in FRAMEWORKS else "pytorch"
-    return memory.parts(recipe, work.shape, framework, True, ranks, stage)
+    return memory.parts(recipe, work.shape, memory.framework_of(work.framework), True, ranks, stage)
 
 
 def _buffers(case: Case) -> float:

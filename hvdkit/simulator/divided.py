@@ -14,7 +14,7 @@ from hvdkit.recipe.parallel import check_ranks, microbatches_of
 from hvdkit.recipe.schema import Recipe, revise
 from hvdkit.results.memory import Parts
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import chains, memory, meshes
+from hvdkit.simulator import case_memory, chains, memory, meshes
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.meshes import Divided, MeshLinks, MeshStep, ModelWork, Processor
@@ -24,8 +24,11 @@ ERROR_PERCENT = 17.0  # 9 of 10 of the published steps lie within it (benchmarks
 
 
 def recipe_of(profile: Profile, settings: Settings) -> Recipe:
-    """The profile's recipe on the mesh of the settings. Raises RequestError where the profile has none, as a published
-    one, for a mesh that the model cannot take, and for other settings that change what ranks do."""
+    """The profile's recipe on the mesh of the settings; of a published figure, that of its model.
+
+    Raises RequestError where there is none, for a mesh that the model cannot take, and for other settings that change
+    what ranks do.
+    """
     assert settings.parallel
     changed = settings.model_dump(
         exclude_defaults=True,
@@ -37,7 +40,10 @@ def recipe_of(profile: Profile, settings: Settings) -> Recipe:
     same = ("batch_size", "sharding", "recompute")
     keys |= {key: value for key in same if (value := getattr(settings, key)) is not None}
     keys["accumulate"] = settings.accumulate * profile.accumulate
-    recipe = revise({**profile.settings, **keys}, "the profile's recipe")
+    known = case_memory.recipe_of(profile) if profile.published else None
+    if profile.published and known is None:
+        raise RequestError(f"--set parallel: expected a profile of a ResNet or a GPT, got one of {profile.model}")
+    recipe = revise((known.model_dump() if known else profile.settings) | keys, "the profile's recipe")
     tasks.choose(recipe).architecture(memory.sample_shape(recipe)).check_parallel(recipe.parallel)
     return recipe
 

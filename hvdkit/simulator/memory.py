@@ -16,10 +16,12 @@ from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.schedules import actions, alive
 from hvdkit.core.update_rules import rule_of
 from hvdkit.data.counts import KNOWN
+from hvdkit.defaults import FRAMEWORK
 from hvdkit.recipe.parallel import microbatches_of
 from hvdkit.recipe.schema import GptModel, ImageFolder, Recipe, Synthetic
 from hvdkit.results.memory import Parts, Stage
 from hvdkit.results.profile import ITEM_BYTES
+from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.simulator import sharding
 from hvdkit.simulator.sharding import States
 from hvdkit.tasks.parts import NthPlace, block_of, bounds
@@ -31,6 +33,11 @@ _AT_ONCE = 2  # blocks that stage `parameters` holds beside the root: the one th
 _OF_GPU = 0.9
 _ROUNDS = 3  # of cuts, each by what the one before it needs
 _LARGEST_BATCH = 2**24  # that a recipe takes
+
+
+def framework_of(name: str) -> str:
+    """The framework whose own memory is counted: PyTorch's for what was not measured under one that hvdkit has."""
+    return name if name in FRAMEWORKS else FRAMEWORK
 
 
 def sample_shape(recipe: Recipe) -> tuple[int, ...] | None:

@@ -19,7 +19,7 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.json_files import Result
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import case_memory, divided, engine, refusals, step
+from hvdkit.simulator import case_memory, divided, engine, memory, refusals, step
 from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.engine import StepSchedule
@@ -216,7 +216,7 @@ def _divided_point(
         raise RequestError("parallel: expected a profile of a ResNet or a GPT whose samples have a known size")
     step, data = way.step(), recipe.data_ranks(ranks)
     low, high = divided.interval(fitted, step)
-    parts = divided.memory_of(recipe, profile.framework, profile.device == "gpu", ranks)
+    parts = divided.memory_of(recipe, memory.framework_of(profile.framework), not fitted.on_cpu, ranks)
     most, axes = max(parts, key=lambda one: one.total), recipe.parallel
     waiting, sent = step.bubble * step.passes_s, step.tensor_s + step.data_s
     kinds = {"communication": sent, "waiting": waiting, "compute": step.seconds - sent - waiting}
@@ -241,7 +241,7 @@ def _divided_point(
         utilisation={kind: max(0.0, seconds) / step.seconds for kind, seconds in kinds.items()},
         bound=max(kinds, key=lambda kind: kinds[kind]),
         memory_mib=total,
-        memory_parts_mib={name: (value or 0) / 2**20 for name, value in most},
+        memory_parts_mib={name: value / 2**20 for name, value in most if value},
         critical_path=[],
         warnings=warnings,
         unit=fitted.workload.unit,

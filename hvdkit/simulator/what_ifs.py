@@ -197,7 +197,7 @@ def counted(work: Workload, gpu: bool = False, **keys: Any) -> Parts | None:
     """What `hvdkit memory` counts of a rank alone, with other `keys` of the recipe; None where it knows no recipe."""
     if work.recipe is None or work.shape is None:
         return None
-    framework = work.framework if work.framework in FRAMEWORKS else "pytorch"
+    framework = memory.framework_of(work.framework)
     return memory.parts(work.recipe.model_copy(update=keys), work.shape, framework, gpu, 1, "none")
 
 
