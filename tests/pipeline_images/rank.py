@@ -19,7 +19,7 @@ from hvdkit.core.group import Mesh, sets
 from hvdkit.core.state import digest, is_statistic
 from hvdkit.recipe.schema import Sgd
 from hvdkit.tasks import resnet
-from tests.pipeline.rank import ADAMW, RANKS, STEPS, Pair, batch
+from tests.pipeline.pair import ADAMW, RANKS, STEPS, Pair, batch
 from tests.tensor.rank import far, most
 
 TABLE = replace(resnet.architecture("resnet20", 10), dtype="float64", compute_dtype="float64")
