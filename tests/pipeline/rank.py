@@ -13,6 +13,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import numpy as np
 
 from hvdkit import adapters
 from hvdkit.core.group import Mesh, sets
+from hvdkit.core.session import Session
 from hvdkit.core.state import digest
 from hvdkit.errors import RunError
 from hvdkit.handlers.rank_checks import check_ranks
