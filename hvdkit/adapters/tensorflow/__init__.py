@@ -71,12 +71,12 @@ class TensorFlow(TensorFlowTensors, HorovodAdapter):
     def enter_parts(self, tensor: tf.Tensor, group: Group, name: str) -> tf.Tensor:
         from hvdkit.adapters.tensorflow import parts  # only divided models need it
 
-        return parts.enter(tensor, partial(self._sum, group, name))
+        return parts.use(tensor, tf.identity, partial(self._sum, group, name))
 
     def leave_parts(self, tensor: tf.Tensor, group: Group, name: str) -> tf.Tensor:
         from hvdkit.adapters.tensorflow import parts
 
-        return parts.leave(tensor, partial(self._sum, group, name))
+        return parts.use(tensor, partial(self._sum, group, name), tf.identity)
 
     def _sum(self, group: Group, name: str, tensor: tf.Tensor) -> tf.Tensor:
         return tf.ensure_shape(self.allreduce([tensor], group, "sum", name)[0], tensor.shape)

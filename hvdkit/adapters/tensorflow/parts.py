@@ -6,34 +6,18 @@ Shoeybi et al. 2019, section 3. Gradients of Horovod's own functions do not serv
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
 from hvdkit.core.group import Group
 from hvdkit.core.seam import Adapter
 
-Sum = Callable[[tf.Tensor], tf.Tensor]  # over ranks
+Sum = Callable[[tf.Tensor], tf.Tensor]  # over ranks, or the identity
 
 
-def enter(x: tf.Tensor, sum_over_ranks: Sum) -> tf.Tensor:
-    """f: the identity, whose gradient is the sum of the ranks' gradients."""
-
-    @tf.custom_gradient
-    def entered(x: tf.Tensor) -> Any:
-        return tf.identity(x), sum_over_ranks
-
-    return entered(x)
-
-
-def leave(y: tf.Tensor, sum_over_ranks: Sum) -> tf.Tensor:
-    """g: the sum over ranks, whose gradient is the identity."""
-
-    @tf.custom_gradient
-    def left(y: tf.Tensor) -> Any:
-        return sum_over_ranks(y), tf.identity
-
-    return left(y)
+def use(x: tf.Tensor, forward: Sum, backward: Sum) -> tf.Tensor:
+    """`forward` of a tensor, whose gradient is `backward` of the outputs': f and g take the sum over ranks once."""
+    return tf.custom_gradient(lambda x: (forward(x), backward))(x)
 
 
 class DividedOutputs:
