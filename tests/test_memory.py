@@ -277,6 +277,11 @@ def test_the_command(hvdkit: Hvdkit, tmp_path: Path) -> None:
     assert json.loads(printed.stdout) == json.loads((tmp_path / "found" / MemoryNeed.FILE).read_text())
 
 
+def test_on_cpus_the_count_says_what_it_is_worth() -> None:
+    said = [command.need(recipe("gpt-tiny"), [1], device, "pytorch").notes for device in (None, "16GiB")]
+    assert memory.ON_CPUS in said[0] and memory.ON_CPUS not in said[1]
+
+
 def test_what_does_not_fit_gets_advice() -> None:
     def notes(*overrides: str, ranks: int = 64, device: str = "16GiB") -> str:
         return "\n".join(command.need(recipe("gpt2", *overrides), [ranks], device, "pytorch").notes)

@@ -136,6 +136,7 @@ def need(recipe: Recipe, ranks: Sequence[int], device: str | None, framework: st
                 )
             )
     notes = [] if shape else ["activations: unknown, as only the ranks know the shape of a sample"]
+    notes += [] if gpu else [memory.ON_CPUS]
     needs = MemoryNeed(
         recipe=recipe.name,
         model=recipe.model.name,

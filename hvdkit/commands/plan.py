@@ -138,6 +138,8 @@ def _planned(recipe: Recipe, request: PlanRequest) -> Ladder:
         notes.append(
             f"precision: {device.name} does not compute in bf16; give precision={half if half != 'none' else 'fp32'}"
         )
+    if not gpu:
+        notes.append(memory.ON_CPUS)
     if shape is None:
         notes.append("activations: unknown, as only the ranks know the shape of a sample")
     room = None if size is None else memory.usable(size, gpu)

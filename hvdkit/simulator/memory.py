@@ -31,6 +31,8 @@ from hvdkit.worker import tuning
 _TARGET_BYTES = 8  # of a class or a token
 _AT_ONCE = 2  # blocks that stage `parameters` holds beside the root: the one that computes, and the next
 _OF_GPU = 0.9
+# What is known of the count where nothing was fitted to it (docs/memory.md).
+ON_CPUS = "on CPUs the count was 37 % below to 28 % above the peaks of six ranks that nothing was fitted to"
 _ROUNDS = 3  # of cuts, each by what the one before it needs
 _LARGEST_BATCH = 2**24  # that a recipe takes
 
