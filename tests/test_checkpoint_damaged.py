@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.checkpoint import snapshots, writing
-from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core.state import slot_name
 from hvdkit.errors import RequestError
@@ -24,7 +23,7 @@ from hvdkit.heartbeat import DISK, Heartbeat
 from hvdkit.recipe.schema import Checkpointing
 from tests.launching import wait_until
 from tests.resuming import local_recipe, local_run, rewrite_record
-from tests.test_checkpoint import STATE, record, written
+from tests.test_checkpoint import STATE, record, whole, written
 
 FULL = {**STATE, slot_name("average", "fc.weight"): np.ones((2, 3)), "communication.a": np.ones(3)}
 
@@ -35,7 +34,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kept")
     checkpoints = Checkpoints(folder, Checkpointing(), "accuracy")
     for step in (1, 2):
-        checkpoints.write(Checkpoint(record(step, 0.5), FULL))
+        checkpoints.write(*whole(record(step, 0.5), FULL))
     checkpoints.wait()
     return folder
 
@@ -138,7 +137,7 @@ def test_damaged_checkpoints_do_not_count(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "step-00000003")
     checkpoints = Checkpoints(tmp_path, Checkpointing(keep=2), "accuracy")
     for step, kept in ((3, {1, 2, 3}), (4, {1, 3, 4})):
-        checkpoints.write(Checkpoint(record(step, 0.1), STATE))
+        checkpoints.write(*whole(record(step, 0.1), STATE))
         checkpoints.wait()
         assert {int(path.name[-8:]) for path in tmp_path.glob("step-*")} == kept
         assert all(map(snapshots.is_whole, tmp_path.glob("step-*")))
@@ -150,7 +149,7 @@ def test_the_best_is_one_that_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "step-00000001" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     checkpoints = Checkpoints(tmp_path, Checkpointing(keep=1), "accuracy")
-    checkpoints.write(Checkpoint(record(4), STATE))
+    checkpoints.write(*whole(record(4), STATE))
     checkpoints.wait()
     assert checkpoints.kept() == {"last": tmp_path / "step-00000004", "best": tmp_path / "step-00000002"}
     assert {path.name for path in tmp_path.glob("step-*")} == {"step-00000002", "step-00000004"}
@@ -184,7 +183,7 @@ def test_a_fault_is_said_at_once_and_the_next_one_is_written(
 
     with monkeypatch.context() as patch:
         patch.setattr(writing, where, fail)
-        checkpoints.write(Checkpoint(record(2), STATE))
+        checkpoints.write(*whole(record(2), STATE))
         writer = checkpoints._writing
         assert writer
         writer.join(60)
@@ -193,7 +192,7 @@ def test_a_fault_is_said_at_once_and_the_next_one_is_written(
         assert remedy in said and said.count("\n") == 1
     checkpoints.wait()
     assert checkpoints.missing and "use --resume" in checkpoints.missing
-    checkpoints.write(Checkpoint(record(3), STATE))
+    checkpoints.write(*whole(record(3), STATE))
     checkpoints.wait()
     assert checkpoints.missing is None and "the checkpoint of step 3 is written" in capsys.readouterr().out
     found, complaints = snapshots.newest(tmp_path)
@@ -215,7 +214,7 @@ def test_a_folder_that_goes_is_said(
 ) -> None:
     checkpoints = written(tmp_path / "checkpoints", 0.5)
     change(tmp_path / "checkpoints")
-    checkpoints.write(Checkpoint(record(2), STATE))
+    checkpoints.write(*whole(record(2), STATE))
     checkpoints.wait()
     assert said in capsys.readouterr().out and bool(checkpoints.missing) == (change is replaced)
 
@@ -264,7 +263,7 @@ def test_a_slow_disk_is_named_and_is_no_hang(
     heartbeat = Heartbeat()
     heartbeat.beat("checkpoint", 7)
     checkpoints = Checkpoints(tmp_path / "checkpoints", Checkpointing(), "accuracy", heartbeat)
-    checkpoints.write(Checkpoint(record(7), STATE))
+    checkpoints.write(*whole(record(7), STATE))
     checkpoints.wait()
     assert {step for _, step, _ in beats} == {"7"} and heartbeat.phase == "checkpoint"
     said = capsys.readouterr().out

@@ -16,7 +16,6 @@ import pytest
 
 from hvdkit import tasks
 from hvdkit.checkpoint import snapshots, writing
-from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core import loop
 from hvdkit.core.group import Mesh, Topology
@@ -32,7 +31,7 @@ from tests.crowd import together
 from tests.local_adapter import Linear
 from tests.local_adapter import adapter as local
 from tests.resuming import lines, local_recipe, local_run, rewrite_record
-from tests.test_checkpoint import record
+from tests.test_checkpoint import record, whole
 
 # What is kept without being asked for, and where it is
 
@@ -119,8 +118,8 @@ def test_figures_are_those_of_a_run_that_keeps_nothing(tmp_path: Path, monkeypat
     for kept in (None, {}, {"every_steps": 4}):
         with monkeypatch.context() as patch:
             if kept is not None:
-                patch.setattr(Session, "state", slow(1000.0, Session.state))  # which is copied for it
-                patch.setattr(writing, "save", slow(1000.0, writing.save))
+                patch.setattr(Session, "state_layout", slow(1000.0, Session.state_layout))
+                patch.setattr(writing, "_put", slow(1000.0, writing._put))
                 patch.setattr(Checkpoints, "wait", slow(1000.0, Checkpoints.wait))  # for the disk
             folder = tmp_path / str(len(results))
             results.append(local_run(folder, local_recipe(checkpoint=kept, warmup_steps=2, epochs=2)))
@@ -141,19 +140,19 @@ def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytes
         perf_counter_ns=lambda: 10**9 * round(written_s[0] + own.steps), time=time.time, process_time=time.process_time
     )
     monkeypatch.setattr(loop, "time", now)
-    sound, save = Session.train_step, writing.save
+    sound, put = Session.train_step, writing._put
 
     def train_step(session: Any, batches: Any) -> Any:
         own.steps += 1
         return sound(session, batches)
 
-    def slow_save(tensors: Any) -> bytes:
+    def slow_put(*given: Any) -> None:
         time.sleep(0.05)  # whoever does not wait is well in its next step
         written_s[0] += 1000
-        return save(tensors)
+        put(*given)
 
     monkeypatch.setattr(Session, "train_step", train_step)
-    monkeypatch.setattr(writing, "save", slow_save)
+    monkeypatch.setattr(writing, "_put", slow_put)
     recipe = local_recipe(steps=12, checkpoint={"every_steps": 3})
     dataset = open_dataset(recipe.data, 10, recipe.seed)
 
@@ -164,7 +163,7 @@ def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytes
 
         def keep(progress: Progress, own: object) -> None:
             if checkpoints:
-                checkpoints.write(Checkpoint(record(progress.step), session.state()))
+                checkpoints.write(*whole(record(progress.step), session.state()))
 
         task, mesh = tasks.choose(recipe), Mesh(topology)
         run = attach(Loop(session, task, recipe, mesh, dataset), None, keep)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
 from hvdkit.checkpoint import snapshots
-from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.checkpoint.streamed import SafetensorsFile
 from hvdkit.checkpoint.writing import Checkpoints
 from hvdkit.core.group import Topology
@@ -35,7 +34,8 @@ def test_the_library_reads_what_is_written_in_any_order(
 ) -> None:
     path, random = tmp_path_factory.mktemp("file") / "model.safetensors", np.random.default_rng(0)
     arrays = {name: np.asarray(random.integers(0, 2, shape)).astype(dtype) for name, (dtype, shape) in layout.items()}
-    with SafetensorsFile(path, layout) as file:
+    with path.open("wb") as opened:
+        file = SafetensorsFile(opened, layout)
         for name in order.sample(sorted(layout), len(layout)):
             file.put(name, arrays[name])
     assert path.read_bytes() == save(arrays), "the bytes that the library writes"
@@ -60,7 +60,7 @@ def test_shares_are_written_as_a_whole_state_is(tmp_path: Path, stage: str) -> N
             if number:
                 checkpoints.write_each(record(1), layout, arrays)
             else:
-                checkpoints.write(Checkpoint(record(1), whole))
+                checkpoints.write(record(1), layout, whole.items())
             checkpoints.wait()
 
     together(3, train)

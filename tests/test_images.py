@@ -21,6 +21,7 @@ from hvdkit.recipe.schema import ImageFolder, Recipe
 from hvdkit.tasks import folder, resnet
 from tests.conftest import ROOT, Hvdkit
 from tests.data.pictures import draw_folder
+from tests.test_checkpoint import whole
 
 pytestmark = pytest.mark.check
 
@@ -240,7 +241,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         recipe=recipe.model_dump(mode="json"),
     )  # fmt: skip
     checkpoints = Checkpoints(run / "checkpoints", schema.Checkpointing(), "accuracy")
-    checkpoints.write(snapshots.Checkpoint(record, {"fc.weight": np.zeros((2, 2), np.float32)}))
+    checkpoints.write(*whole(record, {"fc.weight": np.zeros((2, 2), np.float32)}))
     checkpoints.wait()
     return run
 

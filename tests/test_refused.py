@@ -29,6 +29,7 @@ from tests.comparisons import REAL
 from tests.conftest import Hvdkit
 from tests.data.pictures import draw_folder, write_cifar
 from tests.resuming import local_recipe
+from tests.test_checkpoint import whole
 
 pytestmark = pytest.mark.check
 
@@ -151,7 +152,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         progress=Progress(step=1), np=1, framework="mxnet", framework_version="1", hvdkit_version="1", recipe=recipe
     )
     writer = Checkpoints(place / "checkpoints", local_recipe().checkpoint, "accuracy")
-    writer.write(snapshots.Checkpoint(record, state | zeros))
+    writer.write(*whole(record, state | zeros))
     writer.wait()
     os.mkfifo(place / "pipe")
     (place / "kept").symlink_to(place / "checkpoints" / "step-00000001")

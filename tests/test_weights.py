@@ -23,6 +23,7 @@ from hvdkit.recipe import schema
 from hvdkit.recipe.schema import GptModel
 from hvdkit.tasks import gpt, resnet
 from tests.conftest import Hvdkit, rest_thorough
+from tests.test_checkpoint import whole
 
 pytestmark = pytest.mark.check
 
@@ -207,7 +208,7 @@ def test_folders(tmp_path: Path) -> None:
     record = snapshots.CheckpointRecord(
         progress=Progress(step=3), np=1, framework="", framework_version="", hvdkit_version="", recipe={}
     )
-    checkpoints.write(snapshots.Checkpoint(record, drawn()))
+    checkpoints.write(*whole(record, drawn()))
     checkpoints.wait()
     assert same(read(run), drawn()) and same(read(run / "checkpoints" / "last"), drawn())
     model = run / "checkpoints" / "last" / snapshots.MODEL

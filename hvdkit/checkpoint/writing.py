@@ -8,33 +8,30 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import BinaryIO
 
 import numpy as np
-from safetensors.numpy import save
 
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import (
     BEST,
     LAST,
     RECORD,
-    Checkpoint,
     CheckpointRecord,
     is_whole,
     link,
     name_of,
     progress_of,
 )
+from hvdkit.checkpoint.streamed import Layout, SafetensorsFile
 from hvdkit.errors import RunError
 from hvdkit.files import advice, open_regular, write_atomic
 from hvdkit.heartbeat import Heartbeat, say
 from hvdkit.recipe.schema import Checkpointing
-
-if TYPE_CHECKING:
-    from hvdkit.checkpoint.streamed import Layout
 
 
 class Checkpoints:
@@ -57,37 +54,33 @@ class Checkpoints:
         self._full = False  # whether it is missing for lack of space
         self._whole: dict[Path, bool] = {}  # whether a checkpoint can be read: by what has been written, or by digests
 
-    def write(self, checkpoint: Checkpoint) -> None:
-        """Start writing in a thread; training may continue, and the caller may change the arrays.
+    def write(self, record: CheckpointRecord, layout: Layout, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+        """Start writing a state's tensors in a thread; training may continue, and the caller may change the arrays.
 
         The work that takes CPU time is done in this call, which is not timed as a step; the thread waits for the disk.
-        Waits until the previous checkpoint is written, and raises what `wait` does.
+        Until then the files are in memory, and nothing else is. Waits until the previous checkpoint is written, and
+        raises what `wait` does.
         """
         self.wait()
-        state = {name: np.asarray(array, order="C") for name, array in checkpoint.state.items()}
-        files = {name: save(part) for name, part in snapshots.parts_of(state).items()}
+        contents = {name: BytesIO() for name in snapshots.parts_of(layout)}
+        _put(contents, layout, tensors)
+        files = {name: content.getbuffer() for name, content in contents.items()}
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-        self._start(checkpoint.record, lambda: self._write(checkpoint.record, files, digests))
+        self._start(record, lambda: self._write(record, files, digests))
 
     def write_each(self, record: CheckpointRecord, layout: Layout, tensors: Iterator[tuple[str, np.ndarray]]) -> None:
-        """As `write`, of a state's tensors that come one after the other, so that they are not in memory together.
+        """As `write`, but to the disk in this call, so that the state is not in memory.
 
-        Takes all of them even if they cannot be written, as other ranks wait for that.
+        Takes all tensors even if they cannot be written, as other ranks wait for that.
         """
-        from hvdkit.checkpoint.streamed import SafetensorsFile  # one rank does not need it
-
         self.wait()
         making, what = None, _what(record)
         try:
             making = self._begin(record)
             with ExitStack() as opened:
-                files = {
-                    name: opened.enter_context(SafetensorsFile(making / name, part))
-                    for name, part in snapshots.parts_of(layout).items()
-                }
-                for name, array in tensors:
-                    file, own_name = snapshots.file_of(name)
-                    self._heartbeat.on_disk(what, files[file].put, own_name, array)
+                parts = snapshots.parts_of(layout)
+                files = {name: opened.enter_context((making / name).open("wb")) for name in parts}
+                _put(files, layout, tensors, lambda *put: self._heartbeat.on_disk(what, *put))
         except OSError as error:
             for _ in tensors:
                 pass
@@ -157,7 +150,7 @@ class Checkpoints:
         if self.missing != before:  # the last one is tried several times
             say(f"{fault}: training continues, and one is tried again when the next is due, and at the end")
 
-    def _write(self, record: CheckpointRecord, files: Mapping[str, bytes], digests: dict[str, str]) -> None:
+    def _write(self, record: CheckpointRecord, files: Mapping[str, memoryview], digests: dict[str, str]) -> None:
         making = self._begin(record)
         try:
             for name, content in files.items():
@@ -235,6 +228,21 @@ class Checkpoints:
             return None
         score = progress.judged.get(self._metric.removeprefix("-"))
         return -score if score is not None and self._metric.startswith("-") else score
+
+
+def _put(
+    files: Mapping[str, BinaryIO],
+    layout: Layout,
+    tensors: Iterable[tuple[str, np.ndarray]],
+    call: Callable[..., object] = lambda put, *given: put(*given),
+) -> None:
+    """Write the tensors into their files, each by a `call`."""
+    packed = {name: SafetensorsFile(files[name], part) for name, part in snapshots.parts_of(layout).items()}
+    for name, array in tensors:
+        file, own_name = snapshots.file_of(name)
+        call(packed[file].put, own_name, array)
+    for content in packed.values():
+        content.end()
 
 
 def _what(record: CheckpointRecord) -> str:

@@ -6,7 +6,7 @@ import copy
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
@@ -43,19 +43,18 @@ class Keeper:
 
     def keep(self, progress: Progress, own: Mapping[str, np.ndarray]) -> None:
         """Start writing a checkpoint, with further tensors that all ranks have; collective."""
-        writes = self.checkpoints is not None
-        if self.session.update.partition.groups:  # no rank has more than its own shares and a bucket in memory
-            arrays = chain(self._begun(self.session.state_arrays(keep=writes)), own.items())
+        writes, shared = self.checkpoints is not None, bool(self.session.update.partition.groups)
+        if writes or shared or not isinstance(self.session.strategy, Dense):  # other strategies' states are collective
+            rest = {**self.session.strategy.state(), **own}
+            arrays = chain(self._begun(self.session.state_arrays(keep=writes)), rest.items())
             if self.checkpoints:
                 layout = dict(self._begun(self.session.state_layout().items()))
-                layout |= {name: (str(array.dtype), array.shape) for name, array in own.items()}
-                self.checkpoints.write_each(_record(self.setup, progress), layout, arrays)
+                layout |= {name: (str(array.dtype), array.shape) for name, array in rest.items()}
+                # Where ranks share it, none has more than its own shares and a bucket in memory.
+                write = self.checkpoints.write_each if shared else self.checkpoints.write
+                write(_record(self.setup, progress), layout, arrays)
             else:
                 deque(arrays, maxlen=0)  # its part in the collectives
-        elif writes or not isinstance(self.session.strategy, Dense):  # other strategies' states are collective
-            taken = self._snapshot(progress, keep=writes)
-            if self.checkpoints:
-                self.checkpoints.write(replace(taken, state={**dict(self._begun(taken.state.items())), **own}))
         self.last_own.clear()
         self.last_own.update(own)
         # A run resumed from here then draws the same random numbers as one that was never stopped.
@@ -91,10 +90,10 @@ class Keeper:
         if self.commits:
             self.commits.take(self._snapshot(progress), self.setup.mesh.world)
 
-    def _snapshot(self, progress: Progress, keep: bool = True) -> Checkpoint:
+    def _snapshot(self, progress: Progress) -> Checkpoint:
         rest = self.session.strategy.state()
         record = _record(self.setup, progress)
-        return Checkpoint(record, self.session.state(keep) | rest)
+        return Checkpoint(record, self.session.state() | rest)
 
 
 def _record(setup: Setup, progress: Progress) -> CheckpointRecord:
