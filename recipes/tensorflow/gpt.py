@@ -15,6 +15,7 @@ import sys
 
 from hvdkit.adapters import tensorflow
 from hvdkit.adapters.parts import LayerParts
+from hvdkit.adapters.tensorflow.recompute import recomputed
 from hvdkit.tasks import gpt
 from hvdkit.worker.entry import main
 
@@ -92,7 +93,7 @@ class Block(tf.Module):
         self.c_proj = Linear(f"{name}.mlp.c_proj", inner, table.width, table.dtype, self.parts)
 
     def __call__(self, x: tf.Tensor, training: bool) -> tf.Tensor:
-        return (tf.recompute_grad(self.compute) if self.recompute and training else self.compute)(x)
+        return (recomputed(self.compute) if self.recompute and training else self.compute)(x)
 
     def compute(self, x: tf.Tensor) -> tf.Tensor:
         """The block's output; with `recompute`, it is computed again in backward."""

@@ -14,6 +14,7 @@ import sys
 
 from hvdkit.adapters import tensorflow
 from hvdkit.adapters.tensorflow.batch_norm import BatchNorm
+from hvdkit.adapters.tensorflow.recompute import recomputed
 from hvdkit.tasks import resnet
 from hvdkit.worker.entry import main
 
@@ -53,7 +54,7 @@ class Block(tf.Module):
         def compute(x: tf.Tensor) -> list[tf.Tensor]:
             return self.compute(x, training)
 
-        y, *statistics = (tf.recompute_grad(compute) if self.recompute and training else compute)(x)
+        y, *statistics = (recomputed(compute) if self.recompute and training else compute)(x)
         if training:
             for norm, mean, variance in zip(self.norms, statistics[::2], statistics[1::2], strict=True):
                 norm.keep(mean, variance)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from hvdkit.core.session import Session
+from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss, Sgd
 from hvdkit.strategies.dense import Dense
 from hvdkit.worker.setup import seed_of
@@ -102,3 +103,41 @@ def the_same_seed_draws_the_same_masks(adapter: Adapter, topology: Topology, mak
     adapter.seed(seed_of(Seeded, topology.rank, 7))  # type: ignore[arg-type]
     resumed = session.gradients(batch).outputs
     assert np.array_equal(went_on, resumed) == (adapter.NAME != "tensorflow"), "tf.nn.dropout keeps its first seed"
+
+
+@case
+def a_function_that_backward_computes_again_draws_the_same_masks(
+    adapter: Adapter, topology: Topology, make: Make
+) -> None:
+    """Within a compiled step, and with several alive, as in a pipeline. Other random numbers are refused."""
+    if adapter.NAME != "tensorflow":
+        return
+    import tensorflow as tf
+
+    from hvdkit.adapters.tensorflow.recompute import dropout, recomputed
+
+    x = tf.constant(np.arange(1, 65), tf.float64)
+    forward = tf.function(lambda x: recomputed(lambda x: dropout(dropout(x, 0.5), 0.25))(x))
+
+    def passed(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = forward(x)
+        return tape, y
+
+    @tf.function
+    def step(x: Any) -> Any:
+        tape, y = passed(x)
+        return y, tape.gradient(y, x)
+
+    alive = [passed(x) for _ in range(2)]
+    found = [step(x), *((y, tape.gradient(y, x)) for tape, y in alive)]
+    for y, gradient in found:  # of each element the outputs are a multiple, which is its gradient
+        assert error(np.array(gradient * x), np.array(y)) < 1e-14 and 0 < np.count_nonzero(y) < 64
+    assert not np.array_equal(found[1][0], found[2][0]), "other masks for each microbatch"
+    try:
+        tf.function(recomputed(lambda x: tf.nn.dropout(x, 0.5)), autograph=False)(x)
+        told = ""
+    except RequestError as refusal:
+        told = str(refusal)
+    assert told.startswith("recompute: ") and "would draw other numbers in backward" in told
