@@ -16,7 +16,7 @@ import pytest
 
 from tests import hygiene
 from tests.cluster import starving
-from tests.conftest import ROOT, run
+from tests.conftest import FRAMEWORKS, ROOT, run
 from tests.divided import SMALL
 from tests.launching import MARK, nothing_left
 
@@ -44,11 +44,7 @@ USUAL = [
     ("mxnet", "parts", "starve", 1),
     ("mxnet", "parts", "shape", 1),
 ]
-ALL = [
-    *product(("pytorch", "tensorflow", "mxnet"), ("parts", "stages"), FAULTS, (1, 2)),
-    *product(("keras",), ("stages",), FAULTS, (1,)),
-    *product(("pytorch",), ("both",), FAULTS, (1, 2)),
-]
+ALL = [*product(FRAMEWORKS, ("parts", "stages"), FAULTS, (1, 2)), *product(("pytorch",), ("both",), FAULTS, (1, 2))]
 
 
 def train(framework: str, mesh: str, fault: str, hosts: int, folder: Path, **environment: str) -> Any:

@@ -54,7 +54,7 @@ _REDUCED = frozenset({"float16", "float32", "float64", "int32", "int64"})
 _PRECISIONS = frozenset({"fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "bfloat16"})
 _MODERN = _PRECISIONS | {"gpu", "exact-sums", "recompute", "shard-gradients"}
 _ON_TENSORFLOW = _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times"}
-_ON_TENSORFLOW |= {"pipeline", "pipeline-resnet", "tensor"}
+_ON_TENSORFLOW |= {"pipeline", "pipeline-resnet", "interleaved", "tensor", "tensor-resnet"}
 
 CAPABILITIES: dict[str, frozenset[str]] = {
     "pytorch": _MODERN

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
-import numpy as np
-
-from hvdkit.core.tensors import Scalar, Shape, Tensor
-from hvdkit.core.trainable import Function, Trainable, UpdateKernel
+from hvdkit.core.tensors import Tensor
+from hvdkit.core.trainable import Function, Trainable
 from hvdkit.data.dataset import Batch
-from hvdkit.recipe.schema import Optimizer
 
 
 class Chunks(Trainable):
@@ -37,16 +35,10 @@ class Chunks(Trainable):
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return self._first.inputs(batch)
 
-    def backward(
-        self, inputs: Tensor, targets: Tensor, scale: Scalar | None
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def backward(self, *given: Any, **named: Any) -> Any:
         raise NotImplementedError("chunks of a pipeline are not neighbors")
 
-    def predict(self, inputs: np.ndarray) -> np.ndarray:
-        raise NotImplementedError("chunks of a pipeline are not neighbors")
-
-    def losses(self, batch: Batch) -> np.ndarray:
-        raise NotImplementedError("chunks of a pipeline are not neighbors")
+    predict = losses = backward
 
     def used_by(self, session: object) -> None:
         for part in self.parts:
@@ -62,7 +54,5 @@ class Chunks(Trainable):
     def outside(self, function: Callable[[Tensor], Tensor], vector: Tensor) -> Tensor:
         return self._first.outside(function, vector)
 
-    def update_kernel(
-        self, settings: Optimizer, shapes: Sequence[Shape], like: Sequence[Tensor]
-    ) -> UpdateKernel | None:
-        return self._first.update_kernel(settings, shapes, like)
+    def update_kernel(self, *given: Any, **named: Any) -> Any:
+        return self._first.update_kernel(*given, **named)

@@ -94,6 +94,10 @@ class Session(Stateful):
                 "model: expected parameters to train, got a model without any; give layers that are built in their "
                 "first call the shape of their inputs, or call the model once in `model`"
             )
+        if pieces and self.trainable.transposed:
+            from hvdkit.core.slices import turned  # most models are whole
+
+            pieces = {name: turned(piece) for name, piece in pieces.items()}
         self.pieces, self.stages = dict(pieces or {}), plan and plan.mesh.pipeline
         held = self.held()
         stored = held.stored

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hvdkit.core.pieces import Part, Piece, Shape, StateEntry, shape_of
+from hvdkit.core.state import TURNED_BACK
 from hvdkit.errors import RequestError
 from hvdkit.tasks.parts import Cut, bounds
 from hvdkit.tasks.task import state_shapes
@@ -40,6 +42,14 @@ def pieces_of(table: Architecture, group: Group) -> dict[str, Piece]:
         return {}
     shapes = state_shapes(table)
     return {name: sliced(name, shapes[name], cut, group) for name, cut in table.cuts().items()}
+
+
+def turned(piece: Piece) -> Piece:
+    """A slice in the layout of a framework whose kernels are HWIO and matrices (in, out)."""
+    order = TURNED_BACK.get(len(piece.local_shape), range(len(piece.local_shape)))
+    shape, local = (tuple(sizes[axis] for axis in order) for sizes in (piece.whole_shape, piece.local_shape))
+    parts = (replace(part, shape=shape, axis=order.index(part.axis or 0)) for part in piece.parts)
+    return replace(piece, parts=tuple(parts), local_shape=local)
 
 
 def check_pieces(*entries: StateEntry) -> None:

@@ -53,6 +53,12 @@ class ResidualBlock:
     convs: tuple[Conv, ...]
     projection: Conv | None
 
+    def part(self, ranks: int) -> ResidualBlock:
+        """What each of these ranks has of the block, which divide the channels between its first two convolutions."""
+        first, second, *rest = self.convs
+        first, second = replace(first, outputs=first.outputs // ranks), replace(second, inputs=second.inputs // ranks)
+        return replace(self, convs=(first, second, *rest))
+
 
 @dataclass(frozen=True)
 class ResNet(Architecture):

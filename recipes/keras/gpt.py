@@ -80,6 +80,9 @@ class Block(layers.Layer):
         self.attn_proj.build((None, None, self.heads * self.size))
         self.mlp_proj.build((None, None, self.inner))
 
+    def compute_output_shape(self, shape):  # else Keras computes a block, with its sums over ranks, to know it
+        return shape
+
     def call(self, x, training=None):
         return (keras.remat(self.compute) if self.recompute and training else self.compute)(x)
 

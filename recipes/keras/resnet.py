@@ -13,6 +13,7 @@ if __name__ == "__main__":
 import sys
 
 from hvdkit.adapters import keras as adapter
+from hvdkit.adapters.parts import LayerParts
 from hvdkit.adapters.tensorflow.batch_norm import batch_norm
 from hvdkit.tasks import resnet
 from hvdkit.worker.entry import main
@@ -66,14 +67,19 @@ class BatchNorm(layers.BatchNormalization):
 
 
 class Block(layers.Layer):
-    """The residual block of a table row: ReLU after each sum and between convolutions."""
+    """The residual block of a table row: ReLU after each sum and between convolutions.
 
-    def __init__(self, row: resnet.ResidualBlock, policy: str, recompute: bool = False):
+    Ranks divide the channels between the first two convolutions.
+    """
+
+    def __init__(self, row: resnet.ResidualBlock, table: resnet.ResNet, policy: str):
         super().__init__(name=row.name, dtype=policy)
+        self.parts = LayerParts(adapter, table.tensor, row.name)
+        row = row.part(self.parts.size)
         self.rows = [*row.convs, *([row.projection] if row.projection else [])]
         self.convolutions = [Convolution(r, policy) for r in self.rows]
         self.norms = [BatchNorm(r, policy) for r in self.rows]
-        self.depth, self.recompute = len(row.convs), recompute
+        self.depth, self.recompute = len(row.convs), table.recompute
 
     def build(self, shape):
         for row, convolution, norm in zip(self.rows, self.convolutions, self.norms, strict=True):
@@ -92,10 +98,11 @@ class Block(layers.Layer):
 
     def compute(self, x, training):
         """The block's output, then each norm's mean and variance. Assigns nothing, as backward may call this again."""
-        y, shortcut, statistics = x, x, []
+        y, shortcut, statistics = self.parts.enter(x), x, []
         for index, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
             projection = index == self.depth
-            result, *found = norm.normalize(convolution(x if projection else tf.nn.relu(y) if index else y), training)
+            z = convolution(x if projection else tf.nn.relu(y) if index else y)
+            result, *found = norm.normalize(self.parts.leave(z) if index == 1 else z, training)
             y, shortcut = (y, result) if projection else (result, shortcut)
             statistics += found
         return [tf.nn.relu(y + shortcut), *statistics]
@@ -113,7 +120,7 @@ def build(table: resnet.ResNet) -> keras.Model:
     else:
         x = inputs = keras.Input((None, None, rows[0].convs[0].inputs), dtype=table.dtype)
     for row in rows:
-        x = Block(row, policy, table.recompute)(x)
+        x = Block(row, table, policy)(x)
     if table.is_last:
         x = layers.GlobalAveragePooling2D(dtype=table.dtype)(x)
         x = layers.Dense(table.classes, name="fc", dtype=table.dtype)(x)

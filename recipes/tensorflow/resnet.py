@@ -13,6 +13,7 @@ if __name__ == "__main__":
 import sys
 
 from hvdkit.adapters import tensorflow
+from hvdkit.adapters.parts import LayerParts
 from hvdkit.adapters.tensorflow.batch_norm import BatchNorm
 from hvdkit.adapters.tensorflow.recompute import recomputed
 from hvdkit.tasks import resnet
@@ -42,13 +43,18 @@ def batch_norm(name: str, channels: int, dtype: str) -> BatchNorm:
 
 
 class Block(tf.Module):
-    """The residual block of a table row: ReLU after each sum and between convolutions."""
+    """The residual block of a table row: ReLU after each sum and between convolutions.
 
-    def __init__(self, row: resnet.ResidualBlock, dtype: str, recompute: bool) -> None:
+    Ranks divide the channels between the first two convolutions.
+    """
+
+    def __init__(self, row: resnet.ResidualBlock, table: resnet.ResNet) -> None:
+        self.parts, dtype = LayerParts(tensorflow, table.tensor, row.name), table.dtype
+        row = row.part(self.parts.size)
         rows = [*row.convs, *([row.projection] if row.projection else [])]
         self.convolutions = [Convolution(f"{row.name}.{r.name}", r, dtype) for r in rows]
         self.norms = [batch_norm(f"{row.name}.{r.norm}", r.outputs, dtype) for r in rows]
-        self.depth, self.recompute = len(row.convs), recompute
+        self.depth, self.recompute = len(row.convs), table.recompute
 
     def __call__(self, x: tf.Tensor, training: bool) -> tf.Tensor:
         def compute(x: tf.Tensor) -> list[tf.Tensor]:
@@ -62,10 +68,11 @@ class Block(tf.Module):
 
     def compute(self, x: tf.Tensor, training: bool) -> list[tf.Tensor]:
         """The block's output, then each norm's mean and variance. Assigns nothing, as backward may call this again."""
-        y, shortcut, statistics = x, x, []
+        y, shortcut, statistics = self.parts.enter(x), x, []
         for index, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
             projection = index == self.depth
-            result, *found = norm.normalize(convolution(x if projection else tf.nn.relu(y) if index else y), training)
+            z = convolution(x if projection else tf.nn.relu(y) if index else y)
+            result, *found = norm.normalize(self.parts.leave(z) if index == 1 else z, training)
             y, shortcut = (y, result) if projection else (result, shortcut)
             statistics += found
         return [tf.nn.relu(y + shortcut), *statistics]
@@ -84,7 +91,7 @@ class ResNet(tf.Module):
             self.convolution = Convolution(table.stem.name, table.stem, dtype)
             self.norm = batch_norm(table.stem.norm, table.stem.outputs, dtype)
         self.max_pool = table.max_pool
-        self.blocks = [Block(row, dtype, table.recompute) for row in table.own_blocks]
+        self.blocks = [Block(row, table) for row in table.own_blocks]
         if self.is_last:
             self.kernel = tf.Variable(tf.zeros((table.features, table.classes), dtype), name="fc.kernel")
             self.bias = tf.Variable(tf.zeros(table.classes, dtype), name="fc.bias")

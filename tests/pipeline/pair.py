@@ -133,15 +133,19 @@ class Pair:
         if self.shards:  # of the whole model
             found = errors(self._arrays(dict(self.stages.update.partition.gather(gradients))), reference)
         else:
-            pieces, own = self.stages.held().pieces, self._arrays(gradients)
-            # In the layout of checkpoints, which pieces of TensorFlow's convolutions, all whole, do not have.
-            found = errors(own, {name: pieces[name].of(reference).reshape(own[name].shape) for name in own})
+            pieces, own = self.stages.held().pieces, self._as_they_are(gradients)
+            reference = self._as_they_are(self.recorded[1])
+            found = errors(own, {name: pieces[name].of(reference) for name in own})
         if data.size == 1 and loss is not None:
             found["loss"] = far(self.stages.adapter.to_numpy(loss), self.whole.adapter.to_numpy(wanted))
         return found
 
     def _arrays(self, tensors: Mapping[str, Any]) -> Arrays:
         return {name: self.stages.array(tensor) for name, tensor in tensors.items()}
+
+    def _as_they_are(self, tensors: Mapping[str, Any]) -> Arrays:
+        """In the framework's own layout."""
+        return {name: self.stages.adapter.to_numpy(tensor) for name, tensor in tensors.items()}
 
     def after(self) -> dict[str, float]:
         return errors(self.stages.state(), self.whole.state())

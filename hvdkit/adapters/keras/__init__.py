@@ -14,6 +14,8 @@ from hvdkit.core.trainable import Trainable
 
 import keras  # isort: skip  # after the other adapter, which sets TensorFlow's log level
 
+keras.config.disable_traceback_filtering()  # it would write "Exception encountered when calling" before what is wrong
+
 
 class Keras(TensorFlow):
     """Keras, with TensorFlow's tensors and collectives."""
@@ -46,6 +48,8 @@ class Keras(TensorFlow):
         return training.TrainableModel(model, loss, precision)
 
     def observer(self, trainable: Trainable) -> Observer:
+        if not isinstance(trainable, training.TrainableModel):  # chunks of a pipeline, which core's loop trains
+            return super().observer(trainable)
         return timing.Observer(self.horovod, trainable)
 
 

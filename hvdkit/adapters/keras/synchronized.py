@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -32,7 +33,7 @@ def synchronize_batch_norms(model: keras.Model, statistics: StatisticsOf, every:
             continue
         _check(layer)
         if of_layer is not None:
-            object.__setattr__(layer, "_moments", _Moments(layer, of_layer))
+            object.__setattr__(layer, "_moments", partial(_moments, layer, of_layer))
     return done
 
 
@@ -46,18 +47,15 @@ def _check(layer: Any) -> None:
             raise refusal(layer.name, kind, f"it has a `{method}` of its own, so it cannot be synchronized", _REMEDY)
 
 
-class _Moments:
-    """`BatchNormalization._moments` over all ranks: (inputs, mask) -> mean and biased variance (channels,)."""
-
-    def __init__(self, layer: Any, statistics: BatchStatistics) -> None:
-        self._layer, self._statistics = layer, statistics
-
-    def __call__(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
-        axes = self._layer._reduction_axes
-        if mask is None:
-            return moments(inputs, axes, self._statistics)[:2]
-        mask = tf.expand_dims(tf.cast(mask, tf.bool), -1)
-        mean, variance, count = moments(inputs, axes, self._statistics, mask)
-        count = tf.cast(count, inputs.dtype)
-        share = count / (count + keras.config.epsilon())  # Keras divides by a little more than the number of values
-        return mean * share, (variance + tf.square(mean - mean * share)) * share
+def _moments(
+    layer: Any, statistics: BatchStatistics, inputs: tf.Tensor, mask: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """`BatchNormalization._moments` over all ranks: the mean and biased variance (channels,)."""
+    axes = layer._reduction_axes
+    if mask is None:
+        return moments(inputs, axes, statistics)[:2]
+    mask = tf.expand_dims(tf.cast(mask, tf.bool), -1)
+    mean, variance, count = moments(inputs, axes, statistics, mask)
+    count = tf.cast(count, inputs.dtype)
+    share = count / (count + keras.config.epsilon())  # Keras divides by a little more than the number of values
+    return mean * share, (variance + tf.square(mean - mean * share)) * share

@@ -39,7 +39,6 @@ class TrainableModel(TensorFlowModel, Driver):
         super().__init__(variables, [_name(variable) for variable in model.trainable_variables], loss, precision)
         self.model, self.transposed = model, getattr(model, "transposed", True)
         self.take_divided(model, loss)
-        self._called = False
         self.warnings = [*_compiled(model), *_other_precision(model, precision)]
         _bound[self] = None
         with floatx(self.dtype):  # the dtype of the sum of losses
@@ -57,7 +56,7 @@ class TrainableModel(TensorFlowModel, Driver):
 
     def logits(self, inputs: tf.Tensor, training: bool) -> tf.Tensor:
         outputs = one_tensor(self.model(_listed(inputs), training=training))
-        self._check_complete()
+        check_complete(self.parameters | self.buffers, [_name(variable) for variable in self.model.weights])
         return tf.cast(outputs, self.dtype)
 
     def loss(self, inputs: tf.Tensor, targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
@@ -72,17 +71,6 @@ class TrainableModel(TensorFlowModel, Driver):
         # Where the sum will be divided by a count, so will the model's own losses, which are no sums.
         more = tf.reshape(tf.cast(counting.batch_count - 1, value.dtype), ())
         return value + more * tf.cast(tf.add_n(self.model.losses), value.dtype)
-
-    def predict(self, inputs: np.ndarray) -> np.ndarray:
-        outputs = one_tensor(self.model.predict_on_batch(_listed(inputs)))
-        outputs = np.asarray(self.divided.whole(tf.constant(outputs)) if self.divided else outputs, self.dtype)
-        if not self._called:
-            self._check_complete()
-            self._called = True
-        return outputs
-
-    def _check_complete(self) -> None:
-        check_complete(self.parameters | self.buffers, [_name(variable) for variable in self.model.weights])
 
     def drive(self, loop: Loop) -> None:
         """Train by `model.fit`; a stage of a pipeline by core's loop, as `fit` finishes a batch before the next."""
