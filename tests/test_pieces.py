@@ -10,7 +10,8 @@ import pytest
 
 from hvdkit.core.group import Group
 from hvdkit.core.pieces import joined, whole
-from hvdkit.core.slices import sliced
+from hvdkit.core.slices import sliced, turned
+from hvdkit.core.state import from_canonical
 from hvdkit.errors import RequestError
 from hvdkit.tasks.parts import Cut
 from tests import numpy_adapter
@@ -32,6 +33,19 @@ def test_slices_of_all_ranks_are_the_whole(cut: Cut, ranks: int) -> None:
     assert [sum(part.size for part in piece.parts) for piece in pieces] == [part.size for part in found]
     own = [block.take([0], cut.axis) for block in np.split(array, cut.blocks, cut.axis)]
     assert np.array_equal(found[0], np.concatenate(own, cut.axis)), "the first of each block"
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((4, 6, 3, 2), 0), ((4, 6, 3, 2), 1), ((4, 6), 1), ((4,), 0)])
+def test_a_slice_is_turned_as_the_framework_turns_the_whole(shape: tuple[int, ...], axis: int) -> None:
+    """OIHW kernels to HWIO, for example: the joined slices of all ranks are the whole."""
+    array = np.arange(float(math.prod(shape))).reshape(shape)
+    groups = [Group((0, 1), index) for index in range(2)]
+    pieces = [sliced("a", shape, Cut(axis), group) for group in groups]
+    own = [turned(piece).of({"a": from_canonical(array)}) for piece in pieces]
+    for piece, got in zip(pieces, own, strict=True):
+        assert np.array_equal(got, from_canonical(piece.of({"a": array})))
+    everyone, ops = np.concatenate([part.reshape(-1) for part in own]), numpy_adapter.NumpyAdapter()
+    assert np.array_equal(joined(ops, everyone, turned(pieces[0]), groups[0]), from_canonical(array))
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0)])
