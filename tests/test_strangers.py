@@ -229,6 +229,10 @@ def train(folder: Path, *words: str, **options: Any) -> subprocess.Popen[str]:
     )
 
 
+def few_files() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+
+
 def ports_of(mark: str) -> dict[int, tuple[int, str]]:
     """The ports on which processes with this mark listen: the process's number, and the address in hexadecimal.
 
@@ -282,9 +286,6 @@ def losses(folder: Path) -> list[Any]:
 def test_a_run_trains_on_among_strangers_and_shows_no_secret(
     launcher: str, elastic: list[str], tmp_path: Path, undisturbed: list[Any]
 ) -> None:
-    def few_files() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-
     (tmp_path / "gate").write_text("slow 0.3")
     with hygiene.marking() as mark:
         variables = environment(tmp_path)
@@ -323,3 +324,37 @@ def test_a_run_trains_on_among_strangers_and_shows_no_secret(
     for secret in {*PLANTED.values(), *secrets}:
         for where, text in {"command lines": shown, "output": said, "the run's folder": written}.items():
             assert secret not in text, f"{where}: {secret}"
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("direct", marks=pytest.mark.thorough)])
+def test_a_program_runs_on_among_strangers(launcher: str, tmp_path: Path) -> None:
+    with hygiene.marking() as mark:
+        variables = environment(tmp_path)
+    words = [
+        "-np",
+        "2",
+        "--launcher",
+        launcher,
+        "--out",
+        "out",
+        str(ROOT / "tests" / "launched" / "program.py"),
+        "waits",
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-m", "hvdkit", "launch", *words], cwd=tmp_path, env=variables, preexec_fn=few_files,
+        start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        try:
+            log = tmp_path / "out" / "logs" / "rank-1.log"
+            assert wait_until(lambda: log.exists() and "step 0" in log.read_text(), 60)
+            ports = ports_of(mark)
+            assert ports and all(address.endswith("7F") for _, address in ports.values()), "127.… alone"
+            strangers = [each for port in ports for each in silent(port)]
+            assert all(say(port, what) for port in ports for what in SAYINGS.values())
+            (tmp_path / "go").touch()
+            said = process.communicate(timeout=hygiene.patience(120))[0]
+            for each in strangers:
+                each.close()
+        finally:
+            hygiene.kill_started_by(mark)
+    assert process.returncode == 0 and said.count("] done") == 2 and "Traceback" not in said, said
