@@ -17,7 +17,7 @@ from hvdkit.adapters.pytorch import PyTorch
 from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines import base
 from hvdkit.core.group import Group, Ranks, Topology
-from hvdkit.core.pieces import sum_of_squares
+from hvdkit.core.pieces import Partition, sum_of_squares
 from hvdkit.core.session import Gradients, Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.update_rules import clip, decay_of
@@ -32,6 +32,7 @@ class HandWritten(Strategy):
     """A usual script's own parts of a training step. By default it sends no gradients, and core updates the weights."""
 
     group: Group
+    trainable: TrainableModel
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -143,6 +144,12 @@ class TorchOptim(HandWritten):
     settings: Optimizer
     _optimizer: Any
     _state: dict[torch.Tensor, Any]
+
+    def partition(self, settings: Optimizer) -> Partition:
+        """Make the optimizer."""
+        self.settings, self._optimizer = settings, torch_optimizer(settings, list(self.trainable.trained.values()))
+        self._state = self._optimizer.state
+        return super().partition(settings)
 
     def step(self, session: ByHandSession) -> None:
         if not session.step.gradient_bytes:  # the same in each update

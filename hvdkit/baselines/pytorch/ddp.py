@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines.pytorch.by_hand import HandWritten, ProcessGroup, TorchOptim, torch_optimizer
 from hvdkit.baselines.pytorch.shares import ParameterShares, ShardedTensor
 from hvdkit.core.group import Group, Mesh
@@ -23,11 +22,9 @@ from hvdkit.recipe.schema import Optimizer, Recipe
 class _Wrapped(HandWritten):
     def bind(self, session: Stateful) -> None:
         super().bind(session)
-        trainable = session.trainable
-        assert isinstance(trainable, TrainableModel)
-        self._module = DistributedDataParallel(trainable.model, broadcast_buffers=False)
+        self._module = DistributedDataParallel(self.trainable.model, broadcast_buffers=False)
         self._rival = session.adapter.rival
-        trainable.forward = self._forward
+        self.trainable.forward = self._forward
 
     def _forward(self, *inputs: Any) -> Any:
         try:
@@ -78,9 +75,7 @@ class _Sharded(TorchOptim, _Wrapped):
     def partition(self, settings: Optimizer) -> Partition:
         from torch.distributed.optim import ZeroRedundancyOptimizer  # slow to import: not for the others
 
-        assert isinstance(self.trainable, TrainableModel)
-        trained = self.trainable.trained
-        self.settings = settings
+        self.settings, trained = settings, self.trainable.trained
         self._optimizer = torch_optimizer(
             settings,
             list(trained.values()),

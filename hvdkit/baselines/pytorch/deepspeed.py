@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines.pytorch.by_hand import ByHandSession, Outputs, ProcessGroup, torch_optimizer
 from hvdkit.baselines.pytorch.shares import ParameterShares, ShardedTensor, SharesScript
 from hvdkit.core.group import Group, Mesh, Ranks, Topology
@@ -71,9 +70,7 @@ class _Zero(SharesScript):
     def partition(self, settings: Optimizer) -> Partition:
         import deepspeed
 
-        trainable = self.trainable
-        assert isinstance(trainable, TrainableModel)
-        trained = trainable.trained
+        trainable, trained = self.trainable, self.trainable.trained
         if frozen := [name for name, parameter in trainable.model.named_parameters() if not parameter.requires_grad]:
             raise RequestError(f"--rival deepspeed: expected all parameters to be trained, got the frozen {frozen[0]}")
         optimizer = torch_optimizer(settings, list(trained.values()))

@@ -5,27 +5,55 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from hvdkit.adapters.pytorch.training import TrainableModel
-from hvdkit.baselines.pytorch.by_hand import ByHandSession, ProcessGroup, TorchOptim, torch_optimizer
+from hvdkit.baselines.pytorch.by_hand import ByHandSession, ProcessGroup, TorchOptim
 from hvdkit.baselines.pytorch.shares import Gather, ParameterShares, ShardedTensor, SharesScript, local, share_of_rows
 from hvdkit.core.group import Group, Mesh
 from hvdkit.core.pieces import ROOT_BLOCK, Partition
 from hvdkit.core.stateful import Stateful
 from hvdkit.core.strategy import Strategy
-from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Optimizer, Recipe
 
 
-class _Model(TrainableModel):
-    """A module that `shard` divides among the ranks."""
+class ShardedModel(TrainableModel):
+    """A module that `fully_shard` has divided: each rank of a group has some rows of every parameter."""
 
+    def take_shares(self, group: Group, gather: Gather) -> None:
+        """Make the parameters those of the divided module. `gather` concatenates the shares of the group."""
+        self._shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
+        self._over = group, gather
+        self.trained = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        self.parameters = {name: self.share(name, parameter.detach()) for name, parameter in self.trained.items()}
+
+    def share(self, name: str, tensor: torch.Tensor) -> ShardedTensor:
+        """A tensor that is divided as the parameter of this name is."""
+        return share_of_rows(tensor, self._shapes[name], *self._over)
+
+    def slots(self) -> dict[str, ShardedTensor]:
+        """A slot of zeros of all parameters."""
+        return {name: self.share(name, torch.zeros_like(own).detach()) for name, own in self.trained.items()}
+
+    def gradients(self) -> dict[str, Any]:
+        return {
+            name: self.share(name, torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+            for name, parameter in self.trained.items()
+        }
+
+    def evaluated(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = super().evaluated(inputs)
+        for module in self.model.modules():  # gathered weights would stay until backward, even if others are loaded
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return outputs
+
+
+class _Model(ShardedModel):
     def shard(self, frees: bool, group: Group, gather: Gather) -> None:
         """Divide the parameters of the blocks, which are those of hvdkit's own sharding, then the others.
 
@@ -39,38 +67,26 @@ class _Model(TrainableModel):
         blocks = [self.model.get_submodule(name) for name in self.blocks() if name != ROOT_BLOCK]
         for module in (*blocks, self.model):
             fully_shard(module, mesh=mesh, reshard_after_forward=frees, ignored_params=frozen)
-        self.trained = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
-        self._share = partial(share_of_rows, group=group, gather=gather)
-        self.parameters = {name: self.share(parameter.detach()) for name, parameter in self.trained.items()}
-
-    def share(self, tensor: torch.Tensor) -> ShardedTensor:
-        return self._share(tensor, tensor.shape)
-
-    def gradients(self) -> dict[str, Any]:
-        return {
-            name: self.share(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-            for name, parameter in self.trained.items()
-        }
-
-    def predict(self, inputs: np.ndarray) -> np.ndarray:
-        outputs = super().predict(inputs)
-        self._free()
-        return outputs
-
-    def losses(self, batch: Batch) -> np.ndarray:
-        losses = super().losses(batch)
-        self._free()
-        return losses
-
-    def _free(self) -> None:
-        """Free gathered weights, which would stay until the next backward, even if others are loaded before."""
-        for module in self.model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        self.take_shares(group, gather)
 
 
-class _FullyShard(SharesScript, TorchOptim):
+class ShardedScript(SharesScript, TorchOptim):
+    """A script whose model is a `ShardedModel`."""
+
+    trainable: ShardedModel
+
+    def partition(self, settings: Optimizer) -> Partition:
+        super().partition(settings)
+        return ParameterShares(self.session, self.group, self.trainable.slots)
+
+    def _held_gradients(self, session: ByHandSession) -> list[torch.Tensor]:
+        return [local(gradient.held) for gradient in session.trainable.gradients().values()]
+
+
+class _FullyShard(ShardedScript):
     """Divides the session's model. With `frees` gathered parameters are freed after forward (ZeRO-3)."""
+
+    trainable: _Model
 
     def __init__(self, group: Group, frees: bool) -> None:
         super().__init__(group)
@@ -78,20 +94,7 @@ class _FullyShard(SharesScript, TorchOptim):
 
     def bind(self, session: Stateful) -> None:
         super().bind(session)
-        assert isinstance(session.trainable, _Model)
-        session.trainable.shard(self._frees, self.group, partial(session.adapter.allgather, group=self.group))
-
-    def partition(self, settings: Optimizer) -> Partition:
-        assert isinstance(self.trainable, _Model)
-        self.settings, shares, share = settings, self.trainable.parameters.items(), self.trainable.share
-        self._optimizer = torch_optimizer(settings, list(self.trainable.trained.values()))
-        self._state = self._optimizer.state
-        return ParameterShares(
-            self.session, self.group, lambda: {name: share(torch.zeros_like(weight.held)) for name, weight in shares}
-        )
-
-    def _held_gradients(self, session: ByHandSession) -> list[torch.Tensor]:
-        return [local(gradient.held) for gradient in session.trainable.gradients().values()]
+        self.trainable.shard(self._frees, self.group, partial(session.adapter.allgather, group=self.group))
 
     def _total(self, session: ByHandSession, norms: list[torch.Tensor]) -> torch.Tensor:
         total = super()._total(session, norms)

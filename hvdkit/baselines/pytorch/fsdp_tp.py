@@ -15,16 +15,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.nn.functional import embedding
 
 from hvdkit.adapters.parts import LayerParts
-from hvdkit.adapters.pytorch.training import TrainableModel, cross_entropy
-from hvdkit.baselines.pytorch.by_hand import ByHandSession, Outputs, TorchOptim, torch_optimizer
+from hvdkit.adapters.pytorch.training import cross_entropy
+from hvdkit.baselines.pytorch.by_hand import ByHandSession, Outputs
+from hvdkit.baselines.pytorch.fsdp import ShardedModel, ShardedScript
 from hvdkit.baselines.pytorch.meshed import Meshed
-from hvdkit.baselines.pytorch.shares import Gather, ShardedTensor, SharesScript, local, share_of_rows
+from hvdkit.baselines.pytorch.shares import Gather, ShardedTensor
 from hvdkit.core.group import Group, Mesh
 from hvdkit.core.pieces import ROOT_BLOCK, Partition, Piece, sum_of_squares
 from hvdkit.core.stateful import Stateful
@@ -99,7 +100,7 @@ def _everywhere(tensor: torch.Tensor, mesh: DeviceMesh) -> DTensor:
     return DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
 
 
-class _Model(TrainableModel):
+class _Model(ShardedModel):
     """A module of which each rank of a tensor group has a part, and with FSDP each data rank a share of that."""
 
     def __init__(self, model: torch.nn.Module, *how: Any, **named: Any) -> None:
@@ -121,33 +122,11 @@ class _Model(TrainableModel):
         self._blocks = [] if data.size == 1 else [model.get_submodule(n) for n in self.blocks() if n != ROOT_BLOCK]
         for module in (*self._blocks, model) if self._blocks else ():
             fully_shard(module, mesh=mesh["data"])
-        self.trained = dict(model.named_parameters())
-        self._share: Callable[[torch.Tensor, torch.Size], ShardedTensor] = partial(
-            share_of_rows, group=data, gather=gather
-        )
-        self._shapes = {name: parameter.shape for name, parameter in self.parameters.items()}  # of this rank's parts
-        self.parameters = {name: self.share(name, parameter.detach()) for name, parameter in self.trained.items()}
-
-    def share(self, name: str, tensor: torch.Tensor) -> ShardedTensor:
-        """A tensor that is divided as the parameter of this name is."""
-        return self._share(tensor, self._shapes[name])
-
-    def gradients(self) -> dict[str, Any]:
-        return {
-            name: self.share(name, torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-            for name, parameter in self.trained.items()
-        }
+        self.take_shares(data, gather)
 
     def loss_of(self, inputs: torch.Tensor, targets: torch.Tensor) -> Outputs:
         logits, loss = super().loss_of(inputs, targets)
         return logits.to_local(), loss
-
-    def evaluated(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs = super().evaluated(inputs)
-        for module in self.model.modules():  # as `fsdp` does
-            if isinstance(module, FSDPModule):
-                module.reshard()
-        return outputs
 
 
 class _Pieces(Partition):
@@ -171,8 +150,10 @@ class _Pieces(Partition):
         return self._over_tensor._gathered(key, {key: tensors[key].detach()})
 
 
-class _Layers(SharesScript, TorchOptim):
+class _Layers(ShardedScript):
     """Divides the session's model, whose parts are `ShardedTensor`s."""
+
+    trainable: _Model
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__(mesh.data)
@@ -180,32 +161,22 @@ class _Layers(SharesScript, TorchOptim):
 
     def bind(self, session: Stateful) -> None:
         super().bind(session)
-        assert isinstance(session.trainable, _Model)
-        self._model, groups = session.trainable, self._mesh
-        sizes, device = (groups.data.size, groups.tensor.size), session.trainable.device.type
+        groups, device = self._mesh, self.trainable.device.type
+        sizes = groups.data.size, groups.tensor.size
         mesh = init_device_mesh(device, sizes, mesh_dim_names=("data", "tensor"))
-        self._model.divide_layers(mesh, groups.data, partial(session.adapter.allgather, group=groups.data))
+        self.trainable.divide_layers(mesh, groups.data, partial(session.adapter.allgather, group=groups.data))
 
     def partition(self, settings: Optimizer) -> Partition:
-        self.settings, trained = settings, self._model.trained
-        self._optimizer = torch_optimizer(settings, list(trained.values()))
-        self._state = self._optimizer.state
-
-        def slots() -> dict[str, ShardedTensor]:
-            return {name: self._model.share(name, torch.zeros_like(own).detach()) for name, own in trained.items()}
-
-        return _Pieces(self.session, self.group, slots)
+        super().partition(settings)
+        return _Pieces(self.session, self.group, self.trainable.slots)
 
     def backward(self, loss: torch.Tensor) -> None:
         with loss_parallel():
             loss.backward()
 
-    def _held_gradients(self, session: ByHandSession) -> list[torch.Tensor]:
-        return [local(gradient.held) for gradient in session.trainable.gradients().values()]
-
     def _total(self, session: ByHandSession, norms: list[torch.Tensor]) -> torch.Tensor:
         """Over all parts, where what each rank of a tensor group has whole counts once."""
-        named, cut = list(zip(self._model.trained, norms, strict=True)), session.pieces
+        named, cut = list(zip(self.trainable.trained, norms, strict=True)), session.pieces
         parts, wholes = ([norm for name, norm in named if (name in cut) == divided] for divided in (True, False))
         total = sum_of_squares(session.adapter, parts)
         dist.all_reduce(total, group=self._mesh.tensor.handle)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from hvdkit.adapters.pytorch.training import TrainableModel
-from hvdkit.baselines.pytorch.by_hand import ByHandSession, TorchOptim, torch_optimizer
+from hvdkit.baselines.pytorch.by_hand import ByHandSession, TorchOptim
 from hvdkit.baselines.pytorch.meshed import Meshed
 from hvdkit.core.group import Mesh
 from hvdkit.core.pieces import Partition, sum_of_squares
@@ -69,15 +69,10 @@ class _Stages(TorchOptim):
 
     def bind(self, session: Stateful) -> None:
         super().bind(session)
-        assert isinstance(session.trainable, TrainableModel)
-        self._model, pipeline = session.trainable, self._mesh.pipeline
-        module, device = _Module(self._model), self._model.device
+        pipeline, module, device = self._mesh.pipeline, _Module(self.trainable), self.trainable.device
         self.stage = _Timed(module, pipeline.index, pipeline.size, device, group=pipeline.handle)
 
     def partition(self, settings: Optimizer) -> Partition:
-        self.settings = settings
-        self._optimizer = torch_optimizer(settings, list(self._model.trained.values()))
-        self._state = self._optimizer.state
         held = super().partition(settings)
         self._shared = held.shared
         return held
@@ -87,23 +82,23 @@ class _Stages(TorchOptim):
         is_first, is_last = self._mesh.before is None, self._mesh.after is None
         parts = len(batches) * self._microbatches
         if parts not in self._schedules:
-            self._schedules[parts] = self._kind(self.stage, parts, partial(self.stage.timed, self._model.criterion))
-        for parameter in self._model.trained.values():
+            self._schedules[parts] = self._kind(self.stage, parts, partial(self.stage.timed, self.trainable.criterion))
+        for parameter in self.trainable.trained.values():
             parameter.grad = None
-        inputs, targets = (torch.cat(tensors) for tensors in zip(*map(self._model.inputs, batches), strict=True))
+        inputs, targets = (torch.cat(tensors) for tensors in zip(*map(self.trainable.inputs, batches), strict=True))
         losses: list[torch.Tensor] = []
         self._schedules[parts].step(
             *([inputs] if is_first else ()), target=targets if is_last else None, losses=losses, return_outputs=False
         )
         for name in self._shared:
             assert self._mesh.ends
-            dist.all_reduce(self._model.trained[name].grad, group=self._mesh.ends.handle)
+            dist.all_reduce(self.trainable.trained[name].grad, group=self._mesh.ends.handle)
         return torch.stack(losses).detach().mean() if is_last else None
 
     def wait(self) -> None:
         if self.group.size == 1:
             return
-        gradients = list(self._model.gradients().values())
+        gradients = list(self.trainable.gradients().values())
         vector = torch.cat([gradient.reshape(-1) for gradient in gradients])
         dist.all_reduce(vector, group=self.group.handle)
         vector /= self.group.size

@@ -5,7 +5,6 @@ from __future__ import annotations
 import horovod.torch as hvd
 import torch
 
-from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines import base
 from hvdkit.baselines.pytorch.by_hand import ByHand, ByHandSession, TorchOptim, torch_optimizer
 from hvdkit.core.group import Group, Mesh
@@ -22,7 +21,6 @@ class _Horovod(TorchOptim):
         self._compression = hvd.Compression.fp16 if half else hvd.Compression.none
 
     def partition(self, settings: Optimizer) -> Partition:
-        assert isinstance(self.trainable, TrainableModel)
         self.settings, named = settings, self.trainable.trained
         plain = torch_optimizer(settings, list(named.values()))
         self._uses_torch_optim = plain is not None
@@ -33,7 +31,7 @@ class _Horovod(TorchOptim):
             op=hvd.Average,
         )
         self._state = self._optimizer.state
-        return super().partition(settings)
+        return self.session.held()
 
     def begin_update(self, batches: int) -> None:
         self._optimizer.set_backward_passes_per_step(batches)
