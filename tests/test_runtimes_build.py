@@ -163,8 +163,8 @@ def test_cancelling_ends_a_command_and_all_that_it_started(tmp_path: Path) -> No
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_build_that_is_ended_ends_at_once_and_leaves_no_process_behind(tmp_path: Path, number: int) -> None:
     script = (
-        "import sys; from pathlib import Path; from hvdkit.runtimes.process import Cancellation, Log\n"
-        f"Log(Path({str(tmp_path / 'log')!r}), Cancellation()).run("
+        "import sys; from pathlib import Path; from hvdkit.runtimes.process import BuildLog, Cancellation\n"
+        f"BuildLog(Path({str(tmp_path / 'log')!r}), Cancellation()).run("
         f"'a test', [sys.executable, '-c', {_STAYS!r}], on_line=lambda line: print(line, end='', flush=True))"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as killed:
