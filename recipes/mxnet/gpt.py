@@ -119,11 +119,8 @@ class GPT(nn.HybridBlock):
 
     def __init__(self, table: gpt.GPT) -> None:
         super().__init__()
-        self.parts, self.dtype, self.here = (
-            LayerParts(adapter, table.tensor, "transformer.wte"),
-            table.dtype,
-            table.here,
-        )
+        self.parts = LayerParts(adapter, table.tensor, "transformer.wte")
+        self.dtype, self.here = table.dtype, table.here
         self.first, self.stop = table.vocabulary_part
         if table.tensor:
             from hvdkit.adapters.mxnet.parts import DividedOutputs

@@ -46,14 +46,8 @@ def a_loss_of_ones_own_trains_a_network_of_two_inputs(adapter: Adapter, topology
     if adapter.NAME == "local":
         return
     model, state = two_inputs(adapter.NAME)
-    session = Session(
-        adapter,
-        model,
-        Sgd(learning_rate=0.1),
-        squared,
-        Dense(adapter, group_of(topology), name=fresh()),
-        "fp64",
-    )
+    average = Dense(adapter, group_of(topology), name=fresh())
+    session = Session(adapter, model, Sgd(learning_rate=0.1), squared, average, "fp64")
     session.load_state(state)
     mine = measured(topology.rank)
     got = session.gradients(mine)
@@ -78,14 +72,8 @@ def an_evaluation_has_the_same_bits_on_any_number_of_ranks(adapter: Adapter, top
     if adapter.NAME == "local":
         return
     model, state = two_inputs(adapter.NAME)
-    session = Session(
-        adapter,
-        model,
-        Sgd(learning_rate=0.1),
-        squared,
-        Dense(adapter, group_of(topology), name=fresh()),
-        "fp64",
-    )
+    average = Dense(adapter, group_of(topology), name=fresh())
+    session = Session(adapter, model, Sgd(learning_rate=0.1), squared, average, "fp64")
     session.load_state(state)
     batch = measured(5, 53)
     split = ArraySplit(batch.inputs, batch.targets)
