@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, written
 
 SEEDS, RANKS = 3, 2
 
@@ -28,7 +28,7 @@ def main() -> None:
         for name in frameworks
     }
     outcome = {"accuracies": accuracies, "ranks": RANKS, "seeds": seeds, "frameworks": frameworks, "runs": rows}
-    harness.publish("accuracy", outcome, args.out)
+    written.publish("accuracy", outcome, args.out)
 
 
 def run(_: str, number: int, framework: str, folder: Path) -> dict[str, Any]:

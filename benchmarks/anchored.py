@@ -47,7 +47,7 @@ class Row:
 
 
 def measured(path: Path) -> Any:
-    """Raw series, as `harness.compressed` has written them."""
+    """Raw series, as `written.compressed` has written them."""
     return json.loads(gzip.decompress(path.read_bytes()))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks import harness
+from benchmarks import harness, written
 
 SHAPES = ((32, 32, 32, 16), (32, 8, 8, 64))  # NHWC: ResNet-20's first and last stage at 32 images
 SEEDS, EPSILON = range(5), 1e-5
@@ -30,7 +30,7 @@ def main() -> None:
     args = harness.parser(__doc__).parse_args()
     answers = [harness.elsewhere(measure, runtime, kernel=name) for name, (runtime, _) in KERNELS.items()]
     cases = [f"{'×'.join(map(str, shape))}, {values}" for shape in SHAPES for values in VALUES]
-    harness.publish("batch_norm", {"cases": cases, "rows": [row for rows in answers for row in rows]}, args.out)
+    written.publish("batch_norm", {"cases": cases, "rows": [row for rows in answers for row in rows]}, args.out)
 
 
 def measure(kernel: str) -> list[dict[str, object]]:

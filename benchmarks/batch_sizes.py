@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, written
 from hvdkit.results.profile import load as load_profile
 
 ROUNDS, SIZES = 3, (8, 16, 32)
@@ -26,12 +26,12 @@ def main() -> None:
     frameworks = args.framework or ["pytorch", "mxnet"]
     found = harness.rounds(harness.kept(args), frameworks, ["profile"], args.rounds, profiled)
     outcome = {
-        **harness.facts("make bench-batch-sizes"),
+        **written.facts("make bench-batch-sizes"),
         "setting": {"recipe": RECIPE, "keys": KEYS, "batch_sizes": SIZES},
         "profiles": {framework: [_shortened(one["profile"], number) for number, one in enumerate(rounds)]
                      for framework, rounds in found.items()},
     }  # fmt: skip
-    harness.compressed(args.out / "batch-sizes.json.gz", outcome)
+    written.compressed(args.out / "batch-sizes.json.gz", outcome)
     print(f"written to {args.out}: {', '.join(frameworks)}; now `make validate`")
 
 

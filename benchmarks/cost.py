@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, written
 from hvdkit.recipe import registry, schema
 from hvdkit.runtimes.pins import FRAMEWORKS
 
@@ -100,11 +100,11 @@ def main() -> int:
                 rounds.append(harness.one_round(folder, work.sides(framework), partial(run, work, framework)))
         summaries = {framework: summary(work, rounds) for framework, rounds in groups.items()}
         found[name] = {"unit": work.speed, "by_hand": bool(work.script), "keys": work.keys, "parity": parity}
-        found[name] |= {"frameworks": summaries, **harness.facts(harness.command())}
+        found[name] |= {"frameworks": summaries, **written.facts(written.command())}
     before = args.out / "cost.json"
     recipes = json.loads(before.read_text())["recipes"] if before.exists() else {}
     recipes |= {name: joined(recipes.get(name), result) for name, result in found.items()}
-    harness.publish("cost", {"ranks": 2, "threads": 1, "recipes": recipes}, args.out)
+    written.publish("cost", {"ranks": 2, "threads": 1, "recipes": recipes}, args.out)
     marks = [mark for one in found.values() for each in one["frameworks"].values() for mark in each["marks"]]
     return int(any(mark["verdict"] == "missed" for mark in marks))
 

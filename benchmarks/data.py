@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import harness
+from benchmarks import harness, written
 
 PICTURES, MARK = 256, 1.5
 # data -> (recipe that consumes it, its overrides, images a batch)
@@ -45,7 +45,7 @@ def main() -> None:
     found = harness.rounds(keep, pairs, ("delivered", "consumed"), args.rounds, partial(measure, keep / "files"))
     rows = [row(*pair.split("/"), found[pair]) for pair in pairs]
     outcome = {"mark": MARK, "rounds": args.rounds, "rows": rows, "versions": versions()}
-    harness.publish("data", outcome, args.out)
+    written.publish("data", outcome, args.out)
 
 
 def draw(folder: Path) -> None:

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, written
 from hvdkit.errors import RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.results.machine import this_machine
@@ -96,8 +96,8 @@ def begun(folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     done: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"machine": machine, "results": {}}
     if done["machine"] != machine:
-        raise RequestError(f"{file}: begun on {harness.machine_line(done['machine'])}; give --fresh to begin anew here")
-    commits = {result["commit"] for result in done["results"].values()} | {harness.code()["commit"]}
+        raise RequestError(f"{file}: begun on {written.machine_line(done['machine'])}; give --fresh to begin anew here")
+    commits = {result["commit"] for result in done["results"].values()} | {written.code()["commit"]}
     if len(commits) > 1:
         print("some results are of an earlier commit; give --fresh to measure all of this one")
     return done
@@ -118,7 +118,7 @@ def measured(name: str, folder: Path, short: bool) -> dict[str, Any]:
     options += ["--out", str(out), *few] if short else []
     # Results name their command, so it says no machine's path.
     options += [] if name in _WITHOUT_KEEP else ["--keep", os.path.relpath(folder / name, harness.ROOT)]
-    began, commit = time.time(), harness.code()["commit"]
+    began, commit = time.time(), written.code()["commit"]
     harness.say(f"{name}: python -m {' '.join([module, *options])}")
     command = [sys.executable, end_with_parent.__file__, sys.executable, "-m", module, *options]
     # In a session of its own, as Ctrl-C would end what has to end the benchmark.

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, written
 from hvdkit.data.tokens import open_tokens
 from hvdkit.recipe import registry, schema
 
@@ -46,7 +46,7 @@ def main() -> int:
             *([f"frameworks differ by {spread:.3f}"] if spread > SPREAD else []),
         ],
     }  # fmt: skip
-    harness.publish("gpt_loss", outcome, args.out)
+    written.publish("gpt_loss", outcome, args.out)
     return int(bool(outcome["missed"]))
 
 

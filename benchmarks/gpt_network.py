@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, written
 from hvdkit.launch.namespaces import Network
 from hvdkit.recipe import registry, schema
 
@@ -75,7 +75,7 @@ def main() -> None:
         "methods": {name: row(name, [one["trained"] for one in losses.get(name, ())], times) for name in names},
         **{key: losses[learning[0]][0]["trained"][key] for key in ("framework_version", "horovod_version")},
     }
-    harness.publish("gpt_network", outcome, args.out)
+    written.publish("gpt_network", outcome, args.out)
 
 
 def keys_of(name: str) -> list[str]:

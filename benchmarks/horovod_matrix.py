@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import harness
+from benchmarks import harness, written
 from hvdkit.files import write_atomic
 from hvdkit.runtimes import machine, pins
 
@@ -49,7 +49,7 @@ def main(names: list[str]) -> None:
         rows = {each: found["rows"][each] for each in ROWS if each in found["rows"]}
         found = {"compiler": machine.compiler(), "rows": rows}
         write_atomic(RESULTS, json.dumps(found, indent=2) + "\n")
-    write_atomic(PAGE, harness.page("horovod-matrix", found))
+    write_atomic(PAGE, written.page("horovod-matrix", found))
 
 
 def row(version: str, packages: tuple[str, ...]) -> dict[str, object]:

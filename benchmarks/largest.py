@@ -17,7 +17,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, written
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
 from hvdkit.recipe import registry, schema
@@ -46,7 +46,7 @@ def main() -> int:
     keep, limit = harness.kept(args), 1024 * args.limit_gib
     rows = [largest(way, limit, keep) for way in args.way or WAYS]
     outcome = {"recipe": RECIPE, "limit_gib": args.limit_gib, "width": WIDTH, "samples": SAMPLES, "rows": rows}
-    harness.publish("largest", outcome, args.out)
+    written.publish("largest", outcome, args.out)
     return 0
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, written
 from benchmarks.harness import FRAMEWORKS
 from hvdkit.results.train import read_metrics, read_result
 from hvdkit.runtimes.store import find
@@ -45,7 +45,7 @@ def main() -> int:
             train(name, args.steps, folder)
         earlier[name] = row(name, folder)
         rows = {each: earlier[each] for each in FRAMEWORKS if each in earlier}
-        harness.publish("memory", {"limit_percent": LIMIT_PERCENT, "left_out": LEFT_OUT, "frameworks": rows}, args.out)
+        written.publish("memory", {"limit_percent": LIMIT_PERCENT, "left_out": LEFT_OUT, "frameworks": rows}, args.out)
     return 1 if any(each["growth_percent"] > LIMIT_PERCENT for each in earlier.values()) else 0
 
 

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness, starved
+from benchmarks import harness, starved, written
 from benchmarks.harness import say, step_ms
 from benchmarks.starved import COMPUTE, DENSE, MARKS, Row
 from hvdkit.launch.namespaces import Network
@@ -201,7 +201,7 @@ def picture(rows: list[Row], path: Path) -> None:
         rated = "" if row["accuracy_mean"] is None else f": {row['accuracy_mean']:.3f}{low}"
         series = f"{100 * row['asked_share']:.0f} % communication, {row['rate_mbit_per_s']:.1f} Mbit/s"
         shown.setdefault(f"{row['method']}{rated}", {})[series] = (row["speedup"],) * 3
-    harness.dots(path, [("each method with its accuracy, the mean over seeds", "times as fast as uncompressed", shown)])
+    written.dots(path, [("each method with its accuracy, the mean over seeds", "times as fast as uncompressed", shown)])
 
 
 def main() -> int:
@@ -222,7 +222,7 @@ def main() -> int:
     bench = Bench(harness.kept(args), args.rounds, args.seeds, args.epochs)
     bench.measure(asked)
     found = bench.story(asked)
-    harness.publish("bench-network", found, args.out)
+    written.publish("bench-network", found, args.out)
     picture(found["rows"], PICTURE if args.out == harness.HERE else args.out / PICTURE.name)
     return 1 if found["missed"] else 0
 

@@ -20,7 +20,8 @@ import math
 import os
 from pathlib import Path
 
-from benchmarks.harness import HERE, ROOT, facts, say, text_of
+from benchmarks.harness import HERE, ROOT, say
+from benchmarks.written import facts, text_of
 from hvdkit.core.pieces import PIECE_BYTES
 from hvdkit.files import write_atomic
 from hvdkit.launch.namespaces import Network

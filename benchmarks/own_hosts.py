@@ -21,7 +21,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness, in_turns
+from benchmarks import harness, in_turns, written
 from benchmarks.harness import FRAMEWORKS
 from hvdkit.launch.namespaces import Network
 from hvdkit.results.bench import Bench
@@ -53,9 +53,9 @@ def main() -> None:
     places = [f"{framework}/{rate:g}" for framework in frameworks for rate in rates[framework]]
     profiles = harness.rounds(keep / "profiles", frameworks, list(METHODS), 1, profiled)
     links = harness.rounds(keep / "links", places, ["bench", "turns"], 1, measured)
-    harness.compressed(args.out / "own-hosts.json.gz", table(links))
+    written.compressed(args.out / "own-hosts.json.gz", table(links))
     shortened = {framework: _shortened(found[0]) for framework, found in profiles.items()}
-    harness.compressed(args.out / "own-hosts-profiles.json.gz", shortened)
+    written.compressed(args.out / "own-hosts-profiles.json.gz", shortened)
     print(f"written to {args.out}: {', '.join(frameworks)}; now `make validate`")
 
 
@@ -108,7 +108,7 @@ def table(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         turns.append(where | {"load": one["turns"]["load"], "step_ms": steps})
         versions[framework] = one["turns"]["versions"]["framework"]
     return {
-        **harness.facts("make bench-hosts"),
+        **written.facts("make bench-hosts"),
         "versions": versions,
         "setting": {"recipe": RECIPE, "keys": KEYS, "hosts": RANKS, "rounds": ROUNDS},
         "methods": {name: {"keys": keys, "steps": steps} for name, (keys, _, steps) in SIDES.items()},

@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, written
 from hvdkit.core.schedules import bubble
 from hvdkit.launch.namespaces import Network
 from hvdkit.recipe import registry, schema
@@ -134,7 +134,7 @@ def main() -> int:
         if rounds[cell]
     ]
     every = [result for one in rounds.values() for done in one for result in done.values()]
-    harness.publish("parallel", {"load": max(result["load"] for result in every)} | _shown(every[0], rows), args.out)
+    written.publish("parallel", {"load": max(result["load"] for result in every)} | _shown(every[0], rows), args.out)
     return int(not _passed(proofs))
 
 
@@ -150,7 +150,7 @@ def _checks(
                 results.append(once(side, *of, keep))
                 sent = {} if args.no_bytes else all_bytes([side], *of, keep)
                 rows.append(checked(side, *of, results[-1], proof, sent.get(side)))
-    harness.publish("parallel-checks", _shown(results[0], rows), args.out)
+    written.publish("parallel-checks", _shown(results[0], rows), args.out)
     return int(not all(row["parity"]["passed"] for row in rows if row["parity"]))
 
 

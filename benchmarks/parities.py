@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, written
 from hvdkit.results.parity import read_parity
 
 STEPS, RANKS = 20, 2
@@ -38,13 +38,13 @@ def main() -> None:
             harness.say(f"parity of {recipe}")
             asked = ["parity", recipe, *keys, "--steps", str(STEPS), "-np", str(RANKS)]
             harness.hvdkit([*asked, "--out", kept / folder, "--overwrite"], timeout_s=3600)
-        checks[recipe] = summary(kept / folder) | {"folder": folder, "measured": harness.today()}
+        checks[recipe] = summary(kept / folder) | {"folder": folder, "measured": written.today()}
         whole = args.out / "parity" / folder
-        harness.compressed(whole / "parity.json.gz", json.loads((kept / folder / "parity.json").read_text()))
+        written.compressed(whole / "parity.json.gz", json.loads((kept / folder / "parity.json").read_text()))
         for name in ("parity.md", "parity.png"):
             shutil.copyfile(kept / folder / name, whole / name)
     made = {name: checks[name] for name in CHECKS if name in checks}
-    harness.publish("parity", {"ranks": RANKS, "checks": made}, args.out)
+    written.publish("parity", {"ranks": RANKS, "checks": made}, args.out)
 
 
 def summary(folder: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import harness, in_turns
+from benchmarks import harness, in_turns, written
 from hvdkit.recipe import registry, schema
 from hvdkit.results.profile import load as load_profile
 from hvdkit.simulator import cluster as clusters
@@ -87,7 +87,7 @@ def main() -> int:
         "foreseen_model": FORESEEN,
         "foreseen": foreseen(keep),
     }
-    harness.publish("sharding", outcome, args.out)
+    written.publish("sharding", outcome, args.out)
     if outcome["speed"] and outcome["memory"]:
         picture(outcome, PICTURE)
     return int(any(row["verdict"] == "missed" for row in outcome["speed"]))
@@ -107,7 +107,7 @@ def picture(outcome: Mapping[str, Any], path: Path) -> None:
             ratio = row["ratio"]["median"], row["ratio"]["low"], row["ratio"]["high"]
             speed.setdefault(f"{row['framework']}, {row['model']}", {})[row["stage"]] = ratio
     panels: list[tuple[str, str, harness.Rows]] = [(f"GPT-2, AdamW, fp32, {ranks} ranks", "MiB of a rank", memory)]
-    harness.dots(path, [*panels, ("two ranks on one machine", "tokens/s ÷ without sharding", speed)], one=1.0)
+    written.dots(path, [*panels, ("two ranks on one machine", "tokens/s ÷ without sharding", speed)], one=1.0)
 
 
 # -- speed ------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, written
 from benchmarks.harness import FRAMEWORKS, interval
 from hvdkit.errors import RequestError
 from hvdkit.runtimes.store import find
@@ -48,7 +48,7 @@ def main() -> None:
         sides = HOROVOD + (OTHERS if framework == "pytorch" else ())
         rounds = harness.rounds(keep, [framework], sides, args.rounds, run)[framework]
         found[framework] = summary(framework, sides, rounds)
-    harness.publish("shared_memory", {"ranks": RANKS, "sizes_bytes": SIZES, "frameworks": found}, args.out)
+    written.publish("shared_memory", {"ranks": RANKS, "sizes_bytes": SIZES, "frameworks": found}, args.out)
 
 
 def summary(framework: str, sides: Sequence[str], rounds: list[dict[str, Times]]) -> dict[str, Any]:

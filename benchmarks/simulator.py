@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, written
 from hvdkit.profiling import published
 from hvdkit.recipe import grid as grids
 from hvdkit.results.profile import Profile, save
@@ -52,7 +52,7 @@ def main() -> int:
     outcome["sweep_per_second"] = sweep
     with tempfile.TemporaryDirectory() as folder:
         outcome["predict_s"] = median(lambda: command(found, Path(folder)))
-    harness.publish("simulator", outcome, args.out)
+    written.publish("simulator", outcome, args.out)
     missed = [policy for policy, rate in rates.items() if rate < MARK_PER_SECOND]
     missed += ["sweep"] if sweep < MARK_PER_SECOND else []
     missed += ["10,000 ranks"] if single[10_000] > MARK_MS else []

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, written
 from benchmarks.harness import FRAMEWORKS, interval
 from hvdkit.results.machine import this_machine
 from hvdkit.runtimes.store import find
@@ -49,7 +49,7 @@ def main() -> int:
         "marks": {"direct_over_bare_at_most": RATIO_MARK},
         "frameworks": {name: known[name] for name in FRAMEWORKS if name in known},
     }
-    harness.publish("start", outcome, args.out)
+    written.publish("start", outcome, args.out)
     late = [name for name, one in found.items() if one["ratios"]["direct"]["low"] > RATIO_MARK]
     return 1 if late else 0
 
@@ -61,7 +61,7 @@ def summary(framework: str, rounds: list[dict[str, float]]) -> dict[str, Any]:
         "ratios": {side: interval([one[side] / one["bare"] for one in rounds]) for side in SIDES[1:]},
         "versions": find(framework).versions,
         "rounds": len(rounds),
-        "measured": harness.today(),
+        "measured": written.today(),
     }
 
 

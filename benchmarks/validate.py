@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import anchored, batch_sizes_rows, filled_hosts_rows, harness, mesh_rows, own_hosts_rows
+from benchmarks import anchored, batch_sizes_rows, filled_hosts_rows, harness, mesh_rows, own_hosts_rows, written
 from benchmarks.anchored import Row
 from benchmarks.validation_sets import all_rows
 from hvdkit.files import write_atomic
@@ -56,16 +56,16 @@ def main() -> None:
         "unseen": unseen(rows),
     }
     short = [one | {"rows": len(one["rows"])} for one in summaries]
-    written = {
-        out / "docs" / "validation.md": harness.page("validation", found),
-        out / "docs" / "validation.json": harness.text_of(short) + "\n",
-        out / "benchmarks" / "validation.md": harness.page("validation-rows", found),
+    files = {
+        out / "docs" / "validation.md": written.page("validation", found),
+        out / "docs" / "validation.json": written.text_of(short) + "\n",
+        out / "benchmarks" / "validation.md": written.page("validation-rows", found),
     }
-    for path, text in written.items():
+    for path, text in files.items():
         write_atomic(path, text)
     for one in summaries:
         print(f"{one['set']}: {len(one['rows'])} rows, mean error {one['mean']:.1f} %, worst {one['worst']:.1f} %")
-    print(f"written to {', '.join(map(str, written))}")
+    print(f"written to {', '.join(map(str, files))}")
 
 
 def summary(name: str, rows: Sequence[Row]) -> dict[str, Any]:

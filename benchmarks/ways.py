@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness, in_turns
+from benchmarks import harness, in_turns, written
 from benchmarks.harness import interval
 from hvdkit.launch.namespaces import Network
 from hvdkit.tasks.resnet import architecture
@@ -44,7 +44,7 @@ def main() -> None:
     outcome = {"framework": args.framework, "versions": found[rates[0]]["versions"], "rounds": args.rounds}
     outcome |= {"steps_a_turn": MEASURED, "load": max(one["load"] for one in found.values())}
     outcome |= {"gradient_bytes": GRADIENT_BYTES, "rows": made}
-    harness.publish("ways", outcome, args.out)
+    written.publish("ways", outcome, args.out)
 
 
 def measure(rate: float, rounds: int, framework: str) -> dict[str, Any]:

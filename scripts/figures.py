@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import written
 from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
 
@@ -76,7 +76,7 @@ def renewed(text: str, benchmarks: Path = ROOT / "benchmarks") -> str:
         return f"{value:,.{decimals}f}{unit}<!-- {match['place']} -->"
 
     def table(match: re.Match[str]) -> str:
-        made = harness.page(f"tables/{match['name']}", value_of(match))
+        made = written.page(f"tables/{match['name']}", value_of(match))
         return f"{match['begin']}{made}{match['end']}"
 
     return _TABLE.sub(table, _FIGURE.sub(figure, text))
@@ -117,7 +117,7 @@ def looked_up(place: str, benchmarks: Path, day: str = "") -> Any:
         if measured != day if day else older(dated):
             raise RequestError(f"{place}: measured {measured}, and speeds have changed {SINCE}; measure it again")
     if not same_work:
-        raise RequestError(f"{place}: its parity was not checked; benchmarks/harness.py says where it need not be")
+        raise RequestError(f"{place}: its parity was not checked; benchmarks/written.py says where it need not be")
     if isinstance(value, list) and all(isinstance(item, int | float) for item in value):
         return statistics.median(value)
     return value

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import harness, memory, sharding, simulator
+from benchmarks import harness, memory, sharding, simulator, written
 from hvdkit.recipe import schema
 from tests.conftest import FRAMEWORKS, ROOT
 
@@ -25,7 +25,7 @@ MADE_ELSEWHERE = ("largest", "parallel", "validation", "validation-rows")
 @pytest.mark.parametrize("name", [name for name in PAGES if name not in MADE_ELSEWHERE])
 def test_a_committed_page_is_what_its_json_gives(name: str) -> None:
     outcome = json.loads((ROOT / "benchmarks" / f"{name}.json").read_text())
-    assert harness.page(name, outcome) == (ROOT / "benchmarks" / f"{name}.md").read_text()
+    assert written.page(name, outcome) == (ROOT / "benchmarks" / f"{name}.md").read_text()
 
 
 MEASURED = json.loads((ROOT / "benchmarks" / "sharding.json").read_text())

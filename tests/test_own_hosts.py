@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import anchored, harness, own_hosts, own_hosts_rows
+from benchmarks import anchored, own_hosts, own_hosts_rows, written
 from benchmarks.anchored import Row
 from tests import simulating
 from tests.cluster import starving
@@ -54,8 +54,8 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[flo
         "links": [where | {"cluster": cluster.model_dump(mode="json"), "points": points}],
     }
     profiles = {"pytorch": {"dense": dense, "changes": {"topk": topk, "local4": local}}}
-    harness.compressed(tmp_path / "own-hosts.json.gz", found)
-    harness.compressed(tmp_path / "own-hosts-profiles.json.gz", profiles)
+    written.compressed(tmp_path / "own-hosts.json.gz", found)
+    written.compressed(tmp_path / "own-hosts-profiles.json.gz", profiles)
     monkeypatch.setattr(own_hosts_rows, "HERE", tmp_path)
     for kept in (own_hosts_rows.measured, own_hosts_rows.profile):
         kept.cache_clear()
@@ -108,7 +108,7 @@ def test_methods_foreseen_in_another_order_are_told(table: dict[str, list[float]
     path = own_hosts_rows.HERE / "own-hosts.json.gz"
     found = anchored.measured(path)
     found["turns"][0]["step_ms"]["topk"] = [2 * FREE, 2.1 * FREE]
-    harness.compressed(path, found)
+    written.compressed(path, found)
     own_hosts_rows.measured.cache_clear()
     wrong, pairs = own_hosts_rows.disordered(own_hosts_rows.rows())
     assert pairs == 3

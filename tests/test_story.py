@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import harness, network, starved
+from benchmarks import harness, network, starved, written
 from hvdkit import paths
 from hvdkit.core.group import Mesh, Topology
 from hvdkit.recipe import schema
@@ -76,7 +76,7 @@ def test_page_and_picture_tell_each_row(tmp_path: Path) -> None:
     rows = _rows(310.0, 0.98)
     story = json.loads((ROOT / "benchmarks" / "bench-network.json").read_text()) | {"rows": rows}
     assert rows[0].keys() == story["rows"][0].keys()
-    text = harness.page("bench-network", story)
+    text = written.page("bench-network", story)
     assert (
         "| local8 | 310 (310–310) | 12.4 | 3.23 | 0.968 (0.968–0.968) | 200,000 | 0.9800 (0.9800–0.9800) | yes |"
         in text

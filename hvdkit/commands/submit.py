@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import os
@@ -11,8 +10,7 @@ import shlex
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,15 +25,14 @@ from hvdkit.commands.any_command import AnyCommand
 from hvdkit.commands.fields import texts
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.submit_request import LABEL, TOLERATION, SubmitRequest
-from hvdkit.errors import Faults, RequestError, RunError
-from hvdkit.files import write_atomic
+from hvdkit.errors import Faults, RequestError
 from hvdkit.launch.submission import programs
+from hvdkit.launch.submission.job_files import NUMBERS, Submission, Submitted, write
 from hvdkit.launch.submission.templating import TASK, render
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import OwnModel, Recipe
 
 MOST_TASKS = 1000  # of an array; Slurm's MaxArraySize is 1001 by default
-NUMBERS = "\1"  # in the name of Slurm's log: the numbers of the job, and of the task in an array
 # Where the images (Dockerfile) and the templates have the claim of the results, and the job's own files.
 RUNS, JOB_FILES = "/home/hvdkit/runs", "/etc/hvdkit"
 _TAKEN = (RUNS, JOB_FILES, "/home/hvdkit/.ssh", "/etc/mpi", "/dev/shm")
@@ -44,42 +41,13 @@ _SECONDS = re.compile(r"(?:(\d{1,4})-)?(\d{1,4}):(\d\d)(?::(\d\d))?|(\d{1,7})", 
 _PLAIN = re.compile(r"[\w./%+:,@=~-]+")
 
 
-@dataclass(frozen=True)
-class Submission:
-    """A job that has passed every check that can be made before the scheduler sees it.
-
-    `main` is the one of the `files` that the scheduler gets, by `submit`, which returns the job's name or number there.
-    `by_hand` is the command that does the same, `described` what users want to know of the job, with NUMBERS for its
-    name. `notes` say what the job needs that is not in the files.
-    """
-
-    files: Mapping[Path, str]
-    main: Path
-    submit: Callable[[], str]
-    by_hand: list[str]
-    described: list[str]
-    notes: list[str]
-
-
-@dataclass(frozen=True)
-class Submitted:
-    """A job that was written: the `file` for the scheduler and, once that has it, its name or number there, `job`.
-
-    `lines` are for the user.
-    """
-
-    file: Path
-    job: str | None
-    lines: list[str]
-
-
 def run(request: SubmitRequest) -> Submitted:
     """Write the job, and hand it over where that is asked for. Raises RequestError with all faults of the request."""
     request = _checked(request)
     command = any_command.asked(request)
     if request.requeue and (command is None or command.resumes):
         raise RequestError("--requeue: expected a script of your own; what hvdkit trains is queued again anyway")
-    return _write((_for_kubernetes if request.to == "kubernetes" else _for_nodes)(request, command), request.apply)
+    return write((_for_kubernetes if request.to == "kubernetes" else _for_nodes)(request, command), request.apply)
 
 
 def lines(request: SubmitRequest, result: Submitted) -> Iterator[str]:
@@ -348,36 +316,6 @@ def default_name(recipe: str, stamp: str) -> str:
     return f"{slug}-{stamp}"
 
 
-def _write(submission: Submission, apply: bool) -> Submitted:
-    """Write the files, and with `apply` hand the job to the scheduler.
-
-    Raises RequestError where a file cannot be written or the scheduler refuses the job; the files are then as they
-    were.
-    """
-    before = {path: path.read_bytes() if path.exists() else None for path in submission.files}
-    new = [folder for folder in submission.main.parents if not folder.exists()]
-    try:
-        for path, text in submission.files.items():
-            _write_file(path, text)
-        job = submission.submit() if apply else None
-    except RequestError:
-        for path, content in before.items():
-            if content is None:
-                path.unlink(missing_ok=True)
-            else:
-                write_atomic(path, content)
-        for folder in new:
-            with contextlib.suppress(OSError):  # not made, or not empty
-                folder.rmdir()
-        raise
-    beside = [path.name for path in submission.files if path != submission.main]
-    with_recipe = f", with the recipe {beside[0]}{' and others' if beside[1:] else ''} beside it" if beside else ""
-    then = [f"start it with: {shlex.join(submission.by_hand)}"]
-    if job is not None:
-        then = [line.replace(NUMBERS, job) for line in submission.described]
-    return Submitted(submission.main, job, [f"written to {submission.main}{with_recipe}", *submission.notes, *then])
-
-
 def _faults(request: SubmitRequest, recipes: Iterable[Recipe], files: Sequence[Path]) -> Faults:
     """What is wrong with a request, whatever the scheduler; the first of the `files` is the scheduler's."""
     faults = Faults()
@@ -415,13 +353,3 @@ def _common(request: SubmitRequest) -> list[str]:
     """Options of `hvdkit train`, whatever the scheduler."""
     rival = ["--rival", request.rival] if request.rival else []
     return ["--framework", str(request.framework), "-np", str(request.np), *rival]
-
-
-def _write_file(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text)
-    except OSError as error:
-        raise RequestError(f"--script {path}: cannot be written ({error.strerror})") from None
-    except RunError as error:
-        raise RequestError(f"--script: {error}") from None

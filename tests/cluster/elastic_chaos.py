@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, written
 from hvdkit.results.train import read_result
 
 RANKS, LEAST, MOST, BATCH_SIZE, COMMIT_EVERY = 3, 2, 4, 32, 3
@@ -59,7 +59,7 @@ def main() -> int:
             found |= harness.rounds(kept, asked, ["run"], runs, one)
     outcome = {name: summary([each["run"] for each in runs]) for name, runs in found.items()}
     setting = {"ranks": RANKS, "min_np": LEAST, "max_np": MOST, "batch_size": BATCH_SIZE, "commit_every": COMMIT_EVERY}
-    harness.publish("elastic", setting | {"promise_s": PROMISE_S, "frameworks": outcome}, args.out)
+    written.publish("elastic", setting | {"promise_s": PROMISE_S, "frameworks": outcome}, args.out)
     return 1 if any(one["faulty"] for one in outcome.values()) else 0
 
 
