@@ -76,7 +76,7 @@ def memory(axes: Axes) -> None:
             arrow(axes, (1.1 * side, 0.12 if row == 0 else -0.12), (0.6 * side, at), COLOURS[number])
             other = COLOURS[1 - number]
             up = 1 - 2 * row
-            arrow(axes, (-0.08 * side, at + 0.12 * up), (1.1 * side, 0.3 * up), other, 0.35 * side * up, dashed=True)
+            arrow(axes, (-0.12 * side, at + 0.22 * up), (1.12 * side, 0.3 * up), other, -0.32 * side * up, dashed=True)
     caption(axes, "One host: memory", "solid: a rank writes. Dashed: it reads what the other has")
 
 
@@ -87,7 +87,7 @@ def lanes(axes: Axes) -> None:
         axes.add_patch(FancyBboxPatch((x - 0.42, -0.8), 0.84, 1.6, **box))
         axes.text(x, 1.0, f"host {host}", ha="center", va="center", fontsize=9, color="#555555")
         arrow(axes, (x - 0.1, 0.3), (x - 0.1, -0.3), "#777777", both=True)
-        axes.text(x + 0.02, 0, "memory", ha="left", va="center", fontsize=8, color="#555555")
+        axes.text(x - 0.05, 0, "memory", ha="left", va="center", fontsize=8, color="#555555")
     for lane, y in enumerate((0.5, -0.5)):
         arrow(axes, (-0.65, y), (0.65, y), COLOURS[lane], both=True)
         text = f"part {lane} of 2"

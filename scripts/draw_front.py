@@ -35,13 +35,13 @@ rank 1 on localhost failed: ValueError: upside down (ended with exit code 1 afte
 
 def main() -> None:
     """Draw the picture; the figures in it are in its metadata, for tests/test_figures.py."""
-    figure = Figure(figsize=(10.5, 5.6), layout="constrained")
+    figure = Figure(figsize=(9.2, 5.4), layout="constrained")
     grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
     shown = figures()
     speeds(figure.add_subplot(grid[0, 0]), shown["speeds"])
     errors(figure.add_subplot(grid[0, 1]), shown["errors"])
     failure(figure.add_subplot(grid[1, :]))
-    figure.savefig(OUT, dpi=160, metadata={"Description": json.dumps(shown)})
+    figure.savefig(OUT, dpi=180, metadata={"Description": json.dumps(shown)})
 
 
 def figures() -> dict[str, dict[str, Any]]:
@@ -68,7 +68,7 @@ def speeds(axes: Axes, recipes: dict[str, Any]) -> None:
             axes.plot(median, place + shift, marker, color=colour, label=label if place == 0 else None)
     axes.axvline(1, color="#888888", linewidth=1)
     axes.set_yticks(range(len(NAMES)), list(reversed(NAMES.values())))
-    axes.set(title="Compare: times as fast as a script by hand\nwith Horovod's last release", xlim=(0.8, None))
+    axes.set(title="Compare: times as fast as a script by hand\nwith Horovod over sockets", xlim=(0.8, None))
     axes.legend(loc="upper right", frameon=False)
 
 
@@ -80,7 +80,7 @@ def errors(axes: Axes, sets: dict[str, Any]) -> None:
         axes.barh(place - 0.2, linear, 0.36, color="#bbbbbb", label="linear scaling" if place == 0 else None)
         axes.text(mean + 0.7, place + 0.2, f"{mean:.1f} %", va="center", fontsize=9)
     axes.set_yticks(range(len(SETS)), list(reversed(SETS.values())))
-    axes.set(title="Predict: mean error in %,\nbeside published and own measurements")
+    axes.set(title="Predict: mean error in %,\nbeside measured speeds")
     axes.legend(loc="lower right", frameon=False)
 
 
@@ -89,7 +89,7 @@ def failure(axes: Axes) -> None:
     axes.axis("off")
     axes.set(xlim=(0, 1), ylim=(0, 1), title="Know who failed")
     axes.add_patch(FancyBboxPatch((0.01, 0.02), 0.98, 0.96, boxstyle="round,pad=0,rounding_size=0.02", fc="#1e1e1e"))
-    axes.text(0.025, 0.5, FAILED, family="monospace", color="#f0f0f0", va="center", fontsize=10.5, linespacing=1.35)
+    axes.text(0.025, 0.5, FAILED, family="monospace", color="#f0f0f0", va="center", fontsize=10, linespacing=1.35)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,8 @@ def staged(copy: Path) -> list[Path]:
 
 def _for_readers(page: Path) -> str:
     text = page.read_text()
+    if page.parent.name == "benchmarks" or page.name == "CHANGELOG.md":
+        text = f"---\nsearch:\n  boost: 0.1\n---\n{text}"  # guides come before records of measurements and changes
     for words, target in _LINK.findall(text):
         if (page.parent / target).is_dir():
             text = text.replace(f"[{words}]({target})", words)

@@ -179,8 +179,9 @@ def draw(axes: Axes, mesh: DrawnMesh, colours: Mapping[str, str] = _PAGE) -> Non
         axes.text(x, y, name, color=colours["ink"], size=9, ha="center", va="center")
     for number, stage in enumerate(mesh.stages):
         told = blocks(stage.blocks).replace("transformer.h.", "blocks ")
-        text = f"stage {number}: {brief(told, 30)}, {stage.parameters:,} parameters"
-        ground = {"fc": colours["ground"], "ec": "none", "pad": 1.5}
-        axes.text(-0.5, number - high - 0.15, text, color=colours["muted"], size=9, ha="left", va="bottom", bbox=ground)
+        text = f"stage {number}: {brief(told, 30)}\n{stage.parameters:,} parameters"
+        ground = {"fc": colours["ground"], "ec": "none", "pad": 0.5}
+        place = 0.07, number - high - 0.05  # beside the line from the stage above
+        axes.text(*place, text, color=colours["muted"], size=9, ha="left", va="bottom", bbox=ground)
     axes.set(xlim=(-0.55, at(mesh.stages[-1].ranks[-1])[0] + 0.5), ylim=(mesh.pipeline - 0.6, -0.5))
     axes.set_axis_off()

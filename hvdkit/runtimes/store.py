@@ -187,7 +187,7 @@ def find(framework: str, baseline: str | None = None) -> Runtime:
     runtime, fault = inspect(name)
     if runtime is None:
         why = f"which is broken ({fault})" if fault else "which is not built"
-        who = "this baseline" if baseline else f"framework '{framework}'"
+        who = "this rival" if baseline else f"framework '{framework}'"
         raise RequestError(f"{who} needs the runtime '{name}', {why}; run `hvdkit runtime build {name}`")
     return runtime
 
