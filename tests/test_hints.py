@@ -135,6 +135,7 @@ def test_faults_name_the_file_or_the_command_line(inside: Hvdkit, tmp_path: Path
         (["train", DIGITS, "--foo", "3"], "No such option: --foo"),
         (["bench", "allreduce", "--epochs", "3"], "No such option: --epochs"),
         (["train", DIGITS, "--epoch", "3"], "--epoch: no such option; did you mean 'epochs'?"),
+        (["train", DIGITS, "--help", "--epoch", "3"], "--epoch: no such option; did you mean 'epochs'?"),
         (["train", DIGITS, "--framewrk", "mxnet"], "--framewrk: no such option; did you mean '--framework'?"),
         (["train"], "Missing argument 'RECIPE.yaml'; see `hvdkit train --help`"),
         (["train", DIGITS, "-np", "two"], "-np two: expected a whole number; see `hvdkit train --help`"),

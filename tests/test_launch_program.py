@@ -259,6 +259,16 @@ def test_a_command_has_the_runtime_and_a_module_and_options_of_horovodrun(hvdkit
         (["--python", "plain.py", "--runtime", "mxnet", "plain.py"], "--python: leave out --runtime"),
         (["--runtime", "mxnett", "plain.py"], "unknown runtime 'mxnett'"),
         (["--python", sys.executable, "plain.py"], "it has no Horovod; see `hvdkit horovod wheel`"),
+        ([sys.executable, "plain.py"], f"or leave out {sys.executable}, so that a runtime runs plain.py\n"),
+        (
+            ["--framework", "keras", "both.py"],
+            "both.py: it imports mxnet and pytorch, got --framework keras; leave that",
+        ),
+        (["-m", "nowhere"], "nowhere: it is not in this folder; give --framework, --runtime or --python\n"),
+        (
+            ["--timeline-filename", "nowhere/t.json", "--runtime", "mxnet", "plain.py"],
+            "nowhere/t.json: expected a file in a folder in which you may write\n",
+        ),
         (["-x", "1A", "plain.py"], "-x '1A': expected NAME, or NAME=VALUE"),
         (["-x", "NOT_SET_HERE", "--runtime", "mxnet", "plain.py"], "-x NOT_SET_HERE: expected a variable that is set"),
         (
@@ -276,6 +286,8 @@ def test_a_command_has_the_runtime_and_a_module_and_options_of_horovodrun(hvdkit
         (["wrong.py"], "wrong.py, line 1: no Python: "),
         (["--hostfile", "hosts", "plain.py"], "--hostfile: an option of horovodrun; here -H ./FILE"),
         (["--elastic-timeout", "9", "plain.py"], "--elastic-timeout: an option of horovodrun; here -x HOROVOD_ELASTIC"),
+        (["--num-nccl-streams", "2", "plain.py"], "; here -x HOROVOD_NUM_NCCL_STREAMS=VALUE\n"),
+        (["--tcp", "plain.py"], "--tcp: an option of horovodrun; here nothing: ranks use Gloo, over TCP\n"),
         (["--autotune", "plain.py"], "--autotune: an option of horovodrun; here -x HOROVOD_AUTOTUNE=1"),
         (
             ["--profile", "--timeline-filename", "t", "--runtime", "mxnet", "plain.py"],
@@ -322,6 +334,21 @@ def test_the_framework_of_a_program_is_that_of_its_imports(text: str, frameworks
     told = own_script.train_apart(tmp_path / "train.py", 2)
     assert bool(told) == (bool(frameworks) and "horovod" not in text)
     assert own_script.train_apart(tmp_path / "train.py", 1) == []
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    "text", ["from .work import main", "from . import work", "import package.work", "from .. import work"]
+)
+def test_a_module_of_a_package_has_the_imports_of_those_that_it_imports(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    inner = Path("package") / "inner" if ".. " in text else Path("package")
+    inner.mkdir(parents=True)
+    (inner / "train.py").write_text(text)
+    Path("package", "work.py").write_text("import horovod.mxnet, package.work\n")
+    assert own_script.frameworks_of(inner / "train.py", root=Path()) == ["mxnet"]
 
 
 def hang(rank: int, seconds: float, busy: bool = False, frozen: bool = False, blocked: bool = True) -> Hang:

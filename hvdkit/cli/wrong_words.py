@@ -20,11 +20,11 @@ def lines(error: Any, words: Sequence[str]) -> list[str]:
     script = next((word for word in words if word.endswith(".py")), None)
     if kind == "NoSuchOption" and script and context and context.command.name == "submit":
         return [f"{error.option_name}: no option of `hvdkit submit`; those of {script} follow it after `-- {script}`"]
-    if kind == "NoSuchOption" and any(parameter.name == "overrides" for parameter in parameters):
+    if kind == "NoSuchOption" and context and any(parameter.name == "overrides" for parameter in parameters):
         from hvdkit.recipe.hints import as_overrides
         from hvdkit.recipe.schema import Recipe
 
-        known = {option for parameter in parameters for option in parameter.opts}
+        known = {*context.help_option_names, *(option for parameter in parameters for option in parameter.opts)}
         if message := as_overrides(words, known, Recipe):
             return message.splitlines()
     if kind == "NoSuchOption" and context and context.command.name == "launch":

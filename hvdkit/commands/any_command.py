@@ -140,10 +140,7 @@ def _check_words(command: str, words: Sequence[str]) -> None:
 def _check_script(script: Path, request: SubmitRequest) -> None:
     if request.to != "kubernetes" and not script.is_file():  # a pod has its own
         raise RequestError(f"{script}: no such file; expected a script that all nodes see")
-    theirs = own_script.frameworks_of(script)
-    if request.framework is None and len(theirs) != 1:
-        what = f"it imports Horovod for {' and '.join(theirs)}" if theirs else "no import of Horovod is seen in it"
-        raise RequestError(f"{script}: {what}; give --framework")
+    own_script.framework_under(script if script.is_file() else None, str(script), request.framework, "--framework")
     say(own_script.train_apart(script, request.np))
 
 

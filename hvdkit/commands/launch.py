@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,30 +44,41 @@ _OF_HOROVODRUN = {
     "--hostfile": "-H ./FILE",
     "-hostfile": "-H ./FILE",
     "--num-proc": "-np",
+    "--min-num-proc": "--min-np",
+    "--max-num-proc": "--max-np",
+    "--network-interfaces": "--network-interface",
     "--output-filename": "--out",
     "--verbose": "--debug",
     "--log-level": "-x HOROVOD_LOG_LEVEL=LEVEL, or --debug",
+    "--log-hide-timestamp": "-x HOROVOD_LOG_HIDE_TIME=1",
     "--check-build": "`hvdkit doctor`",
-    "--autotune": "-x HOROVOD_AUTOTUNE=1",
+    "--config-file": "its options, and -x for variables",
+    "--autotune-log-file": "-x HOROVOD_AUTOTUNE_LOG=FILE",
     "--disable-cache": "-x HOROVOD_CACHE_CAPACITY=0",
-    "--cache-capacity": "-x HOROVOD_CACHE_CAPACITY=N",
-    "--hierarchical-allreduce": "-x HOROVOD_HIERARCHICAL_ALLREDUCE=1",
-    "--timeline-mark-cycles": "-x HOROVOD_TIMELINE_MARK_CYCLES=1",
     "--no-stall-check": "--stall-timeout 0",
     "--stall-check-warning-time-seconds": "--stall-timeout SECONDS",
     "--stall-check-shutdown-time-seconds": "--stall-timeout SECONDS",
-    "--gloo-timeout-seconds": "-x HOROVOD_GLOO_TIMEOUT_SECONDS=SECONDS",
-    "--elastic-timeout": "-x HOROVOD_ELASTIC_TIMEOUT=SECONDS",
-    "--thread-affinity": "-x HOROVOD_THREAD_AFFINITY=CORE,CORE",
-    "--num-nccl-streams": "-x HOROVOD_NUM_NCCL_STREAMS=N",
-    "--slots-per-host": "HOST:SLOTS a line of the --host-discovery-script",
     "--start-timeout": "--stall-timeout SECONDS",
+    "--slots-per-host": "HOST:SLOTS a line of the --host-discovery-script",
+    "--blacklist-cooldown-range": "nothing: a host that loses a rank is given up",
+    "--reset-limit": "nothing: hosts may change as often as they do",
+    "--prefix-output-with-timestamp": "nothing: a line has its rank before it",
     "--mpi-threads-disable": "nothing: ranks use Gloo",
+    "--tcp": "nothing: ranks use Gloo, over TCP",
+    "--mpi-args": "OMPI_MCA_NAME=VALUE in the environment",
+    "--binding-args": "nothing: no rank is bound to cores",
     "--ssh-port": "a Port line of ~/.ssh/config",
     "--ssh-identity-file": "an IdentityFile line of ~/.ssh/config",
     "-p": "a Port line of ~/.ssh/config",
     "-i": "an IdentityFile line of ~/.ssh/config",
 }
+# Its options that only set the variable of their name, such as HOROVOD_CACHE_CAPACITY; the first ones take no value.
+_VARIABLES_OF_HOROVODRUN = re.compile(
+    "--(?:(autotune|(?:hierarchical|torus)-all(?:reduce|gather)|timeline-mark-cycles)|cache-capacity|thread-affinity|"
+    "autotune-(?:warmup-samples|steps-per-sample|bayes-opt-max-samples|gaussian-process-noise)|"
+    "gloo-timeout-seconds|elastic-timeout|num-nccl-streams)"
+)
+_WHAT_RUNS_IT = "--framework, --runtime or --python"
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 _ANSWER_S = 30.0
 # A program that saves what it has on SIGTERM has the time for it.
@@ -230,8 +241,9 @@ def _checked(request: LaunchRequest) -> _Checked:
         faults.append(f"{script}: no such file; expected a script, a module after -m, or a command after --")
     framework, python, environment = request.framework, Path(sys.executable), dict[str, str]()
     with faults.collected():
-        if by_python and framework is None and not (request.runtime or request.python or faults):
-            framework = _imported(script, words[0])
+        if by_python and not (request.runtime or request.python or faults):
+            root = Path() if request.module else None
+            framework = own_script.framework_under(script, words[0], framework, _WHAT_RUNS_IT, root)
         if not faults:
             python, environment = _interpreter(request, framework, by_python)
     if not by_python and shutil.which(words[0], path=environment.get("PATH")) is None:
@@ -253,15 +265,6 @@ def _checked(request: LaunchRequest) -> _Checked:
     return _Checked(command, framework, python, environment, placement, elastic, out)
 
 
-def _imported(script: Path | None, name: str) -> str:
-    """The framework of a program's imports. Raises RequestError where it has none, or several."""
-    imported = own_script.frameworks_of(script) if script else []
-    if len(imported) == 1:
-        return imported[0]
-    what = f"it imports Horovod for {' and '.join(imported)}" if imported else "no import of Horovod is seen in it"
-    raise RequestError(f"{name}: {what}; give --framework, --runtime or --python")
-
-
 def _interpreter(request: LaunchRequest, framework: str | None, by_python: bool) -> tuple[Path, dict[str, str]]:
     """The interpreter that has the Horovod, and what it adds to the environment. Raises RequestError."""
     if request.python and (request.runtime or request.framework):
@@ -276,7 +279,7 @@ def _interpreter(request: LaunchRequest, framework: str | None, by_python: bool)
         python, added = runtime.python, runtime.environment
     elif _PYTHON.fullmatch(Path(request.program[0]).name) and (own := shutil.which(request.program[0])):
         store.link_hvdkit()
-        return _with_horovod(Path(own).absolute()), store.with_hvdkit()
+        return _with_horovod(Path(own).absolute(), request.program), store.with_hvdkit()
     elif by_python or not (built := store.installed()):
         raise RequestError("--runtime: expected a runtime of `hvdkit runtime list`, or --python; it serves the ranks")
     else:
@@ -295,15 +298,16 @@ def _runtime(name: str) -> store.Runtime:
     return runtime
 
 
-def _with_horovod(python: Path) -> Path:
-    """The interpreter, if it has a Horovod. Raises RequestError."""
+def _with_horovod(python: Path, program: Sequence[str] = ()) -> Path:
+    """The interpreter, if it has a Horovod. Raises RequestError; it says how a runtime runs the `program`."""
     code = "import sys; from importlib.util import find_spec; sys.exit(find_spec('horovod') is None)"
     try:
         done = programs.answer([python, "-c", code], _ANSWER_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RequestError(f"{python}: cannot be run ({error})") from None
     if done.returncode != 0:
-        raise RequestError(f"{python}: it has no Horovod; see `hvdkit horovod wheel`, or give --runtime")
+        leave = f"leave out {program[0]}, so that a runtime runs {program[1]}" if len(program) > 1 else "give --runtime"
+        raise RequestError(f"{python}: it has no Horovod; see `hvdkit horovod wheel`, or {leave}")
     return python
 
 
@@ -333,7 +337,10 @@ def _settings(request: LaunchRequest, faults: Faults) -> dict[str, str]:
     if request.timeline_filename is not None:
         if request.profile:
             faults.append("--timeline-filename: leave it out beside --profile, which writes a timeline of its own")
-        settings["HOROVOD_TIMELINE"] = str(request.timeline_filename.absolute())
+        timeline = request.timeline_filename.absolute()
+        if not os.access(timeline.parent, os.W_OK) or timeline.is_dir():  # Horovod would say nothing, and write nothing
+            faults.append(f"--timeline-filename {timeline}: expected a file in a folder in which you may write")
+        settings["HOROVOD_TIMELINE"] = str(timeline)
     if request.network_interface is not None:
         names = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME")  # NCCL knows no networks: a rank's agent tells it a name
         settings |= dict.fromkeys(names[: 1 if "/" in request.network_interface else 2], request.network_interface)
@@ -349,4 +356,6 @@ def _settings(request: LaunchRequest, faults: Faults) -> dict[str, str]:
 
 def option_of_horovodrun(option: str) -> str | None:
     """What is typed in place of an option of horovodrun that this command has not; None for an unknown one."""
+    if variable := _VARIABLES_OF_HOROVODRUN.fullmatch(option):
+        return f"-x HOROVOD_{option[2:].replace('-', '_').upper()}={1 if variable[1] else 'VALUE'}"
     return _OF_HOROVODRUN.get(option)

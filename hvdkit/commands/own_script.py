@@ -50,11 +50,11 @@ def modules_of(script: Path) -> list[str]:
     return list(_imports(script)[0])
 
 
-def frameworks_of(script: Path) -> list[str]:
+def frameworks_of(script: Path, root: Path | None = None) -> list[str]:
     """The frameworks whose Horovod a program imports, itself or by a file beside it; without one, those it imports.
 
-    One of several that have the same runtime counts, Keras before TensorFlow. Raises RequestError for a script that is
-    no Python.
+    Modules that it imports are looked for in `root`, by default its folder. One of several that have the same runtime
+    counts, Keras before TensorFlow. Raises RequestError for a script that is no Python.
     """
     with suppress(OSError):
         try:
@@ -62,7 +62,7 @@ def frameworks_of(script: Path) -> list[str]:
         except (SyntaxError, ValueError) as error:
             where = f"{script}, line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else str(script)
             raise RequestError(f"{where}: no Python: {getattr(error, 'msg', error)}; correct it") from None
-    imported = _imports(script)[1]
+    imported = _imports(script, root)[1]
     names = [[name for name in imported if name.startswith(prefix)] for prefix in ("horovod.", "")]
     for prefix, modules in zip(("horovod.", ""), names, strict=True):
         known = [(start, framework) for start, framework in _FRAMEWORK_OF.items()
@@ -70,6 +70,23 @@ def frameworks_of(script: Path) -> list[str]:
         if frameworks := {FRAMEWORKS[framework]: framework for _, framework in reversed(known)}:
             return sorted(frameworks.values())
     return []
+
+
+def framework_under(script: Path | None, name: str, given: str | None, options: str, root: Path | None = None) -> str:
+    """The framework that is `given` for the program `name`, or else that of its imports; `script` is None if not here.
+
+    Raises RequestError where they are for another one, and where none is given and they are for none, or several: one
+    of the `options` says it.
+    """
+    theirs = frameworks_of(script, root) if script else []
+    if given:
+        if theirs and FRAMEWORKS.get(given, given) not in (FRAMEWORKS[framework] for framework in theirs):
+            raise RequestError(f"{name}: it imports {' and '.join(theirs)}, got --framework {given}; leave that out")
+        return given
+    if len(theirs) == 1:
+        return theirs[0]
+    what = f"it imports Horovod for {' and '.join(theirs)}" if theirs else "no import of Horovod is seen in it"
+    raise RequestError(f"{name}: {what if script else 'it is not in this folder'}; give {options}")
 
 
 def train_apart(script: Path, np: int) -> list[str]:
@@ -86,28 +103,38 @@ def module_file(name: str) -> Path | None:
     return next((file for file in (path.with_suffix(".py"), path / "__main__.py") if file.is_file()), None)
 
 
-def _imports(script: Path) -> tuple[dict[str, None], set[str]]:
-    """The files and folders beside a script that it, or one of them, imports, and the names of all modules."""
+def _imports(script: Path, root: Path | None = None) -> tuple[dict[str, None], set[str]]:
+    """The files and folders in `root`, the script's folder, that it, or one of them, imports; names of all modules."""
     modules: dict[str, None] = {}
     every: set[str] = set()
-    waiting = [script]
+    waiting, seen = [script], set[Path]()
     while waiting:
+        file = waiting.pop().resolve()
+        if file in seen:
+            continue
+        seen.add(file)
         try:
-            tree = ast.parse(waiting.pop().read_bytes())
+            tree = ast.parse(file.read_bytes())
         except (OSError, SyntaxError, ValueError, RecursionError):
             continue
         for node in ast.walk(tree):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level:
+                for package in list(file.parents)[node.level - 1 : node.level]:
+                    base = package.joinpath(*(node.module or "").split("."))
+                    inside = ("__init__", *(alias.name for alias in node.names))
+                    waiting += [base.with_name(f"{base.name}.py"), *(base / f"{name}.py" for name in inside)]
+            elif isinstance(node, ast.ImportFrom):
+                names.append(node.module or "")
                 every |= {f"{node.module}.{alias.name}" for alias in node.names}
             every |= set(names)
             for name in {full.partition(".")[0] for full in names} - {""}:
-                file, folder = script.with_name(f"{name}.py"), script.with_name(name)
-                beside = file if file.is_file() else folder if any(folder.glob("*.py")) else None
-                if beside and beside != script and beside.name not in modules:
+                beside, folder = (root or script.parent) / f"{name}.py", (root or script.parent) / name
+                if not beside.is_file() and any(folder.glob("*.py")):
+                    beside = folder
+                if beside.exists() and beside != script and beside.name not in modules:
                     modules[beside.name] = None
-                    waiting += [file] if beside is file else folder.rglob("*.py")
+                    waiting += folder.rglob("*.py") if beside is folder else [beside]
     return modules, every
 
 
