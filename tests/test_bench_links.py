@@ -23,12 +23,15 @@ HOUR_S = 3600.0
 
 @pytest.mark.ranks
 def test_a_series_sees_the_rate_change_and_goes_on(tmp_path: Path) -> None:
-    """Nothing makes a link faster than its limit, so the limit is what the figures must stay below."""
+    """Nothing makes a link faster than its limit, so the limit is what the figures must stay below.
+
+    The hosts' other network, by which ranks are started, has no limit: those of HOROVOD_GLOO_IFACE are measured.
+    """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HVDKIT_RUNTIMES": str(tmp_path / "none")}
     file = tmp_path / "found" / "links.json"
-    with starving.network(3, 40.0, control=False) as network:
+    with starving.network(3, 40.0) as network:
         command = [sys.executable, "-m", "hvdkit", "bench", "links", "-H", network.hosts_option(1), "--rated", "40"]
-        command += ["--interface", "eth0", "--seconds", "0.4", "--every", "1s", "--out", str(tmp_path / "found")]
+        command += ["--seconds", "0.4", "--every", "1s", "--out", str(tmp_path / "found")]
         for rate, more in ((40.0, ["--for", "1s"]), (10.0, ["--for", "1d", "--resume"])):
             network.set_rate(rate)
             if more[-1] == "--resume":  # until two more rounds are there, then it is ended
@@ -48,7 +51,7 @@ def test_a_series_sees_the_rate_change_and_goes_on(tmp_path: Path) -> None:
     assert (tmp_path / "found" / "links.png").stat().st_size > 5000
 
 
-def test_peak_and_quiet_hours_and_the_spread() -> None:
+def test_peak_and_quiet_hours_the_spread_and_a_doubtful_rate(tmp_path: Path) -> None:
     """A link at 100 Mbit/s that falls to a half every sixth hour."""
     rows = [
         LinkRow(
@@ -64,6 +67,12 @@ def test_peak_and_quiet_hours_and_the_spread() -> None:
     assert 50 < level.varies_percent < 100
     steady = series.model_copy(update={"rows": [row for row in rows if row.mbit_per_s == 100.0]})
     assert bench_links.network(steady).levels[0].varies_percent == 0
+    for rated, doubted in ((100.0, False), (60.0, True)):
+        beside = [row.model_copy(update={"rated_mbit_per_s": rated}) for row in rows]
+        shown = bench_links.lines(
+            bench_links.BenchLinksRequest(), series.model_copy(update={"rows": beside}).at(tmp_path)
+        )
+        assert any("far more than what it is rated" in str(line) for line in shown) == doubted
 
 
 @pytest.mark.parametrize(

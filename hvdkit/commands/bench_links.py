@@ -6,8 +6,6 @@ import math
 import statistics
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from itertools import permutations
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,25 +14,21 @@ from pydantic import Field
 
 import hvdkit
 from hvdkit import paths
-from hvdkit.commands import doctor
-from hvdkit.commands.fields import Overwrite
+from hvdkit.commands import doctor, fields
 from hvdkit.commands.request import Form, Option, Request, say
 from hvdkit.errors import RequestError
-from hvdkit.launch import launchers
 from hvdkit.launch.hosts import Host
-from hvdkit.launch.launchers import slurm
-from hvdkit.launch.probes import ANSWER_S, Probe, Unreachable
+from hvdkit.launch.probes import ANSWER_S, Unreachable
 from hvdkit.report import csv_files, plotting
 from hvdkit.report.tabular import Cell, Of, Table, number, percent, terminal
-from hvdkit.results.doctor import HostFault, HostReport
 from hvdkit.results.links import LinkRow, Links
-from hvdkit.runtimes import store
 from hvdkit.simulator import cluster
 from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level, Software
 
 _MOST_NUMBERS = 16  # hosts up to which each field of a heat map has its figure
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = Form(r"[0-9]{1,9}[smhd]", "a number and s, m, h or d, such as 10m")
+_MORE = 1.5  # times what is rated: another network, or another figure
 _OF_90_PERCENT = 1.645  # standard deviations, of a normal distribution
 
 
@@ -47,10 +41,8 @@ class BenchLinksRequest(Request):
     hosts: Annotated[
         str | None, Option("host:slots,...: between these", ("-H", "--hosts"), shown="the allocation's")
     ] = None
-    hostfile: Annotated[Path | None, Option("a file of hosts, as MPI's and horovodrun's")] = None
-    interface: Annotated[str | None, Option("such as eth0 or 10.0.0.0/8", metavar="NAME|NETWORK", shown="by route")] = (
-        None
-    )
+    hostfile: fields.HostFile = None
+    interface: fields.Interface = None
     rated: Annotated[
         float | None, Option("Mbit/s that the links are sold as", shown="the interface's"), Field(gt=0)
     ] = None
@@ -59,7 +51,7 @@ class BenchLinksRequest(Request):
     lasting: Annotated[str | None, _DURATION, Option("how long, such as 24h", ("--for",), shown="until ended")] = None
     resume: Annotated[bool, Option("continue the series in --out")] = False
     out: Annotated[Path | None, Option("the folder to write into", shown="runs/links-bench-<time>")] = None
-    overwrite: Overwrite = False
+    overwrite: fields.Overwrite = False
 
 
 def run(request: BenchLinksRequest) -> Links:
@@ -101,6 +93,8 @@ def lines(request: BenchLinksRequest, result: Links) -> Iterator[Any]:
     for row in result.rows[-len(result.by_link()) :]:
         if row.fault:
             yield f"fault: {row.source} to {row.target}: {row.fault}"
+    if any((_share(rows) or 0) > _MORE for rows in result.by_link().values()):
+        yield "note: a link carries far more than what it is rated; --interface names the network that is meant"
     if len(hours := result.by_hour()) > 1:
         quiet, peak = max(hours, key=hours.__getitem__), min(hours, key=hours.__getitem__)
         yield f"quiet: {quiet} h, {hours[quiet]:.2f} of the usual rate; peak: {peak} h, {hours[peak]:.2f} of it"
@@ -119,19 +113,9 @@ def _seconds(duration: str | None) -> float:
 
 def _round(hosts: list[Host], request: BenchLinksRequest) -> list[LinkRow]:
     """Measure each pair in both directions, one after the other, so that they do not disturb each other."""
-    pythons = [str(runtime.python) for runtime in store.installed()]
-    allocated = {host.name for host in slurm.allocation()} if launchers.choose() == "slurm" else set()
-    faults: list[HostFault] = []
-    with ExitStack() as stack, ThreadPoolExecutor(2 * len(hosts)) as pool:
-        ways = doctor.ways_to(hosts, allocated, pool)
-        reports = [HostReport(name=host.name, slots=host.slots, way=way) for host, way in zip(hosts, ways, strict=True)]
-        probes = [stack.enter_context(Probe(host, way, pythons)) for host, way in zip(hosts, ways, strict=True)]
-        asked = [_question(hosts, index) for index in range(len(hosts))]
-        ports = list(pool.map(doctor.facts, probes, reports, asked, [faults] * len(hosts)))
-        ring = [member for member in zip(probes, reports, ports, strict=True) if member[1].reachable]
-        doctor.reach(ring, doctor.wanted(request.interface), request.interface is not None, pool)
+    questions = [_question(hosts, index) for index in range(len(hosts))]
+    with doctor.asked(hosts, questions, request.interface) as (members, faults):
         why = {fault.host: fault.what for fault in faults}
-        members = list(zip(probes, reports, ports, strict=True))
         return [_link(source, target, why, request) for source, target in permutations(members, 2)]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,8 +16,7 @@ from rich.console import Console
 
 import hvdkit
 from hvdkit import paths
-from hvdkit.commands import host_faults
-from hvdkit.commands.fields import Overwrite
+from hvdkit.commands import fields, host_faults
 from hvdkit.commands.request import Option, Request
 from hvdkit.errors import RequestError
 from hvdkit.launch import launchers
@@ -41,12 +41,10 @@ class DoctorRequest(Request):
     hosts: Annotated[
         str | None, Option("host:slots,...: examine these", ("-H", "--hosts"), shown="the allocation's")
     ] = None
-    hostfile: Annotated[Path | None, Option("a file of hosts, as MPI's and horovodrun's")] = None
-    interface: Annotated[str | None, Option("such as eth0 or 10.0.0.0/8", metavar="NAME|NETWORK", shown="by route")] = (
-        None
-    )
+    hostfile: fields.HostFile = None
+    interface: fields.Interface = None
     out: Annotated[Path | None, Option("the folder of doctor.json", shown="runs/hosts-doctor-<time>")] = None
-    overwrite: Overwrite = False
+    overwrite: fields.Overwrite = False
 
 
 def run(request: DoctorRequest) -> Report | HostsReport:
@@ -143,22 +141,11 @@ def examine(hosts: Sequence[Host], interface: str | None, folder: Path) -> Hosts
     reaches a host is shown. Raises RequestError for an interface that can be neither.
     """
     began = time.monotonic()
-    fits = wanted(interface)
     runtimes = store.installed()
-    allocated = {host.name for host in slurm.allocation()} if launchers.choose() == "slurm" else set()
-    faults: list[HostFault] = []
-    pythons = [str(runtime.python) for runtime in runtimes]
-    with ExitStack() as stack, ThreadPoolExecutor(2 * len(hosts)) as pool:
-        ways = ways_to(hosts, allocated, pool)
-        reports = [HostReport(name=host.name, slots=host.slots, way=way) for host, way in zip(hosts, ways, strict=True)]
-        probes = [
-            stack.enter_context(Probe(host, report.way, pythons)) for host, report in zip(hosts, reports, strict=True)
-        ]
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor.json.") as mark:
-            questions = [_question(hosts, index, runtimes, folder, Path(mark.name)) for index in range(len(hosts))]
-            ports = list(pool.map(facts, probes, reports, questions, [faults] * len(hosts)))
-        ring = [member for member in zip(probes, reports, ports, strict=True) if member[1].reachable]
-        reach(ring, fits, interface is not None, pool)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor.json.") as mark:
+        questions = [_question(hosts, index, runtimes, folder, Path(mark.name)) for index in range(len(hosts))]
+        with asked(hosts, questions, interface) as (members, faults):
+            reports = [report for _, report, _ in members]
     faults += host_faults.judge(reports, interface, folder)
     order = {report.name: index for index, report in enumerate(reports)}
     faults.sort(key=lambda fault: (not fault.fault, order[fault.host]))
@@ -167,6 +154,24 @@ def examine(hosts: Sequence[Host], interface: str | None, folder: Path) -> Hosts
         faults=faults, seconds=round(time.monotonic() - began, 2),
     )  # fmt: skip
     return result.written(folder)
+
+
+@contextmanager
+def asked(
+    hosts: Sequence[Host], questions: list[dict[str, Any]], interface: str | None
+) -> Iterator[tuple[list[Member], list[HostFault]]]:
+    """The hosts, all of which are asked at once, and how the others reach each; and what went wrong there."""
+    fits, faults = wanted(interface), list[HostFault]()
+    pythons = [str(runtime.python) for runtime in store.installed()]
+    allocated = {host.name for host in slurm.allocation()} if launchers.choose() == "slurm" else set()
+    with ExitStack() as stack, ThreadPoolExecutor(2 * len(hosts)) as pool:
+        ways = ways_to(hosts, allocated, pool)
+        reports = [HostReport(name=host.name, slots=host.slots, way=way) for host, way in zip(hosts, ways, strict=True)]
+        probes = [stack.enter_context(Probe(host, way, pythons)) for host, way in zip(hosts, ways, strict=True)]
+        ports = pool.map(facts, probes, reports, questions, [faults] * len(hosts))
+        members = list(zip(probes, reports, ports, strict=True))
+        reach([member for member in members if member[1].reachable], fits, interface is not None, pool)
+        yield members, faults
 
 
 def ways_to(hosts: Sequence[Host], allocated: set[str], pool: ThreadPoolExecutor) -> list[str]:
@@ -235,16 +240,19 @@ def reach(ring: list[Member], fits: Callable[[Interface], bool], chosen: bool, p
     """Fill in by which interface and address others reach each host: each connects to the next one, as in Horovod's
     ring.
 
-    Only interfaces that fit are tried. Unless they were `chosen`, of several that answer it is the one that the host's
-    name means, or by which it reaches the next host, as its ranks do.
+    Only interfaces that fit are tried. Unless they were `chosen`, of several that answer it is the one that ranks use:
+    that of HOROVOD_GLOO_IFACE, or that which the host's name means, or by which it reaches the next host.
     """
+    of_ranks = os.environ.get("HOROVOD_GLOO_IFACE")
+    means = wanted(of_ranks) if of_ranks else lambda _: False
     for step in (-1, 1) if len(ring) > 1 else ():  # from the host before it and, without an answer, from that after it
         lost = [index for index, (_, report, _) in enumerate(ring) if all(way.fault for way in report.ways)]
         others = [ring[(index + step) % len(ring)][0] for index in lost]
         list(pool.map(_try, (ring[index] for index in lost), others, [fits] * len(lost)))
     for position, (_, report, _) in enumerate(ring):
         before, after = ring[position - 1][1], ring[(position + 1) % len(ring)][1]
-        preferred = [*before.resolves.get(report.name, []), *(way.source for way in after.ways if way.source)]
+        named = [card.address for card in report.interfaces if means(card)]
+        preferred = [*named, *before.resolves.get(report.name, []), *(way.source for way in after.ways if way.source)]
         answered = {way.address for way in report.ways if way.fault is None}
         usable = {
             card.address: card.name
