@@ -288,6 +288,8 @@ def test_the_doctor_says_whether_processes_can_share_memory(monkeypatch: pytest.
     assert machine.shared_memory_fault() == "memfd_create: Too many open files"
     row = doctor._machine()["shared memory"]
     assert row == "not between processes: memfd_create: Too many open files"
+    monkeypatch.setenv("HOROVOD_SHARED_MEMORY", "0")
+    assert machine.shared_memory_fault() == "HOROVOD_SHARED_MEMORY is 0"
 
 
 def test_the_doctor_asks_for_no_compiler_where_a_runtime_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
