@@ -200,6 +200,7 @@ def test_without_root() -> None:
         (["--n", "0"], "--n 0: expected 1 to 200"),
         (["--mbit-per-s", "0"], "--mbit-per-s 0: expected 0.1 to 40000"),
         (["--slots", "65"], "--slots 65: expected 1 to 64"),
+        (["nowhere", "-H", "HOSTS"], "nowhere: no such command; expected a program and its arguments after --"),
     ],
 )
 def test_a_wrong_request_is_told_in_a_line(arguments: list[str], said: str, inside: Hvdkit) -> None:

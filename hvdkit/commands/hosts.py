@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from shutil import which
 from subprocess import TimeoutExpired
 from typing import Annotated
 
@@ -44,7 +45,9 @@ class Played:
 
 
 def run(request: HostsRequest) -> Played:
-    """Run the command to its end. Raises RequestError where this machine cannot play hosts."""
+    """Run the command to its end. Raises RequestError for an unknown one, or where no hosts can be played."""
+    if request.command and which(request.command[0]) is None:
+        raise RequestError(f"{request.command[0]}: no such command; expected a program and its arguments after --")
     try:
         with Network(request.n, request.mbit_per_s) as network:
             hosts = network.hosts_option(request.slots)

@@ -41,8 +41,7 @@ TIMELINE = "timeline.json"
 _OF_HOROVODRUN = {
     "--mpi": "--launcher mpirun",
     "--jsrun": "--launcher slurm or mpirun",
-    "--hostfile": "-H ./FILE",
-    "-hostfile": "-H ./FILE",
+    "--hostfile -hostfile": "-H ./FILE",
     "--num-proc": "-np",
     "--min-num-proc": "--min-np",
     "--max-num-proc": "--max-np",
@@ -51,26 +50,21 @@ _OF_HOROVODRUN = {
     "--verbose": "--debug",
     "--log-level": "-x HOROVOD_LOG_LEVEL=LEVEL, or --debug",
     "--log-hide-timestamp": "-x HOROVOD_LOG_HIDE_TIME=1",
-    "--check-build": "`hvdkit doctor`",
+    "--check-build -cb": "`hvdkit doctor`",
     "--config-file": "its options, and -x for variables",
     "--autotune-log-file": "-x HOROVOD_AUTOTUNE_LOG=FILE",
     "--disable-cache": "-x HOROVOD_CACHE_CAPACITY=0",
     "--no-stall-check": "--stall-timeout 0",
-    "--stall-check-warning-time-seconds": "--stall-timeout SECONDS",
-    "--stall-check-shutdown-time-seconds": "--stall-timeout SECONDS",
-    "--start-timeout": "--stall-timeout SECONDS",
+    "--stall-check-warning-time-seconds --stall-check-shutdown-time-seconds --start-timeout": "--stall-timeout SECONDS",
     "--slots-per-host": "HOST:SLOTS a line of the --host-discovery-script",
     "--blacklist-cooldown-range": "nothing: a host that loses a rank is given up",
     "--reset-limit": "nothing: hosts may change as often as they do",
     "--prefix-output-with-timestamp": "nothing: a line has its rank before it",
-    "--mpi-threads-disable": "nothing: ranks use Gloo",
-    "--tcp": "nothing: ranks use Gloo, over TCP",
+    "--mpi-threads-disable --tcp": "nothing: ranks use Gloo, over TCP",
     "--mpi-args": "OMPI_MCA_NAME=VALUE in the environment",
     "--binding-args": "nothing: no rank is bound to cores",
-    "--ssh-port": "a Port line of ~/.ssh/config",
-    "--ssh-identity-file": "an IdentityFile line of ~/.ssh/config",
-    "-p": "a Port line of ~/.ssh/config",
-    "-i": "an IdentityFile line of ~/.ssh/config",
+    "--ssh-port -p": "a Port line of ~/.ssh/config",
+    "--ssh-identity-file -i": "an IdentityFile line of ~/.ssh/config",
 }
 # Its options that only set the variable of their name, such as HOROVOD_CACHE_CAPACITY; the first ones take no value.
 _VARIABLES_OF_HOROVODRUN = re.compile(
@@ -358,4 +352,4 @@ def option_of_horovodrun(option: str) -> str | None:
     """What is typed in place of an option of horovodrun that this command has not; None for an unknown one."""
     if variable := _VARIABLES_OF_HOROVODRUN.fullmatch(option):
         return f"-x HOROVOD_{option[2:].replace('-', '_').upper()}={1 if variable[1] else 'VALUE'}"
-    return _OF_HOROVODRUN.get(option)
+    return next((here for names, here in _OF_HOROVODRUN.items() if option in names.split()), None)
