@@ -81,6 +81,7 @@ def test_the_foreseen_steps_of_sharding_are_as_near_as_documented() -> None:
 
 
 def test_the_sweep_that_is_timed_has_all_its_what_ifs() -> None:
+    """`grid` asserts their number."""
     small = simulator.published.profile("resnet18", 1000, 64, "a100")
     simulator.grid(small, simulator.clusters.load(Path("aws-p3-16xlarge")))
 

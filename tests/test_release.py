@@ -88,3 +88,11 @@ def test_extras_that_pages_and_messages_name_are_there() -> None:
                 named |= {word.strip(): path.name for word in words.split(",")}
     assert {"ray", "docs", "wandb", "mlflow", "dev"} <= named.keys()
     assert named.keys() <= known, {word: named[word] for word in named.keys() - known}
+
+
+def test_the_tools_of_tests_are_pinned() -> None:
+    """Each to one version; what users may install too has its range in an extra of its own."""
+    setup = configparser.RawConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    tools = [line for line in setup["options.extras_require"]["dev"].split("\n") if line and not line.startswith("%")]
+    assert len(tools) > 10 and [line for line in tools if "==" not in line] == []
