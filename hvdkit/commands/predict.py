@@ -100,7 +100,7 @@ def run(request: PredictRequest) -> Prediction:
             return prediction
         most = max(plan.ranks)
         schedule = predicting.schedule(calibration.calibrate(plan.profile), plan.cluster, most, plan.settings)
-        title = f"{plan.profile.model}, {most} ranks on {plan.cluster.name}: {1e3 * schedule.period:.1f} ms per step"
+        title = f"{plan.profile.model}, {most} ranks on {plan.cluster.name}: one of the simulated steps"
         gantt.picture(schedule, title, folder / "predict.png")
         gantt.trace(schedule, plan.profile, folder / "predict-trace.json")
         return prediction
