@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,10 +24,11 @@ from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.candidates import MOST_RANKS, Candidate, Kind
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.doubt import guesses
-from hvdkit.simulator.forecast import ensemble
+from hvdkit.simulator.forecast import Forecast, ensemble, forecasts
+from hvdkit.simulator.jitter import SAMPLES
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.plans import Plans
-from hvdkit.simulator.predict import Point, ResultPart, checked, of_batch_norm, point
+from hvdkit.simulator.predict import Point, ResultPart, checked, of_batch_norm, point, point_of
 from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.step import Case
 
@@ -146,24 +148,36 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
     now = Candidate("software", "today", settings, {}, cluster, ranks)
     taken, before = guesses(fitted, cluster, settings.speed), money.of(today.step_ms, today.batch_size, ranks)
     left_out: dict[str, str] = {}
+    case = fitted.case(cluster, ranks, settings)
     data = profile.settings.get("data")
     same_task = (profile.model, data.get("name") if isinstance(data, dict) else None) == _OF_EVIDENCE
 
-    def suggested(change: Candidate, least: float = _LEAST_GAIN) -> Suggestion | None:
-        """The change, if a machine can run it, it brings at least so much, and an epoch has samples enough."""
-        after_case = fitted.case(change.cluster, change.ranks, change.settings)
-        if fault := refusals.refusal(after_case, change.settings):
-            left_out[change.what] = fault
-            return None
-        after = point(fitted, change.cluster, change.ranks, change.settings)
-        gain = after.images_per_second / today.images_per_second
+    def suggested(changes: Iterable[Candidate], least: float = _LEAST_GAIN) -> list[tuple[Candidate, Suggestion]]:
+        """The changes that a machine can run, which bring at least so much, and for which an epoch has samples enough.
+
+        All are simulated at once, which is much quicker than one after the other.
+        """
+        possible, cases = [], []
+        for one in changes:
+            after_case = fitted.case(one.cluster, one.ranks, one.settings)
+            if fault := refusals.refusal(after_case, one.settings):
+                left_out[one.what] = fault
+            else:
+                possible.append(one)
+                cases.append(after_case)
+        after = zip(possible, forecasts(fitted, cases, SAMPLES), strict=True)
+        return [(one, made) for one, expected in after if (made := suggestion(one, expected, least))]
+
+    def suggestion(change: Candidate, expected: Forecast, least: float) -> Suggestion | None:
+        figures, after_case = expected.figures(), expected.drawn.base
+        gain = figures["images_per_second"] / today.images_per_second
         if gain < 1 and after_case.traffic.encode_least_s.any():
             left_out[change.what] = (
                 f"{100 * (1 - gain):.0f} % slower: choosing values takes longer than it saves to send"
             )
-        if gain < least or not money.fits(after.batch_size, change.ranks):
+        if gain < least or not money.fits(figures["batch_size"], change.ranks):
             return None
-        low, high = gains(fitted, now, change, gain)
+        after, (low, high) = point_of(fitted, expected), gains(fitted, now, change, gain)
         paid = money.at(change.cluster) if change.other_machines else money
         bill, (risk, points_lost) = (
             paid.of(after.step_ms, after.batch_size, change.ranks),
@@ -182,7 +196,7 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
             gain=gain,
             gain_low=low,
             gain_high=high,
-            sure=not taken and low > 1 and _as_before(fitted.case(cluster, ranks, settings), after_case),
+            sure=not taken and low > 1 and _as_before(case, after_case),
             currency=None if paid.price is None else paid.currency,
             saved=saved,
             points_lost=points_lost,
@@ -190,16 +204,14 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
             risk=risk,
         )
 
-    pairs = [(one, made) for one in candidates.software(fitted, now) if (made := suggested(one))]
-    pairs.sort(key=lambda pair: -pair[1].gain)
+    pairs = sorted(suggested(candidates.software(fitted, now)), key=lambda pair: -pair[1].gain)
     together = _together(fitted, now, [one for one, _ in pairs])
     usual = {change.what for change, _ in pairs if change.usual}
-    software = [change for change in [together and suggested(together), *(change for _, change in pairs)] if change]
-    case = fitted.case(cluster, ranks, settings)
-    less = [made for one in candidates.smaller(fitted, now) if (made := suggested(one, 0.0))]
+    software = [change for _, change in [*(suggested([together]) if together else ()), *pairs]]
+    less = [made for _, made in suggested(candidates.smaller(fitted, now), 0.0)]
     needed, room = today.memory_mib or 0.0, case_memory.room_bytes(case)
     less = [made for made in less if room and made.memory_mib and made.memory_mib < _LESS_MEMORY * needed]
-    hardware = [made for one in candidates.hardware(now) if (made := suggested(one))]
+    hardware = [made for _, made in suggested(candidates.hardware(now))]
     return Advice(
         model=profile.model,
         cluster=cluster.name,
@@ -267,7 +279,8 @@ def _together(fitted: Calibration, now: Candidate, software: list[Candidate]) ->
         return every
     # The less often ranks average, the less compression brings, and each has a risk: both only if that is faster.
     one = [_joined(now, [one for key, one in best.items() if key != left]) for left in ("sync", "compression")]
-    speeds = [point(fitted, now.cluster, now.ranks, one.settings).images_per_second for one in (every, *one)]
+    cases = [fitted.case(now.cluster, now.ranks, one.settings) for one in (every, *one)]
+    speeds = [made.figures()["images_per_second"] for made in forecasts(fitted, cases, SAMPLES)]
     if speeds[0] >= _BOTH * max(speeds[1:]):
         return every
     return one[int(speeds[2] > speeds[1])] if len(best) > 2 else None
@@ -330,10 +343,9 @@ def _adding(fitted: Calibration, now: Candidate, today: Point, money: Money) -> 
     """Double the ranks, from one to as many as the cluster has room for and an epoch has samples for."""
     room = min(now.cluster.largest or MOST_RANKS, MOST_RANKS, money.most_ranks(today.batch_size))
     counts = sorted({min(2**i, room) for i in range(15)} | {now.ranks})
-    points = {}
-    for count in counts:
-        there = today if count == now.ranks else point(fitted, now.cluster, count, now.settings)
-        points[count] = (there.images_per_second, there.efficiency)
+    made = forecasts(fitted, [fitted.case(now.cluster, count, now.settings) for count in counts], SAMPLES)
+    figures = {count: one.figures() for count, one in zip(counts, made, strict=True)}
+    points = {count: (one["images_per_second"], one["efficiency"]) for count, one in figures.items()}
     loses = [count for i, count in enumerate(counts) if any(points[less][0] >= points[count][0] for less in counts[:i])]
     doubled = [(a, b) for a, b in itertools.pairwise(counts) if b == 2 * a and b not in loses]
     most = next((a for a, b in doubled if points[b][0] < _GROWS * points[a][0]), None)

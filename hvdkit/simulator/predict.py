@@ -23,7 +23,7 @@ from hvdkit.simulator import case_memory, divided, engine, memory, refusals, ste
 from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.engine import StepSchedule
-from hvdkit.simulator.forecast import forecasts
+from hvdkit.simulator.forecast import Forecast, forecasts
 from hvdkit.simulator.jitter import SAMPLES, slowest
 from hvdkit.simulator.settings import Settings
 from hvdkit.tasks import few_samples
@@ -163,9 +163,13 @@ def checked(ranks: Sequence[int], cluster: Cluster | None) -> list[int]:
 
 def point(fitted: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> Point:
     """The prediction for one number of ranks, on a cluster as `predict` takes it."""
-    base = fitted.case(cluster, ranks, settings)
-    (expected,) = forecasts(fitted, [base], SAMPLES)
-    drawn = expected.drawn
+    return point_of(fitted, *forecasts(fitted, [fitted.case(cluster, ranks, settings)], SAMPLES))
+
+
+def point_of(fitted: Calibration, expected: Forecast) -> Point:
+    """The prediction of which the times are known."""
+    drawn, base = expected.drawn, expected.drawn.base
+    ranks = base.network.ranks
     middle = replace(base, slow=drawn.slow)
     steady = engine.run(step.detailed(middle))
     begin = float(steady.ends[-2][-1]) if len(steady.ends) > 1 else 0.0  # of the last step
