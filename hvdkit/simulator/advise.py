@@ -23,6 +23,7 @@ from hvdkit.simulator import candidates, case_memory, doubt, plans, refusals, st
 from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.candidates import MOST_RANKS, Candidate, Kind
 from hvdkit.simulator.cluster import Cluster
+from hvdkit.simulator.compression_costs import SELECTION_TOLD
 from hvdkit.simulator.doubt import guesses
 from hvdkit.simulator.forecast import Forecast, ensemble, forecasts
 from hvdkit.simulator.jitter import SAMPLES
@@ -171,9 +172,9 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
     def suggestion(change: Candidate, expected: Forecast, least: float) -> Suggestion | None:
         figures, after_case = expected.figures(), expected.drawn.base
         gain = figures["images_per_second"] / today.images_per_second
-        if gain < 1 and after_case.traffic.encode_least_s.any():
+        if gain < 1 and after_case.assumes_selection:
             left_out[change.what] = (
-                f"{100 * (1 - gain):.0f} % slower: choosing values takes longer than it saves to send"
+                f"{100 * (1 - gain):.0f} % slower: {SELECTION_TOLD}, longer than it saves to send"
             )
         if gain < least or not money.fits(figures["batch_size"], change.ranks):
             return None

@@ -104,7 +104,7 @@ class Case:
         device, sizes = self.network.cluster.device, self.workload.sizes
         if self.compression_s is None:
             seconds = passes * sizes / device.memory_bytes_per_s + 1e-6 * device.launch_us * (passes > 0)
-            if passes is self.traffic.encode_passes and device.memory_mib is not None:
+            if passes is self.traffic.encode_passes and self.assumes_selection:
                 seconds = np.maximum(seconds, self.traffic.encode_least_s)
         else:
             both = self.traffic.encode_passes + self.traffic.decode_passes
@@ -116,6 +116,12 @@ class Case:
             sent: Floats = np.sum([phase.sizes for phase in self.traffic.phases], axis=0)
             seconds = seconds + sent / staging + 1e-6 * device.launch_us * (sent > 0)
         return seconds * (self.slow / self.every)
+
+    @property
+    def assumes_selection(self) -> bool:
+        """Whether how long a GPU chooses values is assumed (`compression_costs.SELECTION_S`)."""
+        unknown = self.compression_s is None and self.network.cluster.device.memory_mib is not None
+        return unknown and bool(self.traffic.encode_least_s.any())
 
     @property
     def at_once(self) -> int:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
+from hvdkit.simulator.compression_costs import SELECTION_TOLD
 from hvdkit.simulator.step import Case
 from hvdkit.simulator.workload import FIXED_PARTS, PER_DOUBLING
 
@@ -161,5 +162,6 @@ def _wire(base: Case) -> tuple[float, list[str]]:
         warnings.append(f"no collective has been measured on {name}: its links are assumed to reach their rates")
     if base.compression.method not in ("none", "fp16") and base.compression_s is None:
         residuals[-1].append(ESTIMATED_COMPRESSION)
-        warnings.append(f"the compute time of {base.compression.method} is estimated, not measured")
+        how = f": {SELECTION_TOLD}" if base.assumes_selection else ""
+        warnings.append(f"the compute time of {base.compression.method} is estimated, not measured{how}")
     return max(math.hypot(*residual) for residual in residuals), warnings
