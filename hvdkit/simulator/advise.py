@@ -173,9 +173,7 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
         figures, after_case = expected.figures(), expected.drawn.base
         gain = figures["images_per_second"] / today.images_per_second
         if gain < 1 and after_case.assumes_selection:
-            left_out[change.what] = (
-                f"{100 * (1 - gain):.0f} % slower: {SELECTION_TOLD}, longer than it saves to send"
-            )
+            left_out[change.what] = f"{100 * (1 - gain):.0f} % slower: {SELECTION_TOLD}, longer than it saves to send"
         if gain < least or not money.fits(figures["batch_size"], change.ranks):
             return None
         after, (low, high) = point_of(fitted, expected), gains(fitted, now, change, gain)
