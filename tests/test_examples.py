@@ -174,4 +174,4 @@ def test_the_notebook_has_its_outputs(monkeypatch: pytest.MonkeyPatch, tmp_path:
                 *statements, shown = source.strip().splitlines()
                 exec("\n".join(statements), scope := {"hvdkit": hvdkit})
                 said = "".join(cell["outputs"][-1]["data"]["text/plain"])
-                assert repr(eval(shown, scope)) == said, "jupyter execute --inplace examples/notebook.ipynb"
+                assert repr(eval(shown, scope)) == said, "python -m scripts.examples"
