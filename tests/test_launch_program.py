@@ -373,15 +373,17 @@ def hang(rank: int, seconds: float, busy: bool = False, frozen: bool = False, bl
 def test_a_hang_is_told_from_long_work(hangs: list[Hang], stalled: bool, now: float, hung: bool) -> None:
     quiet = Quiet(10.0)
     stalls = [Stall({1: ["allreduce.gradients"]}, now - 1)] if stalled else []
-    line = quiet.look({f"rank-{hang.rank}": hang for hang in hangs}, {"rank-0", "rank-1"}, stalls, now)
+    running = {"rank-0": (0, "h"), "rank-1": (1, "there")}
+    line = quiet.look({f"rank-{hang.rank}": hang for hang in hangs}, running, stalls, now)
     assert quiet.hang == hung
+    assert line is None or not stalled or "rank 1 on there did not" in line
     assert (line is None) == (hung or not (stalled or (len(hangs) == 2 and not hangs[1].busy))), line
 
 
 @pytest.mark.check
 def test_a_collective_that_waited_long_ago_is_no_evidence() -> None:
     quiet, hangs = Quiet(10.0), {"rank-0": hang(0, 10), "rank-1": hang(1, 10)}
-    quiet.look(hangs, hangs, [Stall({1: ["allreduce.gradients"]}, 92.0)], 101.0)
+    quiet.look(hangs, {"rank-0": (0, "h"), "rank-1": (1, "h")}, [Stall({1: ["allreduce.gradients"]}, 92.0)], 101.0)
     assert not quiet.hang
 
 

@@ -286,7 +286,8 @@ class Agents:
     def _program_hangs(self, running: Collection[str]) -> bool:
         """Whether the ranks `running` of a program hang; says it where they are quiet for long."""
         assert self._quiet is not None
-        line = self._quiet.look(self.hangs, running, self.stalls.values(), time.monotonic())
+        ranks = {name: self._ranks[name] for name in running}
+        line = self._quiet.look(self.hangs, ranks, self.stalls.values(), time.monotonic())
         if line is not None:
             tell(line)
         return self._quiet.hang

@@ -11,7 +11,7 @@ What lasts is said before: which collective waits, and what the ranks do.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from hvdkit.launch.agent.watchdog import BUSY_FACTOR
 from hvdkit.launch.diagnosis.stalls import Hang, Stall, open_collectives
@@ -28,9 +28,9 @@ class Quiet:
         self.hang = False
 
     def look(
-        self, hangs: Mapping[str, Hang], running: Collection[str], stalls: Iterable[Stall], now: float
+        self, hangs: Mapping[str, Hang], running: Mapping[str, tuple[int, str]], stalls: Iterable[Stall], now: float
     ) -> str | None:
-        """Take in the ranks that are quiet at `now` of the launcher's clock, and those that run; sets `hang`.
+        """Take in the ranks that are quiet at `now` of the launcher's clock, and rank and host of those that run; sets `hang`.
 
         Returns a line for the user where it lasts: at the timeout, and whenever the time has doubled since.
         """
@@ -43,7 +43,7 @@ class Quiet:
         waits = open_collectives(stalls, recent)
         evidence = bool(waits) or any(hang.frozen for hang in hangs.values())
         busy = any(hang.busy for hang in hangs.values())
-        everyone = set(running) <= hangs.keys()
+        everyone = running.keys() <= hangs.keys()
         quiet_s = now - max(hang.since for hang in hangs.values())
         blocked = all(hang.blocked for hang in hangs.values())
         late = quiet_s > BUSY_FACTOR * self._timeout_s
@@ -51,9 +51,8 @@ class Quiet:
         if self.hang or quiet_s < self._say_after_s or not (waits or (everyone and not busy)):
             return None
         self._say_after_s = 2 * quiet_s
-        hosts = {hang.rank: hang.host for hang in hangs.values()}
         entered = [hang.rank for hang in hangs.values() if hang.waiting]
-        lines = [wait.text(entered, hosts) for wait in waits]
+        lines = [wait.text(entered, dict(running.values())) for wait in waits]
         lines += [f"rank {hang.rank} is {hang.state}" for hang in hangs.values() if not (waits and hang.waiting)]
         ends = everyone and (evidence or blocked)
         limit = f"ended after {BUSY_FACTOR * self._timeout_s:.0f} s" if ends else "not ended, as ranks may be at work"
