@@ -104,7 +104,10 @@ def module_file(name: str) -> Path | None:
 
 
 def _imports(script: Path, root: Path | None = None) -> tuple[dict[str, None], set[str]]:
-    """The files and folders in `root`, the script's folder, that it, or one of them, imports; names of all modules."""
+    """The files and folders in `root`, the script's folder, that it, or one of them, imports; names of all modules.
+
+    What `run_task` is given as its framework counts as an import of that adapter.
+    """
     modules: dict[str, None] = {}
     every: set[str] = set()
     waiting, seen = [script], set[Path]()
@@ -127,6 +130,8 @@ def _imports(script: Path, root: Path | None = None) -> tuple[dict[str, None], s
             elif isinstance(node, ast.ImportFrom):
                 names.append(node.module or "")
                 every |= {f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("run_task", "hvdkit.run_task"):
+                every |= {f"{_ADAPTERS}.{given.value}" for given in node.args[:1] if isinstance(given, ast.Constant)}
             every |= set(names)
             for name in {full.partition(".")[0] for full in names} - {""}:
                 beside, folder = (root or script.parent) / f"{name}.py", (root or script.parent) / name
@@ -143,22 +148,8 @@ def framework_of(recipe: Recipe) -> str | None:
 
     None without a script, or with none or several.
     """
-    if not isinstance(recipe.model, OwnModel):
-        return None
-    try:
-        tree = ast.parse(location(recipe.model).read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return None  # the rank says what is wrong with it
-    names: set[object] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module == _ADAPTERS:
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom | ast.Import):
-            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
-            names |= {name.split(".")[2] for name in modules if name.startswith(f"{_ADAPTERS}.")}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("run_task", "hvdkit.run_task"):
-            names |= {argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)}
-    known = [name for name in FRAMEWORKS if name in names]
+    names = _imports(location(recipe.model))[1] if isinstance(recipe.model, OwnModel) else ()
+    known = [name for name in FRAMEWORKS if any(f"{found}.".startswith(f"{_ADAPTERS}.{name}.") for found in names)]
     return known[0] if len(known) == 1 else None
 
 

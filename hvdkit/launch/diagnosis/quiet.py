@@ -30,7 +30,7 @@ class Quiet:
     def look(
         self, hangs: Mapping[str, Hang], running: Mapping[str, tuple[int, str]], stalls: Iterable[Stall], now: float
     ) -> str | None:
-        """Take in the ranks that are quiet at `now` of the launcher's clock, and rank and host of those that run; sets `hang`.
+        """Take in the ranks that are quiet at `now` of the launcher's clock, and who runs where; sets `hang`.
 
         Returns a line for the user where it lasts: at the timeout, and whenever the time has doubled since.
         """
