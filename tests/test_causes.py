@@ -63,6 +63,17 @@ def test_the_kernel_is_blamed_for_a_kill_only_where_it_has_killed(
         raise blame.failure(job, blame.Verdict(end))
 
 
+def test_a_rank_that_was_ended_after_its_error_is_said_to_be_killed_by_nobody_else(tmp_path: Path) -> None:
+    record = FailureRecord("error", "TypeError: no", None)
+    end = RankEnd(0, "h", signal="SIGTERM", stopped=True, seconds=2.0, record=record)
+    verdict = blame.judge([end, RankEnd(1, "h", exit_code=1, failed_at=3.0)])
+    assert verdict is not None and end.cause is Cause.OWN
+    job = Job(Path("python"), [], 2, [Host("h", 2)], {}, tmp_path)
+    words = r"rank 0 on h failed: TypeError: no \(was ended with the others after 2.0 s\); all"
+    with pytest.raises(RankFailure, match=words):
+        raise blame.failure(job, blame.Verdict(end))
+
+
 @pytest.mark.parametrize("recorded", [True, False])  # by a rank of hvdkit's, or seen in a program's output
 @pytest.mark.parametrize("others", [0, 1, 2])  # ranks that have not ended
 def test_a_wait_that_was_too_long_says_how_to_wait_longer(others: int, recorded: bool, tmp_path: Path) -> None:

@@ -146,6 +146,8 @@ def _how(end: RankEnd) -> str:
         how = "did not answer: it was frozen by a signal (SIGSTOP, or a debugger)"
     elif end.outside:
         how = f"was ended{after} by a signal that hvdkit has not sent: is its node, or the job's share of it, gone?"
+    elif end.signal is not None and end.stopped:  # it had failed, but not ended, when another one did
+        how = f"was ended with the others{after}"
     elif end.signal is not None:
         how = f"was killed by {end.signal}{after}"
         why = _OOM_KILLER.get(end.out_of_memory) if end.signal == "SIGKILL" else None
