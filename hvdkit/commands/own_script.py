@@ -131,7 +131,7 @@ def _imports(script: Path, root: Path | None = None) -> tuple[dict[str, None], s
                 names.append(node.module or "")
                 every |= {f"{node.module}.{alias.name}" for alias in node.names}
             elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("run_task", "hvdkit.run_task"):
-                every |= {f"{_ADAPTERS}.{given.value}" for given in node.args[:1] if isinstance(given, ast.Constant)}
+                every |= {f"{_ADAPTERS}.{word.value!s}" for word in node.args[:1] if isinstance(word, ast.Constant)}
             every |= set(names)
             for name in {full.partition(".")[0] for full in names} - {""}:
                 beside, folder = (root or script.parent) / f"{name}.py", (root or script.parent) / name
