@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -212,6 +213,13 @@ def test_a_class_has_a_name_of_its_own() -> None:
                 places.setdefault(node.name, {}).setdefault(framework, []).append(name)
     assert len(places) > 500
     assert {name: where for name, where in places.items() if any(len(files) > 1 for files in where.values())} == {}
+
+
+def test_a_module_has_a_name_of_its_own_in_its_room() -> None:
+    """Adapters are folders of the same names, each beside what they share."""
+    paths = [path.relative_to(ROOT / "hvdkit") for path in (ROOT / "hvdkit").rglob("*.py") if path.stem != "__init__"]
+    names = Counter((path.parts[0], path.name) for path in paths)
+    assert [key for key, count in names.items() if count > 1 and key[0] != "adapters"] == []
 
 
 def test_rooms_use_those_below_them() -> None:

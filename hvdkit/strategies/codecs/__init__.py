@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hvdkit.recipe.communication import BrainFloat, Compression, Int8, PowerSgd, TopK
 from hvdkit.strategies.codecs.base import Call, Method, State
-from hvdkit.strategies.codecs.dense import DenseCodec
+from hvdkit.strategies.codecs.whole import DenseCodec
 from hvdkit.strategies.codecs.powersgd import LowRank
 from hvdkit.strategies.codecs.quantized import Bits8, Bits16, Quantised
 from hvdkit.strategies.codecs.topk import Sparse
