@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from hvdkit.recipe.communication import BrainFloat, Compression, Int8, PowerSgd, TopK
 from hvdkit.strategies.codecs.base import Call, Method, State
-from hvdkit.strategies.codecs.whole import DenseCodec
 from hvdkit.strategies.codecs.powersgd import LowRank
 from hvdkit.strategies.codecs.quantized import Bits8, Bits16, Quantised
 from hvdkit.strategies.codecs.topk import Sparse
+from hvdkit.strategies.codecs.whole import DenseCodec
 
 __all__ = ["Call", "DenseCodec", "LowRank", "Method", "Quantised", "Sparse", "State", "make"]
 
