@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import sys
 import time
 from dataclasses import dataclass, replace
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def opened(
 ) -> tuple[Setup, dict[str, Side]]:
     """Start the rank and open the sides. Each has had a short turn, which compiles what is compiled."""
     recipe = schema.load(base)
-    setup = start(adapter, RankScript(recipe_of(adapter.NAME, recipe.model.SCRIPT).build), recipe)
+    setup = start(adapter, RankScript(build_of(adapter.NAME, recipe.model.SCRIPT)), recipe)
     sides: dict[str, Side] = {}
     for name, (keys, warmup, measured) in asked.items():
         heartbeat.beat("building the models")
@@ -74,13 +74,9 @@ def synchronize(adapter: Adapter, world: Group) -> None:
     adapter.to_numpy(adapter.allreduce([adapter.from_numpy(np.zeros(1, np.float32))], world, name="meet")[0])
 
 
-def recipe_of(framework: str, script: str = "resnet") -> Any:
-    """The module of the framework's own recipe."""
-    spec = spec_from_file_location(script, paths.script(framework, script))
-    assert spec and spec.loader
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def build_of(framework: str, script: str = "resnet") -> Any:
+    """The model's function of the framework's own recipe."""
+    return runpy.run_path(str(paths.script(framework, script)))["build"]
 
 
 def sent_bytes() -> int:

@@ -8,8 +8,8 @@ the images (n, height, width, channels) by the checkpoint.
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main(framework: str, weights: Path, folder: Path, out: Path, images: Path | None) -> None:
     adapter: Any = adapters.load(framework)
-    spec = importlib.util.spec_from_file_location("anything", ROOT / "recipes" / framework / "resnet.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
+    build = runpy.run_path(str(ROOT / "recipes" / framework / "resnet.py"))["build"]
     found = snapshots.read(folder)
     recipe = schema.revise(found.record.recipe, "test", [f"model.weights={weights}", "seed=99", "device=cpu"])
-    begun = setup.start(adapter, setup.RankScript(module.build), recipe)
+    begun = setup.start(adapter, setup.RankScript(build), recipe)
     session, dataset, architecture = begun.session(recipe), begun.dataset, begun.architecture
     batch_size, data = recipe.batch_size, begun.mesh.data
     sums, _ = metrics.summed(adapter, session, begun.task.metrics, dataset.val, batch_size, data)
@@ -43,7 +39,7 @@ def main(framework: str, weights: Path, folder: Path, out: Path, images: Path | 
     if framework == "pytorch":  # as torchvision's models are loaded
         from safetensors.torch import load_file
 
-        module.build(architecture).load_state_dict(load_file(weights), strict=True)
+        build(architecture).load_state_dict(load_file(weights), strict=True)
     if images:
         session.load_state(model_state(found.state))
         told["logits"] = session.predict(np.load(images)).tolist()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
 from typing import Any
 
 import pytest
 
-from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.simulator.advise import advise
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.predict import predict
 from hvdkit.simulator.settings import Settings
 from hvdkit.tasks import few_samples
 from tests import simulating
-from tests.conftest import KERAS_THOROUGH, ROOT, Hvdkit
-from tests.launching import framework_job
+from tests.conftest import KERAS_THOROUGH, Hvdkit
+from tests.divided import reports
 
 pytestmark = pytest.mark.long
 
@@ -26,15 +23,8 @@ LARGEST_ERROR = 1e-12
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each rank of a job found."""
-
-    @cache
-    def found(framework: str, np: int) -> list[dict[str, Any]]:
-        folder = tmp_path_factory.mktemp(framework)
-        asked = (ROOT / "tests" / "synchronized" / "rank.py", framework, folder / "report.json")
-        LAUNCHERS["direct"].run(framework_job(framework, folder / "logs", *asked, np=np))
-        return json.loads((folder / "report.json").read_text())
-
-    return found
+    ask = reports("synchronized", tmp_path_factory)
+    return lambda framework, np: ask(framework, np=np)
 
 
 @pytest.mark.usefixtures("warm")

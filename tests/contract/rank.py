@@ -9,9 +9,9 @@ what one step made of known weights and images, to be compared between framework
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
+import runpy
 import sys
 import traceback
 from collections import defaultdict
@@ -53,11 +53,7 @@ def table(precision: str = "fp32", recompute: bool = False) -> resnet.ResNet:
 
 def model(framework: str, table: resnet.ResNet) -> Any:
     """The recipe script's own code, building the table."""
-    spec = importlib.util.spec_from_file_location("recipe", ROOT / "recipes" / framework / "resnet.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.build(table)
+    return runpy.run_path(str(ROOT / "recipes" / framework / "resnet.py"))["build"](table)
 
 
 def main(framework: str, report: Path) -> None:

@@ -6,9 +6,9 @@ Rank 1 commits FAULT as it takes its fourth step (three updates are done); every
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import resource
+import runpy
 import signal
 import sys
 import time
@@ -53,10 +53,7 @@ def commit(fault: str) -> None:
 
 def run(framework: str, fault: str, argv: list[str]) -> NoReturn:
     adapter: Any = adapters.load(framework)
-    spec = importlib.util.spec_from_file_location("recipe", ROOT / "recipes" / framework / "resnet.py")
-    assert spec and spec.loader
-    recipe = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recipe)
+    build = runpy.run_path(str(ROOT / "recipes" / framework / "resnet.py"))["build"]
     steps, set_rate = 0, Session.set_learning_rate
 
     def set_learning_rate(session: Session, value: float) -> None:
@@ -67,7 +64,7 @@ def run(framework: str, fault: str, argv: list[str]) -> NoReturn:
         set_rate(session, value)
 
     Session.set_learning_rate = set_learning_rate
-    main(adapter, recipe.build, argv)
+    main(adapter, build, argv)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ if __name__ == "__main__":
 
     startup.begin()  # before the framework, as in a recipe's script
 
-import importlib.util
 import json
 import os
+import runpy
 import sys
 import time
 import traceback
@@ -76,12 +76,7 @@ def adapter_of(framework: str) -> Any:
 @cache
 def script_of(framework: str, name: str) -> RankScript:
     """The script of `recipes/` with that name."""
-    place = ROOT / "recipes" / framework / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"recipe_{framework}_{name}", place)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return RankScript(module.build)
+    return RankScript(runpy.run_path(str(ROOT / "recipes" / framework / f"{name}.py"))["build"])
 
 
 def train(

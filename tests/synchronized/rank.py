@@ -8,9 +8,9 @@ the state of that process. Slots are 0 in it, and so are the gradients afterward
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
+import runpy
 import sys
 from functools import partial
 from pathlib import Path
@@ -45,11 +45,7 @@ DOCUMENT: dict[str, Any] = {
 
 def build_of(framework: str) -> Any:
     """The recipe script's own code."""
-    spec = importlib.util.spec_from_file_location("recipe", ROOT / "recipes" / framework / "resnet.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.build
+    return runpy.run_path(str(ROOT / "recipes" / framework / "resnet.py"))["build"]
 
 
 def error(got: np.ndarray, wanted: np.ndarray) -> float:

@@ -8,8 +8,8 @@ in the weights after a step.
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -49,11 +49,7 @@ OTHERS: dict[str, list[Optimizer]] = {
 
 def build_of(framework: str, script: str = "gpt") -> Any:
     """The recipe script's own model."""
-    spec = importlib.util.spec_from_file_location("recipe", ROOT / "recipes" / framework / f"{script}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.build
+    return runpy.run_path(str(ROOT / "recipes" / framework / f"{script}.py"))["build"]
 
 
 def batch(step: int, ranks: range) -> Batch:
