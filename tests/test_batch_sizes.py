@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from hvdkit.simulator import predict as predicting
 from hvdkit.simulator.settings import read
 from hvdkit.simulator.workload import of_profile
 from tests import simulating
-from tests.conftest import Hvdkit
 
 pytestmark = pytest.mark.check
 
@@ -207,11 +205,3 @@ def test_times_of_layers_that_cannot_be_are_refused() -> None:
     ):
         with pytest.raises(ValidationError, match=match):
             Profile.model_validate(damaged(**changes))
-
-
-@pytest.mark.parametrize("given", ["8", "8,8", "8,x", "0,8", "8,,16"])
-def test_a_wrong_list_is_one_line(inside: Hvdkit, given: str, tmp_path: Path) -> None:
-    done = inside("profile", "resnet20-digits", "--batch-sizes", given, "--out", "o")
-    assert done.returncode == 2
-    assert "--batch-sizes" in done.stderr and len(done.stderr.splitlines()) == 1
-    assert not (tmp_path / "o").exists()

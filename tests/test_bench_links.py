@@ -14,7 +14,7 @@ from hvdkit.results.links import LinkRow, Links
 from hvdkit.simulator import cluster
 from tests import hygiene
 from tests.cluster import starving
-from tests.conftest import ROOT, Hvdkit
+from tests.conftest import ROOT
 from tests.launching import wait_until
 
 pytestmark = pytest.mark.check
@@ -73,19 +73,3 @@ def test_peak_and_quiet_hours_the_spread_and_a_doubtful_rate(tmp_path: Path) -> 
             bench_links.BenchLinksRequest(), series.model_copy(update={"rows": beside}).at(tmp_path)
         )
         assert any("far more than what it is rated" in str(line) for line in shown) == doubted
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["-H", "a:1"], "-H: expected two hosts or more"),
-        (["-H", "a:1,b:1", "--every", "ten"], "--every 'ten': expected a number and s, m, h or d"),
-        (["-H", "a:1,b:1", "--for", "1h"], "--for: expected --every with it"),
-        (["-H", "a:1,b:1", "--resume"], "--resume: expected --every and --out with it"),
-        (["-H", "a:1,b:1", "--rated", "0"], "--rated 0: expected more than 0"),
-    ],
-)
-def test_a_wrong_request_is_one_line(inside: Hvdkit, arguments: list[str], said: str, tmp_path: Path) -> None:
-    done = inside("bench", "links", *arguments)
-    assert (done.returncode, done.stderr.startswith(said), done.stderr.count("\n")) == (2, True, 1), done.stderr
-    assert not list(tmp_path.rglob("links.json"))

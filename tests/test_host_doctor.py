@@ -113,23 +113,6 @@ def test_a_host_that_says_nothing_is_not_waited_for_for_long(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["-H", "a;reboot:2"], "-H: 'a;reboot:2': expected host:slots"),
-        (["-H", "a:1", "--hostfile", "hosts"], "--hostfile: expected either it or -H"),
-        (["-H", "a:1", "--interface", "10.0.0/999"], "--interface 10.0.0/999: expected a name such as eth0, or"),
-        (["--interface", "eth0"], "--interface: expected -H or --hostfile with it"),
-        (["--overwrite"], "--overwrite: expected -H or --hostfile with it"),
-        (["--hostfile", "nowhere"], "nowhere: cannot be read (No such file or directory)"),
-    ],
-)  # fmt: skip
-def test_a_wrong_request_is_one_line(inside: Hvdkit, arguments: list[str], said: str, tmp_path: Path) -> None:
-    done = inside("doctor", *arguments)
-    assert (done.returncode, done.stderr.startswith(said), done.stderr.count("\n")) == (2, True, 1), done.stderr
-    assert not list(tmp_path.rglob("doctor.json")) and not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "expected a host on each line"),

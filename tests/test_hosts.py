@@ -194,20 +194,6 @@ def test_without_root() -> None:
         shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--n", "0"], "--n 0: expected 1 to 200"),
-        (["--mbit-per-s", "0"], "--mbit-per-s 0: expected 0.1 to 40000"),
-        (["--slots", "65"], "--slots 65: expected 1 to 64"),
-        (["nowhere", "-H", "HOSTS"], "nowhere: no such command; expected a program and its arguments after --"),
-    ],
-)
-def test_a_wrong_request_is_told_in_a_line(arguments: list[str], said: str, inside: Hvdkit) -> None:
-    done = inside("hosts", *arguments)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and said in done.stderr
-
-
 def test_a_command_runs_on_the_hosts_and_its_status_is_the_answer(network: Any, inside: Hvdkit) -> None:
     done = inside("hosts")
     assert (done.returncode, done.stdout) == (0, "this machine can play h1:1,h2:1, with links of 100 Mbit/s\n")

@@ -47,29 +47,3 @@ def test_the_command_and_the_function_write_the_same(inside: Hvdkit, tmp_path: P
     assert profiles.load(tmp_path / "made" / "profile.json") == profiles.load(made.folder / "profile.json")
     done = inside("predict", "made/profile.json", "--cluster", "a100-nvlink-ib", "-n", 8, "--out", "found")
     assert "2,470 images/s on one a100 at batch size 256" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ([], "expected a recipe to measure, or --from"),
-        (["--from", "resnet50"], "--batch-size, --device: needed too"),
-        (["--batch-size", 3, "--device", "x", "--images-per-second", 3], "--from: needed too"),
-        (["--from", "resnet5", *FIGURE], "did you mean 'resnet56'"),
-        (["resnet20-digits", "--from", "resnet50", *FIGURE], "RECIPE.yaml: leave it out"),
-        (["--from", "resnet50", *FIGURE, "--np", 2], "-np: leave it out"),
-        (["--from", "resnet50", *FIGURE[:1], 0, *FIGURE[2:]], "--images-per-second 0: expected"),
-        (["--from", "resnet50", *FIGURE[:1], "nan", *FIGURE[2:]], "--images-per-second: expected a number"),
-        (["--from", "resnet50", *FIGURE[:3], 0, *FIGURE[4:]], "--batch-size 0: expected"),
-        (["--from", "resnet50", *FIGURE[:5], " "], "--device ' ': expected"),
-        (["--from", "resnet50", *FIGURE, "--precision", "fp8"], "--precision"),
-        (["--precision", "fp16"], "--from, --batch-size, --device: needed too"),
-    ],
-)
-def test_bad_figures_are_one_line_and_status_2(
-    inside: Hvdkit, tmp_path: Path, arguments: list[object], expected: str
-) -> None:
-    done = inside("profile", *arguments, "--out", "made")
-    assert (done.returncode, expected in done.stderr) == (2, True), done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert not (tmp_path / "made").exists()

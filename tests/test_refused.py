@@ -123,6 +123,60 @@ REQUESTS: list[tuple[str, Words, Words, str, Words]] = [
     ("report", (), (REAL, "--out", "profile.json"), "--out profile.json: cannot be made", (REAL, "--out", "page")),
 ]  # fmt: skip
 
+FIGURE = ("--images-per-second", 2470, "--batch-size", 256, "--device", "a100")
+PUBLISHED, LINKS = ("profile", "--from", "resnet50"), ("bench", "links", "-H", "a:1,b:1")
+SWEEP = ("predict", "profile.json", "--cluster", "p100-roce25")
+# Requests that are wrong, and what the one line says that answers each.
+IN_A_LINE: list[tuple[Words, str]] = [
+    (("profile",), "expected a recipe to measure, or --from"),
+    (PUBLISHED, "--batch-size, --device: needed too"),
+    (("profile", "--batch-size", 3, "--device", "x", "--images-per-second", 3), "--from: needed too"),
+    (("profile", "--from", "resnet5", *FIGURE), "did you mean 'resnet56'"),
+    (("profile", "resnet20-digits", "--from", "resnet50", *FIGURE), "RECIPE.yaml: leave it out"),
+    ((*PUBLISHED, *FIGURE, "--np", 2), "-np: leave it out"),
+    ((*PUBLISHED, *FIGURE[:1], 0, *FIGURE[2:]), "--images-per-second 0: expected"),
+    ((*PUBLISHED, *FIGURE[:1], "nan", *FIGURE[2:]), "--images-per-second: expected a number"),
+    ((*PUBLISHED, *FIGURE[:3], 0, *FIGURE[4:]), "--batch-size 0: expected"),
+    ((*PUBLISHED, *FIGURE[:5], " "), "--device ' ': expected"),
+    ((*PUBLISHED, *FIGURE, "--precision", "fp8"), "--precision"),
+    (("profile", "--precision", "fp16"), "--from, --batch-size, --device: needed too"),
+    *((("profile", *DIGITS, "--batch-sizes", word), "--batch-sizes") for word in ("8", "8,8", "8,x", "0,8", "8,,16")),
+    (("bench", "links", "-H", "a:1"), "-H: expected two hosts or more"),
+    ((*LINKS, "--every", "ten"), "--every 'ten': expected a number and s, m, h or d"),
+    ((*LINKS, "--for", "1h"), "--for: expected --every with it"),
+    ((*LINKS, "--resume"), "--resume: expected --every and --out with it"),
+    ((*LINKS, "--rated", "0"), "--rated 0: expected more than 0"),
+    (("doctor", "-H", "a;reboot:2"), "-H: 'a;reboot:2': expected host:slots"),
+    (("doctor", "-H", "a:1", "--hostfile", "hosts"), "--hostfile: expected either it or -H"),
+    (("doctor", "-H", "a:1", "--interface", "10.0.0/999"), "--interface 10.0.0/999: expected a name such as eth0, or"),
+    (("doctor", "--interface", "eth0"), "--interface: expected -H or --hostfile with it"),
+    (("doctor", "--overwrite"), "--overwrite: expected -H or --hostfile with it"),
+    (("doctor", "--hostfile", "nowhere"), "nowhere: cannot be read (No such file or directory)"),
+    (("hosts", "--n", 0), "--n 0: expected 1 to 200"),
+    (("hosts", "--mbit-per-s", 0), "--mbit-per-s 0: expected 0.1 to 40000"),
+    (("hosts", "--slots", 65), "--slots 65: expected 1 to 64"),
+    (("hosts", "nowhere", "-H", "HOSTS"), "nowhere: no such command; expected a program and its arguments after --"),
+    (SWEEP, "-n: expected the number of ranks"),
+    ((*SWEEP, "--sweep", "batch_size=32"), "-n: expected -n or --sweep n=8,16"),
+    ((*SWEEP, "--sweep", "n=8", "-n", 8), "-n: expected either"),
+    ((*SWEEP, "--sweep", "n=0,8"), "-n 0: expected at least 1"),
+    ((*SWEEP, "--sweep", "n=8,x"), "--sweep n: expected whole numbers, got 'x'"),
+    ((*SWEEP, "--sweep", "n=8,16,...,1000.5"), "lead to 1000.5 neither"),
+    ((*SWEEP, "--sweep", "n=8,...,64"), "expected two numbers before"),
+    ((*SWEEP, "--sweep", "n"), "expected KEY=VALUE,VALUE"),
+    ((*SWEEP, "--sweep", "n="), "expected at least one value"),
+    ((*SWEEP, "--sweep", "n=8,,16"), "--sweep n=8,,16: expected"),
+    ((*SWEEP, "--sweep", "n=[8"), "expected values with commas"),
+    ((*SWEEP, "--sweep", "n=8", "--sweep", "n=9"), "given twice"),
+    ((*SWEEP, "--sweep", "batch=1", "-n", 8), "--sweep: batch: unknown key; did you mean 'batch_size'?"),
+    ((*SWEEP, "--sweep", "batch_size=0,32", "-n", 8), "batch_size: expected greater than or equal to 1, got 0"),
+    ((*SWEEP, "--sweep", "policy=dpp", "-n", 8), "did you mean 'ddp'"),
+    ((*SWEEP, "--sweep", "policy=ddp", "-n", 8, "--policy", "horovod"), "leave out --policy"),
+    ((*SWEEP, "--sweep", "link.x.busy=0.1", "-n", 8), "link.x: expected one of p100-roce25's levels"),
+    ((*SWEEP, "--sweep", "link=1", "-n", 8), "--sweep: link: expected"),
+    ((*SWEEP, "--sweep", "n=1,2,...,500", "--sweep", "jitter=0,0.001,...,0.3"), "100,000 what-ifs, got 150,500"),
+]  # fmt: skip
+
 
 class Started(RunError):
     """Ranks would be started now."""
@@ -190,6 +244,16 @@ def test_a_refused_request_leaves_nothing_and_runs_when_corrected(
     done = inside(command, *stays, *right)
     # `advise` without a cluster and such lines end where ranks would start, those without ranks with their result
     assert (done.returncode, done.stderr.splitlines()[-1:]) in ((1, ["started"]), (0, [])), done.stderr
+
+
+@pytest.mark.parametrize(("words", "told"), IN_A_LINE)
+def test_a_wrong_request_is_told_in_a_line(
+    words: Words, told: str, inside: Hvdkit, made: Path, tmp_path: Path, starts: None
+) -> None:
+    (tmp_path / "profile.json").symlink_to(made / "profile.json")
+    done = inside(*words)
+    assert (done.returncode, told in done.stderr, done.stderr.count("\n")) == (2, True, 1), done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
 
 
 def test_files_of_other_machines_are_for_their_ranks_to_check(inside: Hvdkit, tmp_path: Path, starts: None) -> None:

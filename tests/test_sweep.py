@@ -104,39 +104,6 @@ def test_the_command_and_the_function_write_the_same(inside: Hvdkit, profile: Pa
     assert made.to_pandas().shape[0] == 16
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ([], "-n: expected the number of ranks"),
-        (["--sweep", "batch_size=32"], "-n: expected -n or --sweep n=8,16"),
-        (["--sweep", "n=8", "-n", 8], "-n: expected either"),
-        (["--sweep", "n=0,8"], "-n 0: expected at least 1"),
-        (["--sweep", "n=8,x"], "--sweep n: expected whole numbers, got 'x'"),
-        (["--sweep", "n=8,16,...,1000.5"], "lead to 1000.5 neither"),
-        (["--sweep", "n=8,...,64"], "expected two numbers before"),
-        (["--sweep", "n"], "expected KEY=VALUE,VALUE"),
-        (["--sweep", "n="], "expected at least one value"),
-        (["--sweep", "n=8,,16"], "--sweep n=8,,16: expected"),
-        (["--sweep", "n=[8"], "expected values with commas"),
-        (["--sweep", "n=8", "--sweep", "n=9"], "given twice"),
-        (["--sweep", "batch=1", "-n", 8], "--sweep: batch: unknown key; did you mean 'batch_size'?"),
-        (["--sweep", "batch_size=0,32", "-n", 8], "--sweep: batch_size: expected greater than or equal to 1, got 0"),
-        (["--sweep", "policy=dpp", "-n", 8], "did you mean 'ddp'"),
-        (["--sweep", "policy=ddp", "-n", 8, "--policy", "horovod"], "leave out --policy"),
-        (["--sweep", "link.x.busy=0.1", "-n", 8], "link.x: expected one of p100-roce25's levels"),
-        (["--sweep", "link=1", "-n", 8], "--sweep: link: expected"),
-        (["--sweep", "n=1,2,...,500", "--sweep", "jitter=0,0.001,...,0.3"], "at most 100,000 what-ifs, got 150,500"),
-    ],
-)
-def test_bad_grids_are_one_line_and_status_2(
-    inside: Hvdkit, profile: Path, tmp_path: Path, arguments: list[object], expected: str
-) -> None:
-    done = inside("predict", profile, *P100, *arguments, "--out", "found")
-    assert (done.returncode, expected in done.stderr) == (2, True), done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert not (tmp_path / "found").exists()
-
-
 def test_a_grid_of_python_is_checked_too(profile: Path) -> None:
     with pytest.raises(RequestError, match="expected at least one value"):
         hvdkit.sweep(profile, {"n": []}, cluster="p100-roce25")
