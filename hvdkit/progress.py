@@ -108,10 +108,10 @@ class ProgressDisplay:
             if self._cell is not None:
                 self._cell.update(self._bars)
 
-    def say(self, line: str, left: str | None = None, timed: bool = True) -> None:
+    def say(self, line: str, timed: bool = True) -> None:
         """Where there are no bars, print a line with the time since the start and the time left."""
         if not self._live:
-            left = self.left() if left is None else left
+            left = self.left()
             self._print(f"{line} ({left})" if left else line, timed)
 
     def _print(self, line: str, timed: bool = False) -> None:

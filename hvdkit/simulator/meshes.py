@@ -26,6 +26,7 @@ from hvdkit.tasks.parts import evenly
 _SERIAL = 0.4  # of launches, for which the device waits, as when it computes again with the same random numbers
 _OF_SUM = 2  # launches
 _MOST_SAMPLES = 64  # of a microbatch that is searched
+_SIMULATED = 10  # of the best ways that a search estimates
 
 
 class BlockWork(NamedTuple):
@@ -304,13 +305,11 @@ def search(
     processor: Processor,
     cluster: Cluster,
     heads: int | None = None,
-    fits: Callable[[Divided], bool] = lambda way: True,
     recompute: bool = False,
-    count: int = 5,
 ) -> list[tuple[Divided, MeshStep]]:
-    """The fastest `count` ways that fit to train `batch` samples a step, all together, on so many devices.
+    """The fastest ways to train `batch` samples a step, all together, on so many devices, the best first.
 
-    All meshes and sizes of microbatches are estimated; the best of those that fit are then simulated.
+    All meshes and sizes of microbatches are estimated; the _SIMULATED best are then simulated.
     """
     links, ways = MeshLinks(cluster), list[tuple[float, Divided]]()
     for axes in candidates(devices, len(chain.blocks), cluster.ranks_per_host, heads):
@@ -321,10 +320,5 @@ def search(
             if share // samples >= axes.pipeline:
                 way = Divided(chain, axes, share // samples, samples, processor, links, recompute)
                 ways.append((way.estimate(), way))
-    best = list[tuple[Divided, MeshStep]]()
-    for _, way in sorted(ways, key=lambda pair: pair[0]):
-        if fits(way):
-            best.append((way, way.step()))
-            if len(best) == 2 * count:
-                break
-    return sorted(best, key=lambda pair: pair[1].seconds)[:count]
+    best = [way for _, way in sorted(ways, key=lambda pair: pair[0])[:_SIMULATED]]
+    return sorted(((way, way.step()) for way in best), key=lambda pair: pair[1].seconds)
