@@ -131,9 +131,11 @@ def nothing_outlives_its_file(request: pytest.FixtureRequest) -> Iterator[None]:
     failed = request.session.testsfailed
     with hygiene.marking() as mark:
         yield
+    if request.session.exitstatus == pytest.ExitCode.INTERRUPTED:  # Ctrl-C waits for nobody
+        hygiene.kill_started_by(mark)
+        return
     left = hygiene.left_behind(mark)
-    interrupted = request.session.exitstatus == pytest.ExitCode.INTERRUPTED
-    if left and not interrupted and request.session.testsfailed == failed:  # a test that failed has said so already
+    if left and request.session.testsfailed == failed:  # a test that failed has said so already
         pytest.fail("still running after the last test of this file:\n" + "\n".join(left))
 
 

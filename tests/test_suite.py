@@ -40,12 +40,12 @@ def suite(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     """Starts a suite of the tests above with our conftest; its processes have the folder in their environment."""
     (tmp_path / "test_them.py").write_text(TESTS)
 
-    def start(chosen: str, *options: str) -> subprocess.Popen[str]:
+    def start(chosen: str, *options: str, ends_s: str = "1") -> subprocess.Popen[str]:
         pytest_ = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "--rootdir", str(tmp_path), "--timeout=60"]
         own = {
             "PYTHONPATH": str(ROOT),
             "HVDKIT_TEST_STARTED": str(tmp_path / "started"),
-            "HVDKIT_TEST_ENDS_S": "1",
+            "HVDKIT_TEST_ENDS_S": ends_s,
         }
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         return subprocess.Popen([*pytest_, *options, "-k", chosen, str(tmp_path)], env=os.environ | own, **output)
@@ -62,8 +62,9 @@ def test_what_a_test_leaves_behind_is_a_failure(suite, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, "2"), (signal.SIGTERM, "0")])
 def test_an_interrupt_leaves_no_process(number: signal.Signals, workers: str, suite, tmp_path: Path) -> None:
+    """Nor does it wait until processes have ended by themselves."""
     started = tmp_path / "started"
-    process = suite("waits", "-n", workers)
+    process = suite("waits", "-n", workers, ends_s="1000")
     try:
         assert wait_until(lambda: started.exists() or process.poll() is not None, 90)
         process.send_signal(number)  # to it alone, as `kill` does
