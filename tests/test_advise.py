@@ -277,26 +277,3 @@ def test_deadlines(text: str | None, hours: float | None) -> None:
     """From a Monday, two in the morning."""
     found = seconds_until(text, datetime(2026, 11, 23, 2))
     assert found is None if hours is None else found == pytest.approx(3600 * hours)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--deadline", "soon"], "--deadline 'soon': expected a time such as 36h"),
-        (["--deadline", "2020-01-01"], "--deadline 2020-01-01: expected a time to come"),
-        (["--deadline", "0h"], "--deadline 0h: expected a time to come"),
-        (["--deadline", "36h"], "--deadline: expected --epoch-images and --epochs too"),
-        (["--budget", "5", "--epoch-images", "100000"], "--budget: expected --epochs too"),
-        (["--budget", "0"], "--budget 0: expected more than 0"),
-        (["--spot-interruption", "-1"], "--spot-interruption -1: expected 0 to 60"),
-        (["--spot-interruption", "0.1"], "--spot-interruption: expected --epoch-images and --epochs too"),
-    ],
-)
-def test_bad_limits_are_one_line_and_status_2(
-    inside: Hvdkit, tmp_path: Path, arguments: list[str], expected: str
-) -> None:
-    profiles.save(simulating.profile(), tmp_path / "p.json")
-    done = inside("advise", "p.json", "--cluster", "v100-nvlink-ib", "-n", 8, *arguments, "--out", "o")
-    assert (done.returncode, expected in done.stderr) == (2, True), done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert not (tmp_path / "o").exists() or not list((tmp_path / "o").iterdir())

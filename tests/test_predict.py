@@ -224,32 +224,6 @@ def test_advice_says_when_more_ranks_lose() -> None:
     assert "2, 4 ranks are slower than fewer" in advice.adding.told
 
 
-ASKED = "predict profile.json --cluster cluster.yaml -n 2"
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("predict none.json --cluster cluster.yaml -n 2", "none.json: cannot be read"),
-        ("predict profile.json --cluster none.yaml -n 2", "none.yaml: no such file"),
-        ("predict profile.json --cluster dgx1-p100 -n 9", "-n 9: expected at least 1 and at most 8 ranks"),
-        (f"{ASKED} --policy dpp", "did you mean 'ddp'"),
-        (f"{ASKED} --set batch_size=-1", "batch_size: "),
-        (f"{ASKED} --set batch_size", "key=value"),
-        (f"{ASKED} --set compression=zip", "none, fp16"),
-        (f"{ASKED} --set link.x.ports=2", "levels net"),
-        ("advise profile.json --cluster cluster.yaml -n 2 --price -1", "--price -1"),
-    ],
-)
-def test_bad_requests_are_one_line_and_status_2(
-    inside: Hvdkit, files: tuple[Path, Path], words: str, expected: str
-) -> None:
-    done = inside(*words.split())
-    assert done.returncode == 2
-    assert expected in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [

@@ -20,9 +20,11 @@ from hvdkit.data.batches import open_dataset
 from hvdkit.errors import RequestError, RunError
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import Launcher
+from hvdkit.profiling import published
 from hvdkit.recipe.schema import Cifar10, Digits, ImageFolder
 from hvdkit.results import profile as profiles
 from hvdkit.runtimes import machine
+from hvdkit.simulator import cluster as clusters
 from hvdkit.tasks import resnet
 from tests import simulating
 from tests.comparisons import REAL
@@ -126,6 +128,17 @@ REQUESTS: list[tuple[str, Words, Words, str, Words]] = [
 FIGURE = ("--images-per-second", 2470, "--batch-size", 256, "--device", "a100")
 PUBLISHED, LINKS = ("profile", "--from", "resnet50"), ("bench", "links", "-H", "a:1,b:1")
 SWEEP = ("predict", "profile.json", "--cluster", "p100-roce25")
+ON_TWO = ("predict", "profile.json", "--cluster", "cluster.yaml", "-n", 2)
+LIMITED = ("advise", "profile.json", "--cluster", "v100-nvlink-ib", "-n", 8)
+# By both commands.
+WHAT_IFS: list[tuple[Words, str]] = [
+    (("--set", "accumulate=2", "--accumulate", 2), "--set accumulate: expected it once, got --accumulate too"),
+    (("--accumulate", 0), "--accumulate 0: expected 1 to"),
+    (("--image-size", 64), "image_size: expected a model of images whose layers hvdkit knows, got gpt2"),
+    (("--precision", "bf16"), "precision: V100s are known to compute in fp16, got bf16"),
+    (("--precision", "fp8"), "--precision"),
+    (("--sequence-length", 0), "--sequence-length 0: expected"),
+]
 # Requests that are wrong, and what the one line says that answers each.
 IN_A_LINE: list[tuple[Words, str]] = [
     (("profile",), "expected a recipe to measure, or --from"),
@@ -175,6 +188,25 @@ IN_A_LINE: list[tuple[Words, str]] = [
     ((*SWEEP, "--sweep", "link.x.busy=0.1", "-n", 8), "link.x: expected one of p100-roce25's levels"),
     ((*SWEEP, "--sweep", "link=1", "-n", 8), "--sweep: link: expected"),
     ((*SWEEP, "--sweep", "n=1,2,...,500", "--sweep", "jitter=0,0.001,...,0.3"), "100,000 what-ifs, got 150,500"),
+    (("predict", "none.json", "--cluster", "cluster.yaml", "-n", 2), "none.json: cannot be read"),
+    (("predict", "profile.json", "--cluster", "none.yaml", "-n", 2), "none.yaml: no such file"),
+    (("predict", "profile.json", "--cluster", "dgx1-p100", "-n", 9), "-n 9: expected at least 1 and at most 8 ranks"),
+    ((*ON_TWO, "--policy", "dpp"), "did you mean 'ddp'"),
+    ((*ON_TWO, "--set", "batch_size=-1"), "batch_size: "),
+    ((*ON_TWO, "--set", "batch_size"), "key=value"),
+    ((*ON_TWO, "--set", "compression=zip"), "none, fp16"),
+    ((*ON_TWO, "--set", "link.x.ports=2"), "levels net"),
+    (("advise", "profile.json", "--cluster", "cluster.yaml", "-n", 2, "--price", -1), "--price -1"),
+    ((*LIMITED, "--deadline", "soon"), "--deadline 'soon': expected a time such as 36h"),
+    ((*LIMITED, "--deadline", "2020-01-01"), "--deadline 2020-01-01: expected a time to come"),
+    ((*LIMITED, "--deadline", "0h"), "--deadline 0h: expected a time to come"),
+    ((*LIMITED, "--deadline", "36h"), "--deadline: expected --epoch-images and --epochs too"),
+    ((*LIMITED, "--budget", "5", "--epoch-images", "100000"), "--budget: expected --epochs too"),
+    ((*LIMITED, "--budget", "0"), "--budget 0: expected more than 0"),
+    ((*LIMITED, "--spot-interruption", "-1"), "--spot-interruption -1: expected 0 to 60"),
+    ((*LIMITED, "--spot-interruption", "0.1"), "--spot-interruption: expected --epoch-images and --epochs too"),
+    *(((command, "gpt2.json", "--cluster", "aws-p3-16xlarge", "-n", 16, *words), told)
+      for command in ("predict", "advise") for words, told in WHAT_IFS),
 ]  # fmt: skip
 
 
@@ -196,6 +228,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "compare.json").write_text(re.sub(r'("processor": ")[^"]*', r"\1another machine", comparison))
     profiles.save(simulating.profile(), place / "profile.json")
     profiles.save(simulating.profile(np=1), place / "alone.json")
+    profiles.save(published.profile("gpt2", None, 4, "v100", 12_000.0), place / "gpt2.json")
+    clusters.save(simulating.cluster(), place / "cluster.yaml")
     (place / "mine").mkdir()
     (place / "mine" / "thesis.tex").touch()
     state = resnet.architecture("resnet20", 10).initial_state(1)
@@ -250,10 +284,12 @@ def test_a_refused_request_leaves_nothing_and_runs_when_corrected(
 def test_a_wrong_request_is_told_in_a_line(
     words: Words, told: str, inside: Hvdkit, made: Path, tmp_path: Path, starts: None
 ) -> None:
-    (tmp_path / "profile.json").symlink_to(made / "profile.json")
+    names = {"cluster.yaml", "gpt2.json", "profile.json"}
+    for name in names:
+        (tmp_path / name).symlink_to(made / name)
     done = inside(*words)
     assert (done.returncode, told in done.stderr, done.stderr.count("\n")) == (2, True, 1), done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 def test_files_of_other_machines_are_for_their_ranks_to_check(inside: Hvdkit, tmp_path: Path, starts: None) -> None:

@@ -250,24 +250,3 @@ def test_options_are_the_keys_of_set(inside: Hvdkit, tmp_path: Path) -> None:
     assert written.settings == keys
     asked = hvdkit.predict(tmp_path / "g.json", cluster="aws-p3-16xlarge", ranks=16, settings=keys, out=tmp_path / "p")
     assert asked.points == written.points
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--set", "accumulate=2", "--accumulate", 2], "--set accumulate: expected it once, got --accumulate too"),
-        (["--accumulate", 0], "--accumulate 0: expected 1 to"),
-        (["--image-size", 64], "image_size: expected a model of images whose layers hvdkit knows, got gpt2"),
-        (["--precision", "bf16"], "precision: V100s are known to compute in fp16, got bf16"),
-        (["--precision", "fp8"], "--precision"),
-        (["--sequence-length", 0], "--sequence-length 0: expected"),
-    ],
-)
-def test_impossible_what_ifs_are_one_line_and_status_2(
-    inside: Hvdkit, tmp_path: Path, arguments: list[object], expected: str
-) -> None:
-    profiles.save(published.profile("gpt2", None, 4, "v100", 12_000.0), tmp_path / "g.json")
-    for command in ("predict", "advise"):
-        done = inside(command, "g.json", "--cluster", "aws-p3-16xlarge", "-n", 16, *arguments, "--out", "o")
-        assert (done.returncode, expected in done.stderr) == (2, True), done.stderr
-        assert len(done.stderr.splitlines()) == 1
