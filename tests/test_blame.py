@@ -215,6 +215,8 @@ def test_of_a_traceback_the_last_line_is_told(clock: Clock) -> None:
     blamed, message = told(clock, {0: report(0, 900.0, said("error", why))}, (0,))
     assert blamed == 0 and "failed at step 3: MXNetError: Failed to allocate CPU Memory (ended" in message
     assert "; use a smaller batch_size" in message
+    why = "ProcessRaisedException: \n\n-- Process 0 terminated with the following error:\nValueError: odd\n"
+    assert "failed at step 3: ValueError: odd (ended" in told(clock, {0: report(0, 900.0, said("error", why))}, (0,))[1]
 
 
 def test_all_ranks_of_a_collective_that_does_not_fit_are_told(clock: Clock) -> None:

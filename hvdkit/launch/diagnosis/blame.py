@@ -161,7 +161,8 @@ def _how(end: RankEnd) -> str:
     if end.record is not None:
         step = "" if end.record.step is None else f" at step {end.record.step}"
         lines = end.record.message.strip().splitlines() or [""]
-        why = lines[-1].strip() if lines[0].endswith(_TRACEBACK) else lines[0]  # MXNet's own comes last
+        bare = lines[0].rpartition(": ")[2] in ("", _TRACEBACK)  # as of torch's spawn and MXNet: their own comes last
+        why = lines[-1].strip() if bare else lines[0]
         how = f"failed{step}: {why} ({how})"
     return how + _remedy(end)
 
