@@ -338,8 +338,6 @@ def _settings(request: LaunchRequest, faults: Faults) -> dict[str, str]:
     if request.network_interface is not None:
         names = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME")  # NCCL knows no networks: a rank's agent tells it a name
         settings |= dict.fromkeys(names[: 1 if "/" in request.network_interface else 2], request.network_interface)
-    if request.gloo and request.launcher == "mpirun":
-        say(["--gloo: ranks that mpirun starts use Gloo too"])
     for word in request.variables or []:
         name, equals, value = word.partition("=")
         if not equals and name not in os.environ:

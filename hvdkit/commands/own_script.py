@@ -62,13 +62,12 @@ def frameworks_of(script: Path, root: Path | None = None) -> list[str]:
         except (SyntaxError, ValueError) as error:
             where = f"{script}, line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else str(script)
             raise RequestError(f"{where}: no Python: {getattr(error, 'msg', error)}; correct it") from None
-    imported = _imports(script, root)[1]
-    names = [[name for name in imported if name.startswith(prefix)] for prefix in ("horovod.", "")]
-    for prefix, modules in zip(("horovod.", ""), names, strict=True):
-        known = [(start, framework) for start, framework in _FRAMEWORK_OF.items()
-                 if any(f"{name}.".startswith(f"{prefix}{start}.") for name in modules)]  # fmt: skip
-        if frameworks := {FRAMEWORKS[framework]: framework for _, framework in reversed(known)}:
-            return sorted(frameworks.values())
+    imported = [f"{name}." for name in _imports(script, root)[1]]
+    for prefix in ("horovod.", ""):
+        known = [framework for start, framework in reversed(_FRAMEWORK_OF.items())
+                 if any(name.startswith(f"{prefix}{start}.") for name in imported)]  # fmt: skip
+        if known:
+            return sorted({FRAMEWORKS[framework]: framework for framework in known}.values())
     return []
 
 
