@@ -114,7 +114,7 @@ def parity_plot(parity: Parity, path: Path) -> None:
 
     Those that trained in float32 alone are left out. Raises RunError if it cannot be written.
     """
-    with plotting.picture(path, 16, 5.5) as figure:
+    with plotting.picture(path, 12.5, 5) as figure:
         from matplotlib import ticker
 
         left, middle, right = figure.subplots(1, 3, width_ratios=(1.1, 1.4, 1))
@@ -129,7 +129,7 @@ def parity_plot(parity: Parity, path: Path) -> None:
         for height, key in enumerate(checks):
             left.plot([parity.marks[key]] * 2, [height - 0.4, height + 0.4], color="black", lw=2)
         plotting.logarithmic(left, "x")
-        left.xaxis.set_major_locator(ticker.LogLocator(numticks=6))
+        left.xaxis.set_major_locator(ticker.LogLocator(numticks=5))
         left.set(xlim=(FLOOR / 2, 20), title="worst error (black: limit)")
         left.set_yticks(range(len(checks)), [key.removesuffix("_f64") for key in checks])
         left.invert_yaxis()
@@ -137,7 +137,7 @@ def parity_plot(parity: Parity, path: Path) -> None:
         middle.axhline(parity.marks["gradients_f64"], color="black", lw=2)
         plotting.logarithmic(middle, "y")
         middle.set(ylim=(FLOOR / 2, 20), xlabel="parameter, from the input to the output")
-        middle.set_title("gradients (solid: float64, dotted: float32 against float64)")
+        middle.set_title("gradients (dotted: float32 against float64)")
         right.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
         right.axhline(parity.marks["step_f64"], color="black", lw=2)
         plotting.logarithmic(right, "y")

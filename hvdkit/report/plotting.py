@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_CYCLE = "cycler('color', ['#0072b2', '#e69f00', '#cc79a7', '#56b4e9', '#d55e00', '#8c8c8c'])"
+
 
 @contextmanager
 def settings(own: Mapping[str, Any] | None = None) -> Iterator[None]:
@@ -43,7 +45,8 @@ def picture(path: Path, width: float, height: float, layout: Any = None, more: S
 
     Files are PNG, or SVG by their names. Raises RunError.
     """
-    with settings({"text.parse_math": False}):  # a name with $ in it is a name
+    # a name with $ in it is a name; no colour-blind reader has to tell red from green
+    with settings({"text.parse_math": False, "axes.prop_cycle": _CYCLE}):
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(width, height), layout=layout)
