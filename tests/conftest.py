@@ -24,6 +24,8 @@ from tests import hygiene
 from tests import warm as warming
 
 hygiene.clean_up_parent()  # before a test module is imported
+# Reading the tests takes twice the time where no bytecode is kept, as in many containers (Makefile's COMPILE).
+sys.dont_write_bytecode = False
 
 # Neither the load of the machine nor chance decides whether a property holds. By default Hypothesis also draws numbers
 # that it reads in the code of all modules that are loaded by then: the examples would be others after each change of
