@@ -34,7 +34,7 @@ from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
 from hvdkit.results.launch import CollectiveUse, Launched, LaunchedRank
 from hvdkit.runtimes import store, target
-from hvdkit.runtimes.pins import ALL
+from hvdkit.runtimes.pins import ALL, framework_of
 
 OWN_WORDS = True
 TIMELINE = "timeline.json"
@@ -243,14 +243,7 @@ def _checked(request: LaunchRequest) -> _Checked:
     if not by_python and shutil.which(words[0], path=environment.get("PATH")) is None:
         faults.append(f"{words[0]}: no such command; expected a script, a module after -m, or a command after --")
     elastic = _elastic(request, faults)
-    placement = Placement(
-        request.np,
-        request.hosts,
-        request.launcher,
-        request.stall_timeout,
-        request.host_discovery_script,
-        request.debug,
-    )
+    placement = Placement.of(request)
     faults += placement.faults(framework or "", elastic is not None, program=True)
     environment |= _settings(request, faults)
     faults.report()
@@ -269,7 +262,9 @@ def _interpreter(request: LaunchRequest, framework: str | None, by_python: bool)
         store.link_hvdkit()
         added = store.with_hvdkit()
     elif request.runtime or framework:
-        runtime = _runtime(request.runtime) if request.runtime else store.find(str(framework))
+        if (name := request.runtime) and name not in ALL:
+            raise RequestError(store.unknown("runtime", name, ALL))
+        runtime = store.find(framework_of(name) if name else str(framework), name)
         python, added = runtime.python, runtime.environment
     elif _PYTHON.fullmatch(Path(request.program[0]).name) and (own := shutil.which(request.program[0])):
         store.link_hvdkit()
@@ -280,16 +275,6 @@ def _interpreter(request: LaunchRequest, framework: str | None, by_python: bool)
         return built[0].python, {}  # for Horovod's rendezvous; the command has the environment that is here
     path = os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])
     return python, added if by_python else {**added, "PATH": path}
-
-
-def _runtime(name: str) -> store.Runtime:
-    """A runtime by its name. Raises RequestError where it is not complete."""
-    if name not in ALL:
-        raise RequestError(store.unknown("runtime", name, ALL))
-    runtime, fault = store.inspect(name)
-    if runtime is None:
-        raise RequestError(f"--runtime {name}: {fault or 'it is not built'}; run `hvdkit runtime build {name}`")
-    return runtime
 
 
 def _with_horovod(python: Path, program: Sequence[str] = ()) -> Path:

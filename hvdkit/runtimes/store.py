@@ -177,7 +177,7 @@ def installed() -> list[Runtime]:
 
 
 def find(framework: str, baseline: str | None = None) -> Runtime:
-    """The runtime of `framework`, or the one of `pins.BASELINES` that a baseline needs. Starts no process.
+    """The runtime of `framework`, or the one that a baseline or who asks by its name needs. Starts no process.
 
     Raises RequestError if the framework is unknown, or its runtime is missing or incomplete.
     """
@@ -187,7 +187,7 @@ def find(framework: str, baseline: str | None = None) -> Runtime:
     runtime, fault = inspect(name)
     if runtime is None:
         why = f"which is broken ({fault})" if fault else "which is not built"
-        who = "this rival" if baseline else f"framework '{framework}'"
+        who = "this" if baseline else f"framework '{framework}'"
         raise RequestError(f"{who} needs the runtime '{name}', {why}; run `hvdkit runtime build {name}`")
     return runtime
 
