@@ -63,7 +63,8 @@ def test_process_sets_reach_the_other_host(tmp_path: Path) -> None:
     """Two hosts whose names resolve to loopback, as Debian's hosts file has it.
 
     Horovod 0.28.1 opens a process set's connections on whatever interface the host's name leads to: without the edit
-    every rank dies with `connect [127.0.1.1]: Connection refused`.
+    every rank dies with `connect [127.0.1.1]: Connection refused`. Of a set with ranks of unlike places on their hosts,
+    it has ranks 1 and 3 wait for each other under two names.
     """
     told = on_two_hosts("process_sets.py", tmp_path)
     assert [line for line in told if "sums" in line] == [f"rank {rank}: sums are right" for rank in range(4)]
