@@ -27,7 +27,7 @@ from hvdkit.launch.diagnosis.stalls import Hang, Stall
 from hvdkit.results.launch import Launched
 from hvdkit.runtimes import store
 from tests import hygiene
-from tests.conftest import ROOT, Hvdkit, run
+from tests.conftest import ROOT, Hvdkit, rest_thorough, run
 from tests.launching import MARK, gone_within, marked, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
@@ -48,6 +48,18 @@ KINDS = {
     "allclose": (0, ""),
     "alldaemons": (0, ""),
     "allfloods": (0, ""),
+}
+# When a rank that joins is lost or kills another one, what is told of it, and what the ranks print then.
+JOINS = {
+    "starts": ("was killed by SIGKILL", r"from batch \d\d+ with 1\n(.|\n)*trained"),
+    "connects": ("all ranks run the program from its beginning: no rank is left that has its state", "trained"),
+    "trains": ("was killed by SIGKILL", r"from batch \d\d+ with 3\n(.|\n)*from batch \d\d+ with 2\n(.|\n)*trained"),
+    "dies": ("worker-localhost-2 ended with exit code 1 after ", "trained"),
+    "ssh": (
+        "worker-192.0.2.7-0 could not be started (exit status 255), it is left out; its words, ends:\n"
+        "    No route to host\n",
+        "trained",
+    ),
 }
 # What rank 1 removes of the run's folder, and what is told of it.
 REMOVED = {
@@ -171,18 +183,20 @@ def test_a_program_that_waits_for_its_disk_is_no_hang(tmp_path: Path, frozen_dis
     )
 
 
-@pytest.mark.thorough
-def test_an_elastic_program_survives_the_loss_of_a_rank(hvdkit: Hvdkit, tmp_path: Path) -> None:
-    """Horovod's own elastic module, which speaks with Horovod's own driver."""
-    hosts = tmp_path / "hosts"
-    hosts.write_text("#!/bin/sh\necho localhost:1; echo 127.0.0.1:1\n")  # Horovod gives a host up that loses a rank
-    hosts.chmod(0o755)
-    elastic = ["-np", "2", "--min-np", "1", "--host-discovery-script", hosts]
-    done = hvdkit("launch", *elastic, "--out", "run", PROGRAM.with_name("elastic.py"), OMP_NUM_THREADS="1")
+@pytest.mark.parametrize("when", rest_thorough(*JOINS))
+def test_an_elastic_program_survives_what_befalls_it_as_a_rank_joins(hvdkit: Hvdkit, tmp_path: Path, when: str) -> None:
+    """The rank that joins kills the first one, at the time that `when` says, or is lost itself."""
+    told, printed = JOINS[when]
+    ssh = "echo No route to host >&2; touch killed" if when == "ssh" else "exit 1"
+    for name, text in (("hosts", "cat slots"), ("ssh", f"{ssh}; exit 255")):
+        (tmp_path / name).write_text(f"#!/bin/sh\ncd '{tmp_path}'; {text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "slots").write_text("localhost:2\n")
+    elastic = ["-np", "2", "--min-np", "1", "--max-np", "3", "--host-discovery-script", tmp_path / "hosts"]
+    settings = {"OMP_NUM_THREADS": "1", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = hvdkit("launch", *elastic, "--out", "run", PROGRAM.with_name("joins.py"), tmp_path, when, **settings)
     assert done.returncode == 0, done.stderr
-    assert "worker-127.0.0.1-0 was killed by SIGKILL" in done.stderr and "the others continue" in done.stderr
-    assert "[localhost-0] batch 40 of 1" in done.stdout
-    assert "1 rank ended well" in done.stdout
+    assert told in done.stderr and re.search(printed, done.stdout), done.stderr + done.stdout
 
 
 def test_horovods_elastic_driver_tells_of_places_until_they_are_taken_up() -> None:

@@ -74,7 +74,7 @@ class Placement:
     def faults(self, framework: str, elastic: bool, program: bool = False) -> Faults:
         """What is wrong with the options, or with environment variables that ranks of the framework inherit.
 
-        A host discovery script is run once. An elastic `program` asks Horovod's own driver, not the cluster, for hosts.
+        A host discovery script is run once. An elastic `program` runs under horovodrun, which asks no cluster.
         """
         faults, launchers = Faults(), LAUNCHERS.values()
         able = [launcher.name for launcher in launchers if launcher.elastic and not (program and launcher.discovers)]

@@ -168,9 +168,9 @@ def start(
     sockets: AbstractContextManager[None] = nullcontext()
     axes, groups = recipe.parallel, list[Ranks]()
     if recipe.elastic:
-        from hvdkit.checkpoint import elastic
+        from hvdkit.elastic_line import recording_peer_sockets
 
-        sockets = elastic.recording_peer_sockets()
+        sockets = recording_peer_sockets()
     with sockets:
         if axes.divides:  # Horovod takes process sets only before it says how many ranks there are
             from hvdkit.recipe import parallel

@@ -25,7 +25,7 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
     if job.elastic is not None and job.program:
         from hvdkit.launch.launchers import horovodrun
 
-        horovodrun.run(job, on_tick)  # a program speaks with Horovod's own driver
+        horovodrun.run(job, on_tick)  # a program may count on the names of its hosts, and on local ranks
         return
     prepare(job)
     environment = {"NCCL_SOCKET_IFNAME": _INTERFACE, **job.base_environment(), "HVDKIT_LAUNCHER": "direct"}

@@ -59,18 +59,18 @@ class _Workers(Agents):
     def __init__(self, job: Job, listener: Listener | None = None) -> None:
         super().__init__(job, listener)
         self._told_to_end: set[str] = set()  # by this process, as they hang
-        self._trains = bool(job.program)  # or has trained; of a program it is not known
+        self._trains = False  # or has trained
         self._resume = "" if job.program else "; continue with --resume"
         self._gave_up: str | None = None
         self._lost: list[str] = []  # what is still to be reported
         self._lost_at = 0.0
-        self._fatal = False
         self._hung: str | None = None
         self.ended: list[exits.RankEnd] = []  # all that have ended, except those that Horovod has removed
+        self._own: list[exits.RankEnd] = []  # of these, those that end the run
 
     @property
     def failed(self) -> bool:
-        return self._fatal or self._hung is not None
+        return bool(self._own) or self._hung is not None
 
     @property
     def stops_gracefully(self) -> bool:
@@ -81,7 +81,7 @@ class _Workers(Agents):
         return self.launcher_end is not None and self.launcher_end["exit_code"] == 0
 
     def fault(self) -> BaseException | None:
-        fatal = blame.judge(end for end in self.ended if self._fails_again(end))
+        fatal = blame.judge(self._own)
         if fatal is not None:
             return blame.failure(self._job, fatal)
         if self._hung is not None:
@@ -108,8 +108,14 @@ class _Workers(Agents):
         self.ends.pop(name, None)
 
     def note_said(self, report: dict[str, Any]) -> None:
-        if report["event"] == "round":
+        if report["event"] == ("committed" if self._job.program else "round"):
             self._trains = True
+        elif report["event"] == "round" and report["fresh"] and self._trains:
+            tell("all ranks run the program from its beginning: no rank is left that has its state")
+        elif report["event"] == "unjoined" and report["worker"] not in self._ranks and self._stopped_at is None:
+            log = self._job.log(0, AgentCommand.name)
+            said = exits.shown_tail("its words", _said_of(log, report["index"]))
+            tell(f"{report['worker']} could not be started (exit status {report['status']}), it is left out; {said}")
         elif report["event"] == "gave up":
             self._gave_up = report["text"]
         elif report["event"] == "said" and self._stopped_at is None:
@@ -125,15 +131,15 @@ class _Workers(Agents):
         again = end.exit_code == AGAIN and end.record is None
         if not removed and not again:
             self.ended.append(end)
+            if self._fails_again(end):
+                self._own.append(end)
         if self._stopped_at is not None:
             return
         if removed:
             tell(f"{end.name} leaves: its host is not there any more")
         elif again:
             tell(f"{end.name} starts again: another rank was lost while it connected")
-        elif self._fails_again(end):
-            self._fatal = True
-        elif end.failed or end.name in self._told_to_end:
+        elif end not in self._own and (end.failed or end.name in self._told_to_end):
             self._lost_at = self._lost_at if self._lost else time.monotonic()
             self._lost.append(f"{end.name} {_how(end)}")
 
@@ -146,11 +152,11 @@ class _Workers(Agents):
         if not self._trains:
             then = "training has not begun yet"
         elif left == 0:
-            then = "no rank is left, so ranks start again from the last commit"
+            then = "no rank is left, so ranks start again" + ("" if self._job.program else " from the last commit")
         elif left < needed:
             then = f"{left} left, and training continues once there are {needed} (elastic.min_np)"
         else:
-            then = "the others continue" if self._job.program else "training continues with the others"
+            then = "training continues with the others"
         tell(f"{', '.join(self._lost)}; {then}")
         self._lost.clear()
 
@@ -177,9 +183,10 @@ class _Workers(Agents):
             self._hung = f"{what}; it is on another host, so all ranks were ended{self._resume}"
 
     def _fails_again(self, end: exits.RankEnd) -> bool:
-        """Whether it failed by itself, by its own record: no other rank would do better. Horovod's own driver, which
-        runs programs, has others continue."""
-        return end.failed and end.record is not None and not end.secondary and not self._job.program
+        """Whether it failed by itself, by its own record: no other rank would do better. Of a program that has trained
+        others continue, as long as there are any."""
+        own = end.failed and end.record is not None and not end.secondary
+        return own and not (self._job.program and self._trains and self._pids.keys() - self.ends.keys())
 
     def _kill(self, name: str) -> None:
         """End this worker, as if it were lost."""
@@ -197,3 +204,12 @@ def _how(end: exits.RankEnd) -> str:
     if end.stopped:
         return f"was ended{after}"
     return f"was killed by {end.signal}{after}" if end.signal else f"ended with exit code {end.exit_code}{after}"
+
+
+def _said_of(log: Path, index: int) -> str:
+    """What a worker without an agent has said last: its lines in horovodrun's log."""
+    mark = f"[{index}]<stderr>:"
+    with contextlib.suppress(OSError):
+        lines = log.read_text(errors="replace").splitlines()
+        return "\n".join([line.removeprefix(mark) for line in lines if line.startswith(mark)][-3:])
+    return ""

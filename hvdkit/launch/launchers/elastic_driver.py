@@ -8,7 +8,7 @@ that prints host:slots a line as it does for horovodrun. COMMAND is started for 
 in its environment. With `cluster` true, COMMAND is a program that offers places on a cluster and starts ranks there
 (elastic_places.py). Ends with status 0 where a worker has succeeded.
 
-Workers ask over the HTTP of Horovod's rendezvous (checkpoint/elastic.py):
+Workers ask over the HTTP of Horovod's rendezvous (elastic_line.py):
 
     GET join/KEY        the worker's next round: its numbers, what has happened so far, where commits are kept
     GET round/NUMBER    why the round is over
@@ -38,7 +38,7 @@ if __name__ == "__main__":
 
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-from hvdkit.launch.agent.reports import Reports
+from hvdkit.launch.agent.reports import PROGRAM_RUNS, Reports
 from hvdkit.launch.agent.task import VARIABLE
 from hvdkit.launch.launchers.elastic_places import ClusterPlaces, Local
 from hvdkit.launch.launchers.elastic_rounds import Place, Rounds, Worker
@@ -75,6 +75,7 @@ class ElasticDriver:
         self._rendezvous, self._discovery, self._rename = rendezvous, discovery, rename
         patience_s = float(timeout or os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or TIMEOUT_S)
         most = max_num_proc or sys.maxsize
+        self._program = bool(os.environ.get(PROGRAM_RUNS))
         self._rounds = Rounds(min_num_proc, min_num_proc, most, patience_s, time.monotonic())
         self._changed = threading.Condition()
         self._ending: dict[str, threading.Event] = {}  # of each worker, by its key
@@ -104,13 +105,13 @@ class ElasticDriver:
         """Return when training is done. Ends the process where it cannot continue."""
         done_at = None
         with self._changed:
-            while done_at is None or (self._rounds.workers and time.monotonic() < done_at + _LEAVE_S):
+            while done_at is None or self._waits(done_at):
                 number = self._rounds.number
                 for place in self._rounds.advance(time.monotonic()):
                     self._begin(place)
                 if self._rounds.number != number:
                     self._rendezvous.init(list(self._rounds.slots.values()))
-                    self._reports.send("round", np=len(self._rounds.members))
+                    self._reports.send("round", np=len(self._rounds.members), fresh=self._rounds.fresh)
                 if self._rounds.number != number or self._rounds.over is not None:
                     self._changed.notify_all()
                 self._tell()
@@ -119,6 +120,11 @@ class ElasticDriver:
                     self._end(worker for worker in self._rounds.workers if worker not in self._rounds.members)
                 self._changed.wait(_TICK_S)
         return SimpleNamespace(error_message=None, worker_results={})
+
+    def _waits(self, done_at: float) -> bool:
+        """Whether to wait for workers that are left. A program's ranks may still write what they have trained."""
+        works = self._program and any(worker in self._rounds.members for worker in self._rounds.workers)
+        return works or bool(self._rounds.workers and time.monotonic() < done_at + _LEAVE_S)
 
     def stop(self) -> None:
         """End workers that are left."""
@@ -159,13 +165,22 @@ class ElasticDriver:
         worker = self._rounds.start(place, self._rename)
         host, _, local = worker.key.rpartition(":")
         index, size = len(self._rounds.workers) - 1, max(len(self._rounds.workers), self._rounds.np)
-        slot = Slot(host, index, size, int(local), int(local) + 1, 0, 1)
+        here = max(int(local) + 1, min(size, sum(other == place[0] for other, _ in self._rounds.offered)))
+        slot = Slot(host, index, size, int(local), here, 0, 1)
         event = self._ending[worker.key] = threading.Event()
 
         def run() -> None:
             assert self._start is not None
-            status, _ = self._start(slot, [event])
+            try:
+                status, _ = self._start(slot, [event])
+            except Exception as error:  # its host has no address, say
+                status = 1
+                print(f"[{slot.rank}]<stderr>:{type(error).__name__}: {error}", flush=True)
             with self._changed:
+                if not worker.round and not worker.leaves:
+                    self._reports.send("unjoined", worker=f"worker-{host}-{local}", index=slot.rank, status=status)
+                if self._program and self._rounds.succeeded and worker in self._rounds.members and status:
+                    self._rounds.failure = f"{worker.key} ended with status {status} after another rank had ended well"
                 self._rounds.end(worker, status, time.monotonic())
                 self._changed.notify_all()
 
@@ -184,6 +199,8 @@ class ElasticDriver:
         with self._changed:
             worker = self._rounds.worker(key)
             if worker is not None:
+                if self._program and self._rounds.succeeded and worker in self._rounds.members:
+                    self._rounds.failure = "a rank ended with exit code 0 while others trained"
                 self._rounds.join(worker, time.monotonic())
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: worker.joined_at is None or worker.leaves, ANSWER_S)
@@ -217,7 +234,17 @@ class ElasticDriver:
             elif scope == "trained":
                 said = json.loads(value)
                 self._rounds.note(int(key), said.get("recovery"), bool(said.get("committed")))
+                if said.get("committed"):
+                    self._committed(int(key))
             self._changed.notify_all()
+
+    def _committed(self, number: int) -> None:
+        """Ranks have a commit of that round; a program says nothing else of how it recovers."""
+        self._reports.send("committed")
+        since, rounds = self._rounds.interrupted, self._rounds
+        if self._program and since and number == rounds.number:
+            rounds.interrupted, seconds = None, time.monotonic() - since[0]
+            rounds.said.append(f"training continues with {len(rounds.members)} rank(s), {seconds:.1f} s later")
 
 
 def create_rendezvous_handler(driver: ElasticDriver) -> type[RendezvousHandler]:

@@ -107,11 +107,11 @@ class Rounds:
         self.workers.remove(worker)
         if worker.leaves:
             return
-        if status == 0:
+        if status == 0 and (worker.round or not self.number):
             self.succeeded = True
             return
         connecting = worker in self.members and not all(member.connected for member in self.members)
-        if worker in self.members and self.over is None:
+        if worker in self.members and self.over in (None, "hosts"):
             self._end_round("lost", now)
         self._barren += 1
         if status == AGAIN or (status == _ABORTED and connecting):
@@ -201,7 +201,8 @@ class Rounds:
         busy = [w for w in missing if w in self.members or (w.holds and stateless)]
         starting = [w for w in missing if not w.round and self._stays(w)] if stateless else []
         waited_s = now - max(self.over_at, min(worker.joined_at or now for worker in chosen))
-        if busy and waited_s < STRAGGLER_S:
+        # They join at their next commit, which may take long. Nobody begins without the state that one of them has.
+        if busy and (waited_s < STRAGGLER_S or self.over == "hosts" or (stateless and any(w.holds for w in busy))):
             return
         first = self.number == 0 and any(self._tries[worker.place] < 2 for worker in starting)
         if starting and (first or waited_s < TOGETHER_S):
@@ -225,6 +226,8 @@ class Rounds:
 
     def _wait(self, now: float, starts: int) -> None:
         """Tell who is waited for, and give up where that takes too long or cannot end."""
+        if self.over == "hosts" and any(worker.joined_at is None for worker in self.members):
+            self.over_at = now  # they train until their next commit
         there = sum(self._stays(worker) for worker in self.workers) + starts
         needed = self.np if self.number == 0 and not self.workers else self.min_np
         left_s = self.over_at + self.patience_s - now

@@ -1,5 +1,5 @@
 """Horovod's `horovodrun`, which starts ranks without first asking whether Horovod has Gloo, has hvdkit's elastic driver
-(elastic_driver.py) in place of its own for recipes, and a limit on what a host discovery script may take and print.
+(elastic_driver.py) in place of its own, and a limit on what a host discovery script may take and print.
 
 usage: python horovodrun_program.py ARGUMENTS...     (horovodrun's own)
 
@@ -13,13 +13,11 @@ import sys
 del sys.path[0]
 # ruff: noqa: E402 - what is imported below must not be found there
 
-import os
 from pathlib import Path
 
 from horovod.runner import gloo_run, launch
 from horovod.runner.elastic.discovery import HostDiscoveryScript
 
-from hvdkit.launch.agent.reports import PROGRAM_RUNS
 from hvdkit.launch.hosts import discovered
 from hvdkit.launch.launchers import elastic_driver
 
@@ -30,9 +28,8 @@ def main() -> None:
     """Run horovodrun to its end."""
     sys.argv[0] = "horovodrun"
     launch.gloo_built = lambda verbose=False: True
-    if not os.environ.get(PROGRAM_RUNS):  # a program speaks with Horovod's own driver
-        gloo_run.ElasticDriver = elastic_driver.ElasticDriver
-        gloo_run.create_rendezvous_handler = elastic_driver.create_rendezvous_handler
+    gloo_run.ElasticDriver = elastic_driver.ElasticDriver
+    gloo_run.create_rendezvous_handler = elastic_driver.create_rendezvous_handler
     HostDiscoveryScript.find_available_hosts_and_slots = _hosts
     sys.exit(launch.run_commandline())
 

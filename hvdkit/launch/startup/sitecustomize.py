@@ -1,7 +1,8 @@
 """What Python imports first in a rank of `hvdkit launch`, whose program knows nothing of hvdkit.
 
-It lets the launcher see the stacks of its threads (SIGUSR2), and what an error says that ends it. The first Python
-process of a rank is meant; what that starts is left alone, as is the program's own `sitecustomize`, which comes next.
+It lets the launcher see the stacks of its threads (SIGUSR2), and what an error says that ends it; in an elastic run it
+has Horovod follow hvdkit's elastic driver (elastic_script.py). The first Python process of a rank is meant; what that
+starts is left alone, as is the program's own `sitecustomize`, which comes next.
 
 Standard library only, and no syntax newer than Python 3.8: it runs under the user's interpreter.
 """
@@ -13,6 +14,7 @@ import faulthandler
 import os
 import signal
 import sys
+from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
@@ -71,4 +73,6 @@ _folder, _name = os.environ.get("HVDKIT_RANK_DIR", ""), os.environ.get("HVDKIT_T
 with contextlib.suppress(OSError):  # the disk is full, say: the program matters more
     if _folder and _name and _register(os.path.join(_folder, f"{_name}.stack")):  # noqa: PTH118
         sys.excepthook = _recorded
+        if os.environ.get("HOROVOD_ELASTIC") == "1":
+            import_module("elastic_script").follow_horovod()  # beside this file
 _next()
