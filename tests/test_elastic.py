@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdkit.checkpoint.elastic import Commits, Kept, close_peer_sockets, recording_peer_sockets
+from hvdkit.checkpoint.elastic import Commits, Kept
+from hvdkit.elastic_line import close_peer_sockets, recording_peer_sockets
 from hvdkit.errors import RunError
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import AgentCommand, ElasticBounds, Job

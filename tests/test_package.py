@@ -152,7 +152,14 @@ GROUND = {
     f"hvdkit{part}"
     for part in ("", ".defaults", ".errors", ".files", ".handshake", ".heartbeat", ".paths", ".programs")
 }
-GROUND |= {"hvdkit.folder_lock", "hvdkit.rendezvous", "hvdkit.progress", "hvdkit.replaced", "hvdkit.usage"}
+GROUND |= {
+    "hvdkit.elastic_line",
+    "hvdkit.folder_lock",
+    "hvdkit.rendezvous",
+    "hvdkit.progress",
+    "hvdkit.replaced",
+    "hvdkit.usage",
+}
 
 
 def imports() -> dict[str, set[str]]:
