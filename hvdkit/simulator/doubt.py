@@ -26,6 +26,9 @@ from hvdkit.simulator.workload import FIXED_PARTS, PER_DOUBLING
 ONE_RANK = 4.0  # a profile of one rank does not show how ranks on a host slow each other down
 LESS_PER_DOUBLING = 1.0  # of compute, for each doubling of ranks beyond the profile's
 MORE_PER_DOUBLING = 4.0  # the same: input, stragglers and shared memory make steps longer rather than shorter
+ACCUMULATED = (
+    6.0  # of compute where more batches add up their gradients, as one pair of runs took (benchmarks/notes.md)
+)
 ESTIMATED_COMPRESSION = 10.0  # of communication, where a method's compute time is counted and not measured
 
 
@@ -72,6 +75,9 @@ def expected(fitted: Calibration, base: Case) -> Doubt:
         more.append(100 * (change.longer - 1))
         unlike.append(less[-1])
         warnings.append(change.told)
+    if base.accumulate > 1:
+        more.append(ACCUMULATED)
+        warnings.append("accumulation was not measured: adding up gradients is taken to need no time")
     ranks = base.data_ranks
     doublings = math.log2(max(1.0, ranks / fitted.ranks))
     less.append(LESS_PER_DOUBLING * doublings)
