@@ -129,3 +129,10 @@ def test_what_a_helper_cannot_do_is_refused(ask: Any, told: str, alone: Alone, t
 def test_without_horovod_the_helpers_say_what_to_call() -> None:
     with pytest.raises(hvdkit.RequestError, match="initialized Horovod"):
         hvdkit.scaled(0.1)
+
+
+def test_a_block_whose_shapes_are_not_known_yet_is_refused_by_its_parameter(alone: Alone, tmp_path: Path) -> None:
+    parameters = {"0.bias": SimpleNamespace(shape=(4,)), "0.weight": SimpleNamespace(shape=(4, 0))}
+    block = SimpleNamespace(collect_params=dict, _collect_params_with_prefix=lambda: parameters)
+    with pytest.raises(hvdkit.RequestError, match=r"0\.weight: has no shape yet; call the block once on a batch"):
+        kept(tmp_path, model=block).restore()

@@ -137,7 +137,11 @@ def _gluon_block(block: Any) -> Access:
     """By names as `save_parameters` has them: those of `collect_params` depend on the blocks that were made before."""
 
     def get() -> Tree:
-        return {name: parameter.data() for name, parameter in block._collect_params_with_prefix().items()}
+        parameters = block._collect_params_with_prefix()
+        if later := [name for name, each in parameters.items() if each.shape is None or 0 in each.shape]:
+            why = "has no shape yet; call the block once on a batch before"
+            raise RequestError(f"hvdkit.checkpoints: {later[0]}: {why}")
+        return {name: parameter.data() for name, parameter in parameters.items()}
 
     def put(tree: Tree) -> None:
         parameters = block._collect_params_with_prefix()
