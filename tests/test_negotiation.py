@@ -28,6 +28,9 @@ rank, size = hvd.rank(), hvd.size()
 COUNTED = (
     COMMON
     + """
+from hvdkit.adapters.pytorch import adapter
+from hvdkit.core.group import Group
+
 DATA_SEGMENTS_OUT = 156  # the field's offset in the kernel's struct tcp_info
 
 def sent():
@@ -51,11 +54,12 @@ def segments(collective, times=200):
 
 for number in range(250):  # four words of bits, which Gloo's ring sends apart
     hvd.allreduce(torch.ones(1), name=f"known.{number}")
-pair = torch.ones(2)
+pair, both = torch.ones(2), Group((0, 1), rank)
 # One message to agree, and one with an element: with their announcements at most six.
 for name, collective in (
     ("allgather", lambda: hvd.allgather(torch.ones(1), name="gathered")),
     ("reducescatter", lambda: hvd.reducescatter(pair, name="scattered")),
+    ("message", lambda: adapter.start_broadcast(pair, both, 0, "message")()),  # of a pipeline
 ):
     count = segments(collective)
     assert count < 6.5, f"{name}: {count} segments"
@@ -115,7 +119,8 @@ def lines(folder: Path, script: str, np: int, **environment: str) -> list[list[s
 
 def test_a_repeated_collective_takes_one_message_to_agree(tmp_path: Path) -> None:
     for log in lines(tmp_path, COUNTED, 2, HOROVOD_CYCLE_TIME="1", HOROVOD_IDLE_CYCLE_TIME=str(HOUR_MS), **SOCKETS):
-        assert [line.split()[0] for line in log if line.endswith("counted")] == ["allgather", "reducescatter"]
+        counted = [line.split()[0] for line in log if line.endswith("counted")]
+        assert counted == ["allgather", "reducescatter", "message"]
 
 
 @pytest.mark.parametrize("np", rest_thorough(3, 2, 5))

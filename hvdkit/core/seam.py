@@ -189,7 +189,8 @@ class Adapter(Tensors):
         return Pending(out)
 
     def start_broadcast(self, tensor: Tensor, group: Group, root_rank: int, name: str) -> Pending:
-        """Start a broadcast, which may overwrite the others' tensors. Where none can be started, it is done at once."""
+        """Start a broadcast of a contiguous tensor, which may overwrite the others'. Where none can be started, it is
+        done at once."""
         return Pending(self.broadcast(tensor, group, root_rank, name))
 
     def stage(self, trainable: Trainable) -> Stage:

@@ -26,6 +26,19 @@ class Started(Pending):
         return bool(hvd.poll(self._handle))
 
 
+class Message(Started):
+    """What one rank of a group sends to the others, in the place of their `tensor`."""
+
+    def __init__(self, handle: int, tensor: torch.Tensor) -> None:
+        super().__init__(handle)
+        self._tensor = tensor
+
+    def __call__(self) -> torch.Tensor:
+        if (got := super().__call__().numel()) != (expected := self._tensor.numel()):
+            raise RuntimeError(f"expected a message of {expected} values, got {got}")
+        return self._tensor
+
+
 class TorchCollectives(HorovodAdapter):
     """Collectives that are waited for, and those that have started."""
 
@@ -47,7 +60,10 @@ class TorchCollectives(HorovodAdapter):
         return Started(start(tensor, op=hvd.Average, name=name, **self.how(group)))
 
     def start_broadcast(self, tensor: torch.Tensor, group: Group, root_rank: int, name: str) -> Pending:
-        return Started(hvd.broadcast_async_(tensor, root_rank, name, **self.how(group)))
+        # Horovod asks rank 0 about each broadcast, but keeps what was agreed on an allgather: here, of one rank's.
+        own = tensor.view(-1)
+        sent = own if group.ranks[group.index] == root_rank else own[:0]
+        return Message(mpi_ops._allgather_async(sent, own, name, *self.how(group).values()), tensor)
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:
