@@ -50,7 +50,6 @@ def rest_thorough(first: Any, *others: Any) -> list[Any]:
 
 KERAS_THOROUGH = ("pytorch", "tensorflow", pytest.param("keras", marks=pytest.mark.thorough), "mxnet")
 
-WARM = pytest.StashKey[str]()
 Hvdkit = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -61,15 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     end = contextlib.ExitStack()
     end.callback(hygiene.kill_started_by, end.enter_context(hygiene.marking()))
-    if getattr(config.option, "dist", "no") != "no" and not config.option.markexpr.startswith("check"):
-        config.stash[WARM] = str(end.enter_context(warming.runtimes()))
     config.add_cleanup(end.close)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """The workers of pytest-xdist share the processes that have imported a framework."""
-    node.workerinput["warm"] = node.config.stash.get(WARM, None)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -253,10 +244,9 @@ def no_ranks_in_a_check(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
 
 
 @pytest.fixture(scope="session")
-def warm_runtimes(pytestconfig: pytest.Config) -> Iterator[Path]:
+def warm_runtimes() -> Iterator[Path]:
     """Runtimes whose frameworks are imported once for all files (tests/warm)."""
-    shared = getattr(pytestconfig, "workerinput", {}).get("warm")
-    with contextlib.nullcontext(Path(shared)) if shared else warming.runtimes() as folder:
+    with warming.runtimes() as folder:
         yield folder
 
 
