@@ -241,12 +241,9 @@ FRONTS = {"pytorch": ("torch", PyTorch), "tensorflow": ("tensorflow", TensorFlow
 def made_odd(drawn: Drawn, chance: random.Random) -> None:
     """Has one rank come with another shape, or type."""
     rank = chance.choice(drawn.members)
-    if not all(inputs[0].size for inputs in drawn.inputs.values()):
-        return  # PyTorch does not tell the rank whose empty tensor differs
-    drawn.grouped = False  # of a group under PyTorch not all ranks are told
-    for inputs in drawn.inputs.values():
-        del inputs[1:]
-    if chance.random() < 0.5:
+    if len(drawn.members) == 1:
+        return
+    if drawn.grouped or chance.random() < 0.5:
         drawn.odd, at = (rank, "shape"), chance.randrange(len(drawn.inputs[rank]))
         drawn.inputs[rank][at] = drawn.inputs[rank][at][..., None]
     else:
