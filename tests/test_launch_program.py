@@ -199,6 +199,18 @@ def test_an_elastic_program_survives_what_befalls_it_as_a_rank_joins(hvdkit: Hvd
     assert told in done.stderr and re.search(printed, done.stdout), done.stderr + done.stdout
 
 
+def test_an_elastic_program_with_too_few_slots_says_what_it_waits_for(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("#!/bin/sh\necho localhost:1\n")
+    hosts.chmod(0o755)
+    words = ["-np", "2", "--max-np", "3", "--host-discovery-script", hosts, "-x", "HOROVOD_ELASTIC_TIMEOUT=4"]
+    done = hvdkit("launch", *words, "--out", "run", PROGRAM.with_name("joins.py"), tmp_path, "starts")
+    assert done.returncode == 1
+    waits, gave_up = done.stderr.splitlines()[-2:]
+    assert "0 of 2 ranks are there (-np), 1 are offered" in waits and "HOROVOD_ELASTIC_TIMEOUT" in waits
+    assert "gave up: 0 of 2 ranks are there after 4 s" in gave_up and "Traceback" not in done.stderr
+
+
 def test_horovods_elastic_driver_tells_of_places_until_they_are_taken_up() -> None:
     command = [str(store.find("mxnet").python), str(PROGRAM.with_name("told.py"))]
     done = run(command, 120, env=os.environ | {"PYTHONPATH": str(ROOT)})

@@ -326,27 +326,28 @@ def test_a_run_trains_on_among_strangers_and_shows_no_secret(
             assert secret not in text, f"{where}: {secret}"
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("direct", marks=pytest.mark.thorough)])
-def test_a_program_runs_on_among_strangers(launcher: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(["--launcher", "mpirun"], id="mpirun"),
+        pytest.param([], id="direct", marks=pytest.mark.thorough),
+        pytest.param(["--max-np", "2", "--host-discovery-script", "./hosts"], id="elastic"),
+    ],
+)
+def test_a_program_runs_on_among_strangers(options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("#!/bin/sh\necho localhost:2\n")
+    (tmp_path / "hosts").chmod(0o755)
     with hygiene.marking() as mark:
         variables = environment(tmp_path)
-    words = [
-        "-np",
-        "2",
-        "--launcher",
-        launcher,
-        "--out",
-        "out",
-        str(ROOT / "tests" / "launched" / "program.py"),
-        "waits",
-    ]
+    program = str(ROOT / "tests" / "launched" / "program.py")
+    words = ["-np", "2", *options, "--out", "out", program, "waits"]
     with subprocess.Popen(
         [sys.executable, "-m", "hvdkit", "launch", *words], cwd=tmp_path, env=variables, preexec_fn=few_files,
         start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as process:  # fmt: skip
         try:
-            log = tmp_path / "out" / "logs" / "rank-1.log"
-            assert wait_until(lambda: log.exists() and "step 0" in log.read_text(), 60)
+            logs = tmp_path / "out" / "logs"
+            assert wait_until(lambda: sum("step 0" in log.read_text() for log in logs.glob("*[01].log")) == 2, 60)
             ports = ports_of(mark)
             assert ports and all(address.endswith("7F") for _, address in ports.values()), "127.… alone"
             strangers = [each for port in ports for each in silent(port)]

@@ -113,6 +113,17 @@ def job(folder: Path, *asked: str) -> tuple[list[str], str]:
     return command, text
 
 
+@pytest.mark.parametrize(("script", "said"), [("train.py", "train.py: is not copied; "), ("/code/train.py", "")])
+def test_pods_have_a_script_of_their_own(script: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import horovod.torch\n")
+    pods = ["--image", "registry/hvdkit", "--results", "claim", "--volume", "code:/code", "--script", "job.yaml"]
+    done = call(
+        tmp_path, "submit", "--to", "kubernetes", "--framework", "pytorch", *pods, "--", script, "--epochs", "3"
+    )
+    assert done.returncode == 0 and f'- "{script}"' in (tmp_path / "job.yaml").read_text()
+    assert said in done.stderr and ("not copied" in done.stderr) == bool(said)
+
+
 def test_any_command_is_a_job(tmp_path: Path) -> None:
     """A comparison chooses its ranks by the hosts, and continues; the other commands get the job's ranks."""
     recipe = str(ROOT / "recipes" / f"{RECIPE}.yaml")

@@ -142,6 +142,9 @@ def _check_script(script: Path, request: SubmitRequest) -> None:
         raise RequestError(f"{script}: no such file; expected a script that all nodes see")
     own_script.framework_under(script if script.is_file() else None, str(script), request.framework, "--framework")
     say(own_script.train_apart(script, request.np))
+    mounts = [volume.partition(":")[2] for volume in request.volumes or []]
+    if request.to == "kubernetes" and not any(script.is_relative_to(mount) for mount in mounts):
+        say([f"{script}: is not copied; pods read it from their image, or give its path on a --volume"])
 
 
 def folder(request: SubmitRequest, command: AnyCommand) -> Path:
