@@ -134,6 +134,9 @@ def main() -> int:
         if rounds[cell]
     ]
     every = [result for one in rounds.values() for done in one for result in done.values()]
+    if not every:
+        harness.say("no round was done, and nothing is written: give more --minutes")
+        return 1
     written.publish("parallel", {"load": max(result["load"] for result in every)} | _shown(every[0], rows), args.out)
     return int(not _passed(proofs))
 
