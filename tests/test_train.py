@@ -153,8 +153,9 @@ def test_compare_writes_one_table_and_replaces_its_folder(
     assert not list((tmp_path / "c").rglob("checkpoints")), "a comparison keeps no weights"
     table = (tmp_path / "c" / "compare.md").read_text()
     assert f"| {comparison.parity.frameworks['mxnet'].step_f64:.0e} |" in table
+    assert "Passed: none of 12 limits is exceeded." in table
     for run_ in comparison.runs:
-        assert f"| {run_.images_per_second:.1f} |" in table and f"{run_.images_per_second:.1f}" in done.stdout
+        assert f"| {run_.images_per_second:,.1f} |" in table and f"{run_.images_per_second:,.1f}" in done.stdout
     again = inside("compare", recipe, "--framework", "mxnet", "-np", 1, "--out", "c", *TWO_STEPS)
     assert again.returncode == 2 and "the folder is not empty; add --overwrite" in again.stderr
     proof = ("--parity", "c/parity/parity.json")

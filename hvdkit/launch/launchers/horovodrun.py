@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from pathlib import Path
 
 from hvdkit.errors import RequestError
@@ -11,6 +12,7 @@ from hvdkit.launch.agent import interfaces
 from hvdkit.launch.hosts import Host, discovered, parse_hosts, shown
 from hvdkit.launch.job import AgentCommand, Job, Tick, agent_command, prepare
 from hvdkit.launch.launchers import elastic
+from hvdkit.launch.slots import fill
 from hvdkit.launch.supervise import supervise
 
 PROGRAM = Path(__file__).with_name("horovodrun_program.py")
@@ -71,8 +73,9 @@ def _interface(wanted: str | None) -> list[str]:
 
 def _places(job: Job) -> list[str]:
     """Which hosts there are, and how many ranks there may be."""
-    if job.elastic is None:
-        return ["-H", shown(job.hosts)]
+    if job.elastic is None:  # horovodrun starts a rank on every slot, also where there are more than -np
+        taken = Counter(place.hostname for place in fill(job.hosts, job.np))
+        return ["-H", shown([Host(name, slots) for name, slots in taken.items()])]
     bounds = ["--min-np", str(job.elastic.min_np), "--max-np", str(job.elastic.max_np)]
     # A command of the shell, as horovodrun refuses -H with a single host.
     question, here = "printf '%s\\n' " + " ".join(f"{host.name}:{host.slots}" for host in job.hosts), job.here
