@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from hvdkit.errors import RequestError, RunError
+from hvdkit.tasks.parts import BlockRange, Cut, Place, stage_of
 
 if TYPE_CHECKING:  # the command line counts parameters and starts without NumPy
     import numpy as np
@@ -17,7 +18,6 @@ if TYPE_CHECKING:  # the command line counts parameters and starts without NumPy
     from hvdkit.data.dataset import Dataset
     from hvdkit.recipe.communication import Parallel
     from hvdkit.recipe.schema import Recipe
-    from hvdkit.tasks.parts import BlockRange, Cut, Place
 
 
 class NormalizedLayer(NamedTuple):
@@ -81,9 +81,13 @@ class Architecture:
         comes before it, with the last that of what comes after. Empty where it is unknown."""
         return {}
 
-    def staged(self, parallel: Parallel, index: int) -> Architecture:
+    def cost_by_block(self) -> Mapping[str, float]:
+        """About the time of each block, in multiply-adds; empty where it is unknown."""
+        return self.work_by_block()
+
+    def staged(self, parallel: Parallel, index: int) -> Self:
         """The table of run `index` of those into which a pipeline's chain of blocks is cut (`Parallel.runs`)."""
-        raise NotImplementedError
+        return replace(self, stage=stage_of(parallel, index, list(self.cost_by_block().values())))
 
     def check_parallel(self, parallel: Parallel) -> None:
         """Raise RequestError if the model cannot be divided over ranks so."""
