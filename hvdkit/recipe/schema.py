@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from hvdkit.errors import RequestError
-from hvdkit.recipe import parallel, together, yaml_files
+from hvdkit.recipe import together, yaml_files
 from hvdkit.recipe.communication import AnyCompression, Parallel, Sync, Uncompressed
 from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's classes
     NAME,
@@ -191,6 +191,8 @@ def _faults(recipe: Recipe) -> list[str]:
     """A line for each rule about keys of different sections that the recipe breaks."""
     rules = [*together.rules(recipe), *_of_models(recipe)]
     if recipe.parallel.divides and not recipe.finds_batch_size:
+        from hvdkit.recipe import parallel  # most runs do not need it
+
         rules += parallel.rules(recipe)
     return [f"{key}: expected {expected}, got {got}" for broken, key, expected, got in rules if broken]
 
