@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -84,31 +84,26 @@ class MeshStep(NamedTuple):
     split: tuple[int, ...]
 
 
+@dataclass(frozen=True, eq=False)
 class MeshLinks:
     """What groups of a mesh take for their collectives and messages, over the levels of links that they cross."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self._networks: dict[tuple[int, int], ClusterLinks] = {}
-        self._seconds: dict[tuple[object, ...], float] = {}
+    cluster: Cluster
 
+    @lru_cache(maxsize=4096)  # noqa: B019 - of all meshes together
     def seconds(self, operation: Collective, size: int, stride: int, sent: float) -> float:
         """A collective of `size` ranks, of which every `stride`-th is one, of so many bytes of a rank."""
         if size == 1 or sent <= 0:
             return 0.0
-        key = operation, size, stride, sent
-        if key not in self._seconds:
-            self._seconds[key] = float(self._network(size, stride).cost(operation).line(sent))
-        return self._seconds[key]
+        return float(self._network(size, stride).cost(operation).line(sent))
 
     def message(self, stride: int, sent: float) -> float:
         """A message from each rank to the one `stride` after it."""
         return self.seconds("broadcast", 2, stride, sent)
 
+    @lru_cache(maxsize=4096)  # noqa: B019 - of all meshes together
     def _network(self, size: int, stride: int) -> ClusterLinks:
-        if (size, stride) not in self._networks:
-            self._networks[size, stride] = ClusterLinks(_strided(self.cluster, stride), size)
-        return self._networks[size, stride]
+        return ClusterLinks(_strided(self.cluster, stride), size)
 
 
 def _strided(cluster: Cluster, stride: int) -> Cluster:
