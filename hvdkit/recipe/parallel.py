@@ -9,7 +9,7 @@ from typing import Any
 
 from hvdkit.errors import RequestError
 from hvdkit.recipe.communication import Parallel
-from hvdkit.recipe.together import Rules
+from hvdkit.recipe.data import Rules
 
 _PER_STAGE = 4  # microbatches for each stage, from which the bubble is small (Huang et al. 2019, section 4)
 

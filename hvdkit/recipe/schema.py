@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from hvdkit.errors import RequestError
-from hvdkit.recipe import together, yaml_files
+from hvdkit.recipe import yaml_files
 from hvdkit.recipe.communication import AnyCompression, Parallel, Sync, Uncompressed
 from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's classes
     NAME,
@@ -28,6 +28,7 @@ from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's class
     Mnist5k,
     Native,
     OwnData,
+    Rules,
     Strict,
     Synthetic,
     SyntheticText,
@@ -189,7 +190,13 @@ class Recipe(Strict):
 
 def _faults(recipe: Recipe) -> list[str]:
     """A line for each rule about keys of different sections that the recipe breaks."""
-    rules = [*together.rules(recipe), *_of_models(recipe)]
+    rules = [*_of_models(recipe)]
+    found = recipe.finds_batch_size or recipe.accumulate_rest or recipe.max_batch_size is not None
+    compression, others = recipe.compression.method, (recipe.allreduce, recipe.order, recipe.sharding)
+    if found or compression != "none" or recipe.sync is not None or others != ("ring", "none", "none"):
+        from hvdkit.recipe import together  # most runs do not need it
+
+        rules = [*together.rules(recipe), *rules]
     if recipe.parallel.divides and not recipe.finds_batch_size:
         from hvdkit.recipe import parallel  # most runs do not need it
 
@@ -197,7 +204,7 @@ def _faults(recipe: Recipe) -> list[str]:
     return [f"{key}: expected {expected}, got {got}" for broken, key, expected, got in rules if broken]
 
 
-def _of_models(recipe: Recipe) -> together.Rules:
+def _of_models(recipe: Recipe) -> Rules:
     model, data, loss_weights = recipe.model, recipe.data, recipe.loss.class_weights
     if isinstance(data, OwnData):
         yield not isinstance(model, OwnModel), "data.name", "model.name own, as own needs a script", model.name

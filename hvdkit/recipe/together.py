@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from hvdkit.recipe.communication import SUMMED
-
-Rules = Iterator[tuple[object, str, str, object]]  # whether it is broken, the key, what is expected, what is given
+from hvdkit.recipe.data import Rules
 
 
 def rules(recipe: Any) -> Rules:
-    """What `hvdkit/recipe/schema.py` checks of every recipe, beside what its models and data need."""
+    """What `hvdkit/recipe/schema.py` checks beside what models and data need."""
     compression, method, algorithm = recipe.compression, recipe.compression.method, recipe.allreduce
     optimizer, sync, every = recipe.optimizer, recipe.sync is not None, recipe.sync and recipe.sync.every
     with_shares = f"with sharding {recipe.sharding}"

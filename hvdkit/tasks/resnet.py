@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import RequestError
-from hvdkit.tasks.parts import Cut, check_stages
 from hvdkit.tasks.task import Activations, Architecture, NormalizedLayer
 
 if TYPE_CHECKING:
     import numpy as np
 
     from hvdkit.recipe.communication import Parallel
+    from hvdkit.tasks.parts import Cut
 
 BN_MOMENTUM = 0.9  # share of the old running statistic that is kept; PyTorch calls 1 - 0.9 its momentum
 BN_EPSILON = 1e-5
@@ -189,6 +189,8 @@ class ResNet(Architecture):
 
         The first is cut by its outputs, the second by its inputs; its products are added up.
         """
+        from hvdkit.tasks.parts import Cut  # most models are whole
+
         divided = dict[str, Cut]()
         for block in self.own_blocks:
             first, second = block.convs[:2]
@@ -200,6 +202,8 @@ class ResNet(Architecture):
 
     def check_parallel(self, parallel: Parallel) -> None:
         """Raise RequestError unless each stage has a block, and each part of a block as many channels."""
+        from hvdkit.tasks.parts import check_stages
+
         check_stages(parallel, len(self.blocks))
         fewest = min(block.convs[0].outputs for block in self.blocks)  # of which all are multiples
         if fewest % parallel.tensor:

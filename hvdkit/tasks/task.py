@@ -8,7 +8,6 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from hvdkit.errors import RequestError, RunError
-from hvdkit.tasks.parts import BlockRange, Cut, Place, stage_of
 
 if TYPE_CHECKING:  # the command line counts parameters and starts without NumPy
     import numpy as np
@@ -18,6 +17,7 @@ if TYPE_CHECKING:  # the command line counts parameters and starts without NumPy
     from hvdkit.data.dataset import Dataset
     from hvdkit.recipe.communication import Parallel
     from hvdkit.recipe.schema import Recipe
+    from hvdkit.tasks.parts import BlockRange, Cut, Place
 
 
 class NormalizedLayer(NamedTuple):
@@ -87,6 +87,8 @@ class Architecture:
 
     def staged(self, parallel: Parallel, index: int) -> Self:
         """The table of run `index` of those into which a pipeline's chain of blocks is cut (`Parallel.runs`)."""
+        from hvdkit.tasks.parts import stage_of  # most models are whole
+
         return replace(self, stage=stage_of(parallel, index, list(self.cost_by_block().values())))
 
     def check_parallel(self, parallel: Parallel) -> None:
