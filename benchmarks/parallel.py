@@ -12,8 +12,8 @@ Memory is the peak of each stage's largest rank, and the states of the largest s
 counts.
 
 `--central` takes the sides and rivals that the documentation shows. What is done is kept in `runs/parallel` and not run
-again: give `--fresh` after a change of code. After `--minutes` no further round begins. Times need a quiet machine, with
-a core for each rank. Writes parallel.json and parallel.md beside itself; exit status 1 if parity does not hold.
+again: give `--fresh` after a change of code. After `--minutes` no further round begins. Times need a quiet machine,
+with a core for each rank. Writes parallel.json and parallel.md beside itself; exit status 1 if parity does not hold.
 """
 
 from __future__ import annotations
