@@ -21,7 +21,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv"
 MARKER = ENVIRONMENT / "made-from"
-LOG = ENVIRONMENT / "bootstrap.log"
 OLDEST_PYTHON = (3, 11)
 
 # What each kind of `.venv` asks pip for; how many seconds that, and making an empty one, usually take.
@@ -84,7 +83,7 @@ def make(kind: str) -> None:
     tools = "" if kind == DRIVER else " and the tools of its tests"
     print(f"installing the command line{tools} into .venv (about {INSTALL_S[kind]} s left)", flush=True)
     pip = ENVIRONMENT / "bin" / "python", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"
-    run(*pip, "-qq", "--log", LOG, "--editable", REQUIREMENTS[kind])
+    run(*pip, "-qq", "--editable", REQUIREMENTS[kind])
     fresh = MARKER.with_suffix(".new")
     fresh.write_text(fingerprint(kind))
     fresh.replace(MARKER)
@@ -113,7 +112,7 @@ def main() -> int:
         try:
             make(kind)
         except subprocess.CalledProcessError as error:
-            print(f"making .venv failed (exit status {error.returncode}); pip's log: {LOG}", file=sys.stderr)
+            print(f"making .venv failed (exit status {error.returncode})", file=sys.stderr)
             return 1
         except OSError as error:
             print(f"making .venv failed: {error.filename}: {error.strerror}", file=sys.stderr)

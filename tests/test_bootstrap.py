@@ -73,7 +73,7 @@ def _with_pip(folder: Path, does: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(folder / "fake")}
 
 
-def test_bootstrap_shows_a_line_a_stage_and_leaves_the_rest_to_pips_log(tmp_path: Path) -> None:
+def test_bootstrap_shows_a_line_a_stage_and_is_quiet_otherwise(tmp_path: Path) -> None:
     bootstrap = _checkout(tmp_path)
     environment = _with_pip(tmp_path, f"open({str(tmp_path / 'asked')!r}, 'a').write(' '.join(sys.argv) + '\\n')")
 
@@ -93,16 +93,14 @@ def test_bootstrap_shows_a_line_a_stage_and_leaves_the_rest_to_pips_log(tmp_path
     assert run() == [empty, tools], "a half-made one is made anew"
     asked = (tmp_path / "asked").read_text().splitlines()
     assert [line.rpartition(" ")[2] for line in asked] == [".", ".[dev]", ".[dev]"]
-    assert all(f"-qq --log {tmp_path / '.venv' / 'bootstrap.log'}" in line for line in asked)
+    assert all(" -qq " in line for line in asked)
 
 
-def test_bootstrap_shows_why_pip_failed_and_where_the_log_is(tmp_path: Path) -> None:
+def test_bootstrap_shows_why_pip_failed(tmp_path: Path) -> None:
     bootstrap = _checkout(tmp_path)
     fails = "print('ERROR: no such package', file=sys.stderr); raise SystemExit(7)"
     done = subprocess.run(
         [sys.executable, bootstrap, "--driver"], env=_with_pip(tmp_path, fails), capture_output=True, text=True
     )
-    log = tmp_path / ".venv" / "bootstrap.log"
-    said = f"ERROR: no such package\nmaking .venv failed (exit status 7); pip's log: {log}\n"
-    assert (done.returncode, done.stderr) == (1, said)
+    assert (done.returncode, done.stderr) == (1, "ERROR: no such package\nmaking .venv failed (exit status 7)\n")
     assert not (tmp_path / ".venv" / "made-from").exists()
