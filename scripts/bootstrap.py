@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,18 +32,11 @@ def missing() -> list[str]:
     if sys.version_info < OLDEST_PYTHON:
         found = ".".join(map(str, sys.version_info[:3]))
         return [f"Python 3.11 or later (this is {found}): sudo apt-get install python3, or `make PYTHON=python3.11 …`"]
-    debian = f"python3.{sys.version_info.minor}"
-    faults = []
-    if importlib.util.find_spec("ensurepip") is None or importlib.util.find_spec("venv") is None:
-        faults.append(f"the module venv of {sys.executable}: sudo apt-get install {debian}-venv")
-    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
-        faults.append(f"the headers of {sys.executable} (Python.h): sudo apt-get install {debian}-dev")
-    # CXX may name another compiler, as it may for CMake.
-    if shutil.which((os.environ.get("CXX") or "c++").split()[0]) is None:
-        faults.append("a C++ compiler (g++): sudo apt-get install g++")
-    if shutil.which("make") is None:
-        faults.append("make: sudo apt-get install make")
-    return faults
+    sys.path.insert(0, str(ROOT))
+    from hvdkit.runtimes import machine, pins  # which need the standard library alone
+
+    of_this_python = [name for name, pin in pins.RUNTIMES.items() if sys.version_info[:2] in pin.pythons]
+    return [f"{fault.what}: {fault.remedy}" for fault in machine.missing(of_this_python)]
 
 
 def fingerprint(kind: str = TOOLS) -> str:

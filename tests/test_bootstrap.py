@@ -28,6 +28,7 @@ def _checkout(folder: Path) -> Path:
     for name in ("setup.cfg", "pyproject.toml"):
         shutil.copy(ROOT / name, folder / name)
     (folder / "scripts").mkdir()
+    (folder / "hvdkit").symlink_to(ROOT / "hvdkit")
     return Path(shutil.copy(BOOTSTRAP, folder / "scripts" / "bootstrap.py"))
 
 
