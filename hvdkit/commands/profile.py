@@ -16,8 +16,8 @@ from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.commands import dry_run, fields
 from hvdkit.commands.checked_run import CheckedRun, launch, make_plan
 from hvdkit.commands.loading import loaded
-from hvdkit.commands.request import Accepts, Argument, Option, Request, say
-from hvdkit.defaults import FRAMEWORK, LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
+from hvdkit.commands.request import Accepts, Argument, Option, say
+from hvdkit.defaults import FRAMEWORK, PROFILED_RANKS, STEPS
 from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
@@ -70,7 +70,7 @@ def _batch_sizes(name: str, given: Any) -> Any:
         ) from None
 
 
-class ProfileRequest(Request):
+class ProfileRequest(fields.StartsRanks):
     """Measure where the time of a step goes, by layer and by rank.
 
     `batch_sizes` also measures compute at these, so that `predict` knows which part of it does not depend on them.
@@ -88,7 +88,6 @@ class ProfileRequest(Request):
     overrides: fields.Overrides = None
     framework: fields.Framework = FRAMEWORK
     np: fields.Ranks = PROFILED_RANKS
-    hosts: fields.Hosts = None
     steps: Annotated[int, Option("steps to measure"), Field(ge=LEAST_STEPS, le=MOST_STEPS)] = STEPS
     torch_profiler: Annotated[bool, Option("write PyTorch's own profile too")] = False
     batch_sizes: Annotated[
@@ -96,11 +95,7 @@ class ProfileRequest(Request):
         Accepts("Wholes", "a whole number, or a list of them", _batch_sizes, str),
         Option("measure compute at these batch sizes too", metavar="8,16,32", shown="the recipe's"),
     ] = None
-    launcher: fields.Launcher = LAUNCHER
-    stall_timeout: fields.StallTimeout = STALL_TIMEOUT_S
     debug: fields.Debug = False
-    out: fields.Out = None
-    overwrite: fields.Overwrite = False
 
 
 def run(request: ProfileRequest) -> Profile:
