@@ -26,8 +26,8 @@ from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report import csv_files
 from hvdkit.report.profile import sentences, tables
-from hvdkit.results import pipeline as pipelines
 from hvdkit.results.dry_run import DryRun
+from hvdkit.results.pipeline import PipelineStep
 from hvdkit.results.profile import Profile, save
 from hvdkit.worker.profile import LEAST_STEPS, turns
 
@@ -124,11 +124,11 @@ def lines(request: ProfileRequest, result: Profile) -> Iterator[str | Table]:
     yield from tables(result)
     yield from sentences(result)
     files = [TRACE, PICTURE]
-    if (result.folder / pipelines.FILE).exists():
+    if (step := result.folder / PipelineStep.FILE).exists():
         from hvdkit.report import pipeline
 
-        yield from pipeline.sentences(pipelines.load(result.folder / pipelines.FILE))
-        files += [pipelines.FILE, *GANTT]
+        yield from pipeline.sentences(PipelineStep.read(step))
+        files += [PipelineStep.FILE, *GANTT]
     yield f"written to {result.folder / FILE}, {', '.join(files[:-1])} and {files[-1]}"
 
 
@@ -219,8 +219,7 @@ def measured(plan: ProfilePlan, folder: Path) -> Profile:
         from hvdkit.profiling import pipeline  # most models are in one piece
         from hvdkit.report import pipeline as of_pipeline
 
-        step = pipeline.measured(findings, plan.given)
-        pipelines.save(step, folder / pipelines.FILE)
+        step = pipeline.measured(findings, plan.given).written(folder)
         of_pipeline.picture(step, *(folder / name for name in GANTT))
     return profile
 
