@@ -34,7 +34,6 @@ from hvdkit.results.parity import read_parity
 from hvdkit.results.train import read_result
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator.sweep import Sweep
-from scripts import stub
 from tests import hygiene, simulating
 from tests.conftest import ROOT, committed_parity, run
 
@@ -66,11 +65,6 @@ def test_type_checkers_see_what_there_is() -> None:
     assert all(callable(getattr(hvdkit, name)) for name in named)
     with pytest.raises(AttributeError, match="module 'hvdkit' has no attribute 'trian'"):
         hvdkit.trian  # type: ignore[attr-defined]  # noqa: B018
-
-
-@pytest.mark.check
-def test_the_functions_that_type_checkers_see_are_those_that_the_commands_declare() -> None:
-    assert stub.FILE.read_text() == stub.text(stub.FILE.read_text()), "run `python -m scripts.schemas`"
 
 
 @pytest.mark.check
