@@ -78,7 +78,7 @@ class Run:
             with contextlib.suppress(OSError):
                 marks = (entry / "environ").read_text(errors="replace").split("\0") if entry.name.isdigit() else []
                 trains = any(mark.startswith("HVDKIT_TRACE=worker") for mark in marks)
-                forked = "warm/client.py" in (entry / "cmdline").read_text()
+                forked = "warm/client.py" in (entry / "cmdline").read_text(errors="replace")
                 if trains and f"HVDKIT_RANK_DIR={self.out}/logs" in marks and not forked:
                     found.append(int(entry.name))
         return found
