@@ -59,7 +59,7 @@ def _measured(results: list[TrainResult], comparison: Comparison) -> str:
         text += "Each kind of run ran once, so speeds have no interval."
     else:
         text += (
-            f"Each kind of run ran once in each of {rounds} rounds, in a new random order in each. We give medians over "
+            f"Each kind of run ran once in each of {rounds} rounds, in a new random order. We give medians over "
             f"the rounds with intervals by the percentile bootstrap ({intervals.RESAMPLES:,} resamples), whose "
             f"confidence is at most {100 * intervals.confidence(rounds):.0f} %; both runs of a ratio are of the same "
             "round."

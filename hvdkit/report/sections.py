@@ -25,8 +25,8 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What the templates show. `accuracies` says why accuracies differ, `parity_link` leads to docs/parity.md, `methods`
-    are paragraphs for a paper.
+    """What the templates show. `accuracies` says why accuracies differ, `parity_link` leads to docs/parity.md,
+    `methods` are paragraphs for a paper.
     """
 
     title: str
