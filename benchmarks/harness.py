@@ -262,7 +262,7 @@ def result_of(folder: Path) -> dict[str, Any]:
 
 def step_ms(result: Mapping[str, Any]) -> float:
     """Milliseconds a step: a mean, as with Local SGD only some steps send."""
-    return float(1e3 * result["batch_size"] * result["np"] / result["images_per_second"])
+    return float(1e3 * result["batch_size"] * result["np"] / result["samples_per_second"])
 
 
 def start_ranks(
