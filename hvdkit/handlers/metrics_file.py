@@ -77,7 +77,7 @@ class MetricsFile:
         except OSError as error:
             raise unwritable(self._path, error, "and start again") from error
         if self._events:
-            self._events.write(line)
+            self._events.write([line])
 
     def keep(self) -> None:
         """Make the file again where it, or its folder, was removed or replaced. Raises RunError if that fails."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,12 +50,8 @@ class Candidate:
 
 def software(fitted: Calibration, now: Candidate) -> Iterator[Candidate]:
     """Each change that costs no money, by itself. `now` is how the recipe is run today."""
-
-    def with_keys(what: str, keys: dict[str, Any], *evidence: str) -> Candidate:
-        return _with_keys(now, what, keys, *evidence)
-
-    tuned = _tuned(fitted, now)
-    if tuned is not None:
+    with_keys = partial(_with_keys, now)
+    if tuned := _tuned(fitted, now):
         yield replace(tuned, usual=True)
     # On CPUs communication takes the cores that backward needs, and overlap is slower (benchmarks/notes.md).
     if not fitted.on_cpu or now.cluster.device.relative_speed:
