@@ -106,13 +106,8 @@ def _is_open(file: BinaryIO, path: Path) -> bool:
         return False
 
 
-def _open_nonblocking(path: str, flags: int) -> int:
-    """Open without blocking: the file in the folder of a resumed run may be a FIFO."""
-    return os.open(path, flags | os.O_NONBLOCK, 0o644)
-
-
 def _appended(path: Path) -> BinaryIO:
-    try:
-        return open(path, "a+b", opener=_open_nonblocking)
+    try:  # without blocking: the file in the folder of a resumed run may be a FIFO
+        return open(path, "a+b", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o644))
     except OSError as error:
         raise unwritable(path, error, "and start again") from error

@@ -66,7 +66,9 @@ class Charts:
 
     def speed(self) -> Iterator[Chart]:
         """Images (or the task's other units) per second of each group, with its rounds and its interval."""
-        yield self._bars("speed", "Throughput, all ranks together", f"{self.groups[0].first.unit}/s", "images_per_second")
+        yield self._bars(
+            "speed", "Throughput, all ranks together", f"{self.groups[0].first.unit}/s", "images_per_second"
+        )
 
     def memory(self) -> Iterator[Chart]:
         """Peak memory of the largest rank."""

@@ -78,7 +78,8 @@ def software(fitted: Calibration, now: Candidate) -> Iterator[Candidate]:
     own = now.settings.batch_size or work.batch_size
     today = fitted.case(now.cluster, now.ranks, now.settings)
     room = case_memory.largest_batch(today)
-    for size in dict.fromkeys(_larger(own, room)):
+    fullest = {room} if room and own < room < 4 * own else set()
+    for size in sorted({2 * own, 4 * own, *fullest}):
         keys: dict[str, Any] = {"batch_size": size}
         units = size * work.units_per_sample
         what = f"{f'{units:,}' if work.units_per_sample > 1 else units} {work.unit} per rank and step"
@@ -118,12 +119,6 @@ def _fits_recomputed(fitted: Calibration, now: Candidate, keys: dict[str, Any]) 
 def _with_keys(now: Candidate, what: str, keys: dict[str, Any], *evidence: str) -> Candidate:
     settings = Settings.model_validate(now.settings.model_dump() | keys)
     return replace(now, what=what, settings=settings, changed=keys, recipe=keys, evidence=evidence)
-
-
-def _larger(own: int, room: int | None) -> list[int]:
-    """Twice and four times the batch, and the largest that fits if that is less."""
-    largest = [room] if room and own < room < 4 * own else []
-    return sorted({2 * own, 4 * own, *largest})
 
 
 def _tuned(fitted: Calibration, now: Candidate) -> Candidate | None:
