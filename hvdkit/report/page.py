@@ -135,7 +135,9 @@ def _notes(given: CollectedRuns, groups: list[RunGroup]) -> list[str]:
 
 def _sections(given: CollectedRuns, groups: list[RunGroup]) -> list[Section]:
     """All sections, in order. A single run has no scaling, no parity and no list of runs."""
-    drawn, comparison = _charts(given, groups), given.comparison
+    charts_of, comparison = Charts(given, groups), given.comparison
+    names = _OF_A_RUN if comparison is None else _OF_A_COMPARISON
+    drawn: dict[str, list[Chart]] = {name: list(getattr(charts_of, name)()) for name in names}
     unread = "the metrics.jsonl is missing or cannot be read"
     if any(run.lines for run in given.runs):
         unread = "fewer than two points were logged (log_every=1 logs each step)"
@@ -188,13 +190,6 @@ def _sections(given: CollectedRuns, groups: list[RunGroup]) -> list[Section]:
             Section("baseline", "Against the earlier comparison", text, [], [baseline_table(comparison.baseline)])
         )
     return [*sections, tuning, Section("runs", "Every run", [], [], [runs_table(given)])]
-
-
-def _charts(given: CollectedRuns, groups: list[RunGroup]) -> dict[str, list[Chart]]:
-    """All charts, by what they show."""
-    charts = Charts(given, groups)
-    names = _OF_A_RUN if given.comparison is None else _OF_A_COMPARISON
-    return {name: list(getattr(charts, name)()) for name in names}
 
 
 def as_html(page: Page) -> str:
