@@ -213,14 +213,14 @@ def test_a_command_that_would_fail_once_it_has_queued_is_refused(words: list[str
         (["--line=--array=0-9"], "for arrays --array KEY=VALUE"),
         (["--array", "seed=1,2", "--to", "kubernetes"], "--array: an option for --to slurm"),
         (["--array", "seed=1,2,...,2000"], "--array: expected at most 1,000 tasks, got 2,000"),
-        (["--to", "pbs"], "--to pbs: expected one of slurm"),
+        (["--to", "pbs"], "--to pbs: expected slurm"),
         (["--to", "ray", "--nodes", "2"], "--nodes: an option for --to slurm and kubernetes, and this job is for ray"),
         (["--to", "ray", "--name", "My_job"], "--name 'My_job': expected lower-case letters, digits and '-'"),
         (["--to", "ray", "elastic={max_np: 2}", "-np", "4"], "-np 4: expected 1 to 2, as elastic says"),
         (["--framework", "torch"], "unknown framework 'torch'"),
         (["-np", "3", "--nodes", "2"], "-np 3: expected a multiple of --nodes 2"),
-        (["-np", "0"], "-np 0: expected 1 or more"),
-        (["--nodes", "0"], "--nodes 0: expected 1 or more"),
+        (["-np", "0"], "-np 0: expected at least 1"),
+        (["--nodes", "0"], "--nodes 0: expected at least 1"),
         (["--time", "soon"], "--time 'soon': expected minutes, HH:MM:SS"),
         (["--partition", "a b"], "--partition 'a b': expected a name"),
         (["--partition", "x\n#SBATCH --uid=0"], "--partition 'x"),
@@ -284,7 +284,7 @@ PATHS = st.text(st.characters(exclude_categories=("Cc", "Cs"), exclude_character
 def test_the_log_is_where_the_path_says(folder: str, array: bool) -> None:
     """Spaces, %, quotes, #, $ and any letters, for a job and for a task of an array."""
     log = Path("/runs") / folder / f"job-{submit.NUMBERS}.log"
-    text = submit.script(REQUEST, "name", ["true"], Path("/run"), log, ["a", "b"] if array else ())
+    text = submit.script(REQUEST, "name", ["true"], "/run/result.json", log, ["a", "b"] if array else ())
     [line] = [line for line in text.split("\n") if "--output=" in line]
     numbers = {"A": "7", "a": "1"} if array else {"j": "7"}
     expected = f"/runs/{folder}/job-{'7_1' if array else '7'}.log"
@@ -364,7 +364,7 @@ def test_nothing_reaches_the_shell_unquoted(words: list[str], folder: str) -> No
     """Every word of the command, and the run's folder, is one word of the script again."""
     words = [word.replace("\0", "") for word in words]
     run = Path("/") / re.sub(r"[\0\n/]", "", folder)
-    text = submit.script(REQUEST, "name", ["echo", *words, templating.TASK], run, Path("/log"))
+    text = submit.script(REQUEST, "name", ["echo", *words, templating.TASK], str(run / "result.json"), Path("/log"))
     command = text[text.index("\necho") + 1 : text.rindex(" &\ntraining=$!")]
     assert shlex.split(command) == ["echo", *words, "$SLURM_ARRAY_TASK_ID"]
     finished = text[text.rindex("\nfinished=") + 1 : text.rindex('\nif [ "$warned"')]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 from rich.table import Table
@@ -21,10 +21,10 @@ from hvdkit.commands import dry_run, fields, parity, train
 from hvdkit.commands.checked_run import CheckedRun, Watch, make_plan
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.parity import ParityPlan
-from hvdkit.commands.request import Option, Request, say
+from hvdkit.commands.request import Option, say
 from hvdkit.commands.run_order import RunOrder, log, whole_rounds
 from hvdkit.core.group import MOST
-from hvdkit.defaults import COMPARED_RANKS, LAUNCHER, MARGIN, STALL_TIMEOUT_S
+from hvdkit.defaults import COMPARED_RANKS, MARGIN
 from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
@@ -46,7 +46,7 @@ PARITY_STEPS = 5  # of the short parity check before a comparison
 ROUNDS = 3  # with --rival; otherwise one
 
 
-class CompareRequest(Request):
+class CompareRequest(fields.StartsRanks):
     """Check that frameworks (all four, or those named) do the same work, train a recipe under each, on 1 and 2 ranks
     or as many as `np` says, and compare the results. Over several `hosts`, it is on one of them and on all.
 
@@ -60,7 +60,6 @@ class CompareRequest(Request):
     np: Annotated[
         list[int] | None, Option("may be repeated", ("-np", "--np", "-n"), shown="1 and 2, or one host and all")
     ] = None
-    hosts: fields.Hosts = None
     parity: Annotated[Path | None, Option("the parity.json of an earlier `hvdkit parity`")] = None
     no_parity: Annotated[bool, Option("do not check that all do the same work")] = False
     rival: fields.Rivals = None
@@ -73,11 +72,7 @@ class CompareRequest(Request):
         Option("a significant loss against --earlier of more than this gives status 1"),
         Field(ge=0, lt=1),
     ] = MARGIN
-    launcher: fields.Launcher = LAUNCHER
-    stall_timeout: fields.StallTimeout = STALL_TIMEOUT_S
     debug: fields.Debug = False
-    out: fields.Out = None
-    overwrite: fields.Overwrite = False
     resume: Annotated[bool, Option("keep the whole rounds that are in --out")] = False
     log: fields.Log = None
 
@@ -294,20 +289,16 @@ def earlier(path: Path, margin: float, recipe: Recipe, plans: list[CheckedRun]) 
         has = ", ".join(f"{group.label} at {group.np} rank(s)" for group in by_kind(map(Run, old.runs)).values())
         raise RequestError(f"--earlier {path}: expected some of the runs that are asked for; it has {has}")
     # What must be equal for images per second to mean the same, by the keys of TrainResult.
-    mine = {
+    mine: dict[str, Any] = {
         "recipe": recipe.name,
         "model": recipe.model.name,
         "launcher": plans[0].placement.launcher,
-        "batch_size": recipe.batch_size,
         "compression": str(recipe.compression),
         "optimizer": recipe.optimizer.name,
-        "precision": recipe.precision,
-        "accumulate": recipe.accumulate,
-        "recompute": recipe.recompute,
         "sync": recipe.sync and recipe.sync.model_dump(),
-        "allreduce": recipe.allreduce,
-        "sharding": recipe.sharding,
     }
+    same = ("batch_size", "precision", "accumulate", "recompute", "allreduce", "sharding")
+    mine |= {key: getattr(recipe, key) for key in same}
     if plans[0].recipe.threads != "auto":
         mine["threads"] = plans[0].recipe.threads
     places = {(plan.framework, plan.np): [place.hostname for place in plan.placement.places] for plan in plans}

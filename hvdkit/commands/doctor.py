@@ -17,7 +17,7 @@ from rich.console import Console
 import hvdkit
 from hvdkit import paths
 from hvdkit.commands import fields, host_faults
-from hvdkit.commands.request import Option, Request
+from hvdkit.commands.request import Option
 from hvdkit.errors import RequestError
 from hvdkit.launch import launchers
 from hvdkit.launch.hosts import Host, parse_hosts, read_hostfile, shown
@@ -35,16 +35,18 @@ _NCCL = [f"nvidia-nccl-cu{version}" for version in (11, 12, 13)]
 _PACKAGES = ["horovod", "numpy", "keras", "pydantic", "safetensors", *_NCCL]
 
 
-class DoctorRequest(Request):
-    """Show what is installed and what is broken, with the command that repairs it: here, or on other hosts."""
+class AsksHosts(fields.WritesFolder):
+    """A command that starts a probe on hosts and no ranks."""
 
-    hosts: Annotated[
-        str | None, Option("host:slots,...: examine these", ("-H", "--hosts"), shown="the allocation's")
+    hosts: Annotated[str | None, Option("host:slots,...: these", ("-H", "--hosts"), shown="the allocation's")] = None
+    hostfile: Annotated[Path | None, Option("a file of hosts, as MPI's and horovodrun's")] = None
+    interface: Annotated[
+        str | None, Option("such as eth0 or 10.0.0.0/8", metavar="NAME|NETWORK", shown="the ranks'")
     ] = None
-    hostfile: fields.HostFile = None
-    interface: fields.Interface = None
-    out: Annotated[Path | None, Option("the folder of doctor.json", shown="runs/hosts-doctor-<time>")] = None
-    overwrite: fields.Overwrite = False
+
+
+class DoctorRequest(AsksHosts):
+    """Show what is installed and what is broken, with the command that repairs it: here, or on other hosts."""
 
 
 def run(request: DoctorRequest) -> Report | HostsReport:

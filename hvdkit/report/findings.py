@@ -34,11 +34,11 @@ def findings(given: CollectedRuns, groups: list[RunGroup]) -> list[Headline]:
     """The findings: a parity that failed, the answer, how far to trust it, and the rest."""
     if given.comparison is None:
         doubted = [Headline("bad", "Speed", f"{text[0].upper()}{text[1:]}.") for text in doubts(groups[0].first)]
-        return [*doubted, _single(groups[0])]
+        return [_single(groups[0]), *doubted]
     own = [group for group in groups if group.rival is None]
     nps = sorted({group.np for group in own})
     lines = [_fastest([group for group in own if group.np == np]) for np in nps[:-1]]
-    parity = _parity(given.comparison)
+    parity = parity_finding(given.comparison)
     lines += [*_scaling(own), *_rivals(given.comparison, own[0].first.unit)]
     if given.comparison.baseline is not None:
         lines.append(_baseline(given.comparison.baseline))
@@ -201,7 +201,8 @@ def above_one(groups: list[RunGroup]) -> list[str]:
     return notes
 
 
-def _parity(comparison: Comparison) -> Headline:
+def parity_finding(comparison: Comparison) -> Headline:
+    """Whether all computed the same."""
     parity = comparison.parity
     if parity is None:
         return Headline("open", "Parity", "Not checked (--no-parity): it is not known whether all did the same work.")

@@ -19,6 +19,7 @@ from hvdkit.report.charts import Charts
 from hvdkit.report.collect import CollectedRuns, Run
 from hvdkit.report.documents import TEMPLATES, render
 from hvdkit.report.findings import above_one, findings, legend, why_accuracies_differ
+from hvdkit.report.methods import methods
 from hvdkit.report.parity import deviations, parity_table, reference
 from hvdkit.report.rounds import RunGroup, grouped, own_metrics
 from hvdkit.report.sections import Page, Section
@@ -70,6 +71,7 @@ def make(given: CollectedRuns, own_command: str, target: Path = Path()) -> Page:
         notes=_notes(given, groups),
         sections=_sections(given, groups),
         machine=machine_table(given),
+        methods=methods(given, groups, _length(given.runs)),
         commands=[*filter(None, [reproduce.of_all(given)]), *commands],
         own_command=own_command,
     )

@@ -12,8 +12,8 @@ from hvdkit.report.profile import parts_table, sentences
 from hvdkit.report.reproduce import CommandLine
 from hvdkit.report.sections import Page, Section
 from hvdkit.report.tabular import Cell, Table
-from hvdkit.results import pipeline as pipelines
 from hvdkit.results import profile as profiles
+from hvdkit.results.pipeline import PipelineStep
 
 FILE = "profile.json"
 
@@ -22,8 +22,8 @@ def make(folder: Path, own_command: str) -> Page:
     """The page about the folder of a profile. Raises RequestError if a file of it is damaged."""
     profile = profiles.load(folder / FILE)
     sections, told = [], [Headline("plain", "Where the time goes", " ".join(sentences(profile)))]
-    if (folder / pipelines.FILE).exists():
-        step = pipelines.load(folder / pipelines.FILE)
+    if (folder / PipelineStep.FILE).exists():
+        step = PipelineStep.read(folder / PipelineStep.FILE)
         told.append(Headline("plain", "The pipeline", " ".join(pipeline.sentences(step))))
         whole = mesh.DrawnMesh.of(step.of_stages, step.tensor, step.shares_memory)
         sections.append(Section("pipeline", "The pipeline", [], [*pipeline.chart(step), *mesh.chart(whole)]))
