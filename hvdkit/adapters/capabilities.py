@@ -93,8 +93,8 @@ RESIDENT_MIB = {
     "mxnet": {"cpu": 187, "gpu": 1343},
 }
 
-# MiB besides on a CPU: kernels of convolutions, as a rank has them that trains a ResNet-8 with a batch of one image, and
-# what the first stage of a pipeline has more than the last, of a GPT of 33,000 parameters.
+# MiB besides on a CPU: kernels of convolutions, as a rank has them that trains a ResNet-8 with batches of one image,
+# and what the first stage of a pipeline has more than the last, of a GPT of 33,000 parameters.
 MORE_RESIDENT_MIB = {"pytorch": {"convolutions": 29, "first stage": 31}}
 
 # On a CPU: what backward takes besides, as a part of the activations that are kept, in a pipeline of one microbatch's:
