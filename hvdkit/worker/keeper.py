@@ -21,6 +21,7 @@ from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RunError
 from hvdkit.heartbeat import DISK, Heartbeat
 from hvdkit.strategies.dense import Dense
+from hvdkit.worker import startup
 from hvdkit.worker.setup import Setup, seed_rank
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Keeper:
                 layout |= {name: (str(array.dtype), array.shape) for name, array in rest.items()}
                 # Where ranks share it, none has more than its own shares and a bucket in memory.
                 write = self.checkpoints.write_each if shared else self.checkpoints.write
+                if not shared:  # what steps have freed is in pieces in which the files' bytes find no place
+                    startup.return_freed_memory()
                 write(_record(self.setup, progress), layout, arrays)
             else:
                 deque(arrays, maxlen=0)  # its part in the collectives
@@ -88,12 +91,8 @@ class Keeper:
     def commit(self, progress: Progress) -> None:
         """Keep the state in memory; collective. Raises HostsChanged if hosts have been added or removed."""
         if self.commits:
-            self.commits.take(self._snapshot(progress), self.setup.mesh.world)
-
-    def _snapshot(self, progress: Progress) -> Checkpoint:
-        rest = self.session.strategy.state()
-        record = _record(self.setup, progress)
-        return Checkpoint(record, self.session.state() | rest)
+            rest, record = self.session.strategy.state(), _record(self.setup, progress)
+            self.commits.take(Checkpoint(record, self.session.state() | rest), self.setup.mesh.world)
 
 
 def _record(setup: Setup, progress: Progress) -> CheckpointRecord:
