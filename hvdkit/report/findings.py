@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hvdkit.baselines.registry import label
 from hvdkit.report.canvas import ranks
 from hvdkit.report.collect import CollectedRuns
+from hvdkit.report.documents import render
 from hvdkit.report.parity import reference
 from hvdkit.report.rounds import RunGroup, efficiency, ratio, unscaled
 from hvdkit.results import intervals
@@ -52,6 +53,19 @@ def findings(given: CollectedRuns, groups: list[RunGroup]) -> list[Headline]:
     answer = _answer([group for group in own if group.np == nps[-1]], given.comparison)
     first = [parity, answer] if parity.kind == "bad" else [answer, parity]  # nothing is compared if parity failed
     return [*first[:1], *_few_rounds(groups), *first[1:], *lines]
+
+
+def legend(groups: list[RunGroup], comparison: Comparison | None) -> str:
+    """How to read the table of results."""
+    rounds = comparison.rounds if comparison else 0
+    return render(
+        "legend.txt",
+        first=groups[0].first,
+        rounds=rounds,
+        confidence=intervals.confidence(rounds),
+        tie=intervals.TIE,
+        over_hosts=any(group.hosts > 1 for group in groups),
+    ).strip()
 
 
 def _answer(groups: list[RunGroup], comparison: Comparison) -> Headline:
