@@ -46,7 +46,6 @@ NO_PARITY = {
     "ways": "tests/hosts/ways.py: each way gives the right averages",
     "parity": "each check says whether it passed",
     "parallel": "each row that has a rival has its own",
-    "parallel-checks": "each row of a divided model has its own",
     "sharding": "tests/test_sharding.py: each stage trains as the whole does",
     "shared_memory": "tests/test_shared_memory_bits.py: the same sums",
     "simulator": "nothing that is trained is compared",
