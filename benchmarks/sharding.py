@@ -158,22 +158,13 @@ def speeds(found: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "step_ms": harness.median_and_range([each[stage] for each in ms]),
                 "ratio": ratio,
                 "limit": limit,
-                "verdict": judged(ratio, limit),
+                "verdict": harness.judged(ratio, limit),
                 "sent_bytes": harness.median_and_range(sent),
                 "counted_bytes": 4 * sharding.values_sent(count, RANKS, stage, once=once),
                 "load": found["load"],
             }
         )
     return rows
-
-
-def judged(ratio: Mapping[str, float], limit: float | None) -> str:
-    """What a ratio comes to; missed only if its whole interval is below the limit."""
-    if limit is None:
-        return "reported"
-    if ratio["low"] >= limit:
-        return "met"
-    return "met by the median" if ratio["median"] >= limit else "in doubt" if ratio["high"] >= limit else "missed"
 
 
 def foreseen(keep: Path) -> list[dict[str, Any]]:
