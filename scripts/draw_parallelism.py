@@ -18,8 +18,8 @@ from hvdkit.worker import stages
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 COLOURS = {
-    "pipeline": "#0072b2", "data": "#00875f", "tensor": "#d55e00", "ink": "#16191d", "muted": "#59626d",
-    "ground": "#ffffff",
+    "pipeline": "#0072b2", "ends": "#0072b2", "data": "#00875f", "tensor": "#d55e00",
+    "ink": "#16191d", "muted": "#59626d", "ground": "#ffffff",
 }  # fmt: skip
 # A question, what to do where the answer is yes, and in what.
 QUESTIONS = [
