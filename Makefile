@@ -34,8 +34,24 @@ compare: driver ## Train the digits with all four frameworks at 1 and 2 ranks; t
 bench: runtimes ## Speed and memory beside loops by hand, Horovod by hand, DDP and processes apart; two hours, quiet, resumable
 	@$(BIN)/python -m benchmarks.cost
 
-bench-all: runtimes ## All figures of README and docs/ anew, in one go: a day, quiet, resumable; --list says what is left
-	@$(BIN)/python -m benchmarks.everything $(ARGS)
+# The results that pages quote, in the order of their measurement, and what makes those that are not benchmarks.NAME.
+BENCHMARKS := parity cost start shared_memory accuracy tools elastic parallel sharding gpt_loss memory ways gpt_network bench-network data
+RUN_parity := benchmarks.parities
+RUN_shared_memory := benchmarks.shared_memory --framework pytorch
+RUN_elastic := tests.cluster.elastic_chaos
+RUN_parallel := benchmarks.parallel --central --ranks 2 --model 0.8M
+RUN_bench-network := benchmarks.network
+
+bench-all: runtimes ## All figures of README and docs/ anew, in one go: a day, quiet, resumable; make -n bench-all says what is left
+	@$(MAKE) --no-print-directory -k -j1 $(BENCHMARKS:%=runs/bench-all/%.done)
+	@$(BIN)/python -m scripts.figures && $(BIN)/python -m scripts.draw_front
+
+# Status 1 beside a new result: a limit was missed.
+$(BENCHMARKS:%=runs/bench-all/%.done): runs/bench-all/%.done:
+	@mkdir -p $(@D) && touch $@.begun
+	$(BIN)/python -m $(or $(RUN_$*),benchmarks.$*) $(if $(filter start tools ways,$*),,--keep runs/bench-all/$*) || \
+		test benchmarks/$*.json -nt $@.begun
+	@mv $@.begun $@
 
 bench-sharding: runtimes ## Memory and speed of each stage of sharding, and docs/images/sharding.png; 15 minutes, resumable
 	@$(BIN)/python -m benchmarks.sharding

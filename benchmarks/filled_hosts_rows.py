@@ -1,11 +1,7 @@
-"""Published pairs of one device and many, by which the constants of `hvdkit/simulator/crowding.py` are fitted.
-
-python -m benchmarks.filled_hosts_rows        (predicts others, whose values are looked up later, into blind.csv)
-"""
+"""Published pairs of one device and many, by which the constants of `hvdkit/simulator/crowding.py` are fitted."""
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import anchored, harness
+from benchmarks import anchored
 from benchmarks.anchored import Layer
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import step
@@ -23,12 +19,10 @@ from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.costs import ClusterLinks
 from hvdkit.simulator.jitter import slowest
-from hvdkit.simulator.predict import point
 from hvdkit.simulator.settings import LinkSetting, Settings, applied
 from hvdkit.simulator.workload import Workload
 
 TABLE = "filled_hosts"
-CLUSTERS = dict.fromkeys(("DGX A100", "8 A100 80 GB"), "a100-nvlink-ib")  # by the machine; others have V100s
 _BLOCK = (4, 8)  # hidden² elements of attention and of the two layers after it
 
 
@@ -50,21 +44,22 @@ class Pair:
         return 100 * (self.measured / (self.simulated + float(np.dot(self.shares, constants))) - 1)
 
 
-def groups(table: str) -> Iterator[tuple[str, str, bool, Workload, Cluster, str, dict[int, float]]]:
+def groups() -> Iterator[tuple[str, str, bool, Workload, Cluster, str, dict[int, float]]]:
     """Set, label, whether in mixed precision, workload, cluster, policy, speeds by devices. Gradients are fp32."""
     found: dict[tuple[str, ...], dict[int, float]] = defaultdict(dict)
     keys = ("set", "model", "hardware", "framework", "precision", "batch_per_gpu")
-    for row in anchored.table(table):
+    for row in anchored.table(TABLE):
         found[tuple(row[key] for key in keys)][int(row["gpus"])] = float(row["per_s"])
     for (name, model, hardware, framework, precision, batch), counts in found.items():
-        cluster = clusters.load(Path(CLUSTERS.get(hardware, "v100-nvlink-ib")))
+        cluster = clusters.load(Path("v100-nvlink-ib"))
         if name.startswith("DLPerf"):
             cluster = applied(cluster, Settings(link={"infiniband": LinkSetting(ports=1)}))
         if hardware == "DGX-2":  # 16 by NVSwitch
             levels = [cluster.levels[0].model_copy(update={"ranks": 16}), *cluster.levels[1:]]
             cluster = cluster.model_copy(update={"ranks_per_host": 16, "levels": levels})
         policy = "ddp" if framework.startswith("PyTorch") else "horovod"
-        work = workload(model, int(batch), int(batch) / counts[1])
+        made = anchored.workload if model.startswith("ResNet") else of_shape
+        work = made(model, int(batch), int(batch) / counts[1])
         label = f"{model}, {framework}, {hardware}, {precision}, batch {batch}"
         yield name, label, precision == "mixed", work, cluster, policy, counts
 
@@ -72,7 +67,7 @@ def groups(table: str) -> Iterator[tuple[str, str, bool, Workload, Cluster, str,
 def pairs() -> list[Pair]:
     """All pairs by which the constants are fitted; without PaddlePaddle's, whose readers hold its devices up."""
     found = []
-    for name, label, mixed, work, cluster, policy, counts in groups(TABLE):
+    for name, label, mixed, work, cluster, policy, counts in groups():
         for ranks, speed in counts.items():
             if ranks == 1 or "PaddlePaddle" in label:
                 continue
@@ -123,19 +118,6 @@ def left_out() -> list[dict[str, Any]]:
     return found
 
 
-def workload(model: str, batch: int, seconds: float) -> Workload:
-    """A network whose forward and backward take `seconds`."""
-    convolutional = {
-        "ResNet-50": "ResNet-50",
-        "ResNet-152": "ResNet-152",
-        "ResNeXt-101": "ResNet-101",
-        "SE-ResNeXt-101": "ResNet-101",
-    }  # alike in size
-    if model in convolutional:
-        return anchored.workload(convolutional[model], batch, seconds)
-    return of_shape(model, batch, seconds)
-
-
 def of_shape(model: str, batch: int, seconds: float) -> Workload:
     """A workload of equal blocks between an embedding and an output layer."""
     layers = _layers(model)
@@ -157,11 +139,6 @@ def _layers(model: str) -> list[tuple[str, float, int]]:
         "BERT-base": (768, 12, 0, 30_522 + 514),
         "BERT-large": (1024, 24, 0, 30_522 + 514),
         "Transformer-big": (1024, 6, 6, 33_708),
-        "Transformer-XL base": (512, 16, 0, 267_735),
-        "Transformer-XL large": (1024, 18, 0, 36_000),  # rare words have shorter vectors
-        "Tacotron 2": (512, 8, 0, 6_000),  # 28 million in all
-        "ViT-B/16": (768, 12, 0, 16 * 16 * 3 + 197),
-        "WaveGlow": (512, 85, 0, 0),  # 268 million
     }[model]
     found: list[tuple[str, float, int]] = [("embedding", 0.0, tokens * hidden)]
     for block in range(blocks + decoders):
@@ -169,35 +146,3 @@ def _layers(model: str) -> list[tuple[str, float, int]]:
             size = times * hidden**2
             found.append((f"block {block}.{part}", float(size), size))
     return [*found, ("output", float(tokens * hidden), 0)]
-
-
-def main() -> None:
-    """Predict what blind.csv does not have yet. Once it is there it is not made anew."""
-    path = harness.HERE / "blind.csv"
-    with path.open(newline="") as file:
-        known = {(row["set"], row["row"]) for row in csv.DictReader(file)}
-    asked = {
-        (
-            row["set"],
-            f"{row['model']}, {row['framework']}, {row['hardware']}, {row['precision']}, batch {row['batch_per_gpu']}",
-        ): row
-        for row in anchored.table("filled_hosts_blind")
-    }
-    with path.open("a", newline="") as file:
-        for name, label, mixed, work, cluster, policy, counts in groups("filled_hosts_blind"):
-            for ranks in map(int, asked[name, label]["asked"].split()):
-                row = f"{label}, {ranks} GPUs"
-                if (name, row) in known:
-                    continue
-                found = point(Calibration(work, Settings(policy=policy), 3.0, mixed=mixed), cluster, ranks, Settings())
-                naive = step.period(step.Case(work, ClusterLinks(cluster, ranks), "naive"))
-                batch = ranks * work.batch_size
-                speeds = (batch / (1e-3 * found.step_ms), batch / (1e-3 * found.high_ms), batch / (1e-3 * found.low_ms))
-                speeds += (ranks * counts[1], batch / naive)
-                csv.writer(file, lineterminator="\n").writerow(
-                    [name, row, "samples/s", *(f"{each:.4g}" for each in speeds)]
-                )
-
-
-if __name__ == "__main__":
-    harness.exit_with(main)

@@ -34,7 +34,6 @@ from hvdkit.tasks import gpt, resnet
 
 RANKS, BATCH, SCALE = 4, 16, 10
 POLICIES = {"none": "grouped", "overlap": "horovod", "priority": "priority"}
-SCRIPTS = {"pytorch": "order_task.py", "mxnet": "order_task_mxnet.py"}
 MODELS = {  # the table, and the seconds that a device takes for forward and backward, of which a third is forward
     "resnet50": (resnet.architecture("resnet50", 1000), 4.0),
     "gpt": (gpt.GPT("gpt", layers=4, heads=6, width=384, context=256, vocabulary=4096), 1.5),
@@ -46,7 +45,6 @@ def main() -> None:
     """Measure, and add to the results; or draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="resnet50")
-    parser.add_argument("--framework", choices=SCRIPTS, default="pytorch")
     parser.add_argument("--mbit-per-s", type=float, nargs="+", default=[100.0])
     parser.add_argument("--how", choices=POLICIES, nargs="+", default=list(POLICIES))
     parser.add_argument("--steps", type=int, default=7, help="of a run; the first two are left out")
@@ -117,7 +115,7 @@ def _measure(asked: argparse.Namespace, network: Network, rate: float, links: cl
         "name": "order",
         "model": {
             "name": "own",
-            "script": str(Path(__file__).with_name(SCRIPTS[asked.framework])),
+            "script": str(Path(__file__).with_name("order_task.py")),
             "options": options,
         },
         "data": {"name": "own"},
@@ -130,21 +128,21 @@ def _measure(asked: argparse.Namespace, network: Network, rate: float, links: cl
         "order": "priority" if how == "priority" else "none",
     }
     (out / f"{how}.yaml").write_text(json.dumps(recipe))
-    words = [".venv/bin/hvdkit", "train", str(out / f"{how}.yaml"), "--framework", asked.framework, "-np", str(RANKS)]
+    words = [".venv/bin/hvdkit", "train", str(out / f"{how}.yaml"), "--framework", "pytorch", "-np", str(RANKS)]
     words += ["-H", network.hosts_option(), "--out", str(out / how), "--overwrite"]
     words += ["--stall-timeout", "900"]
     network.run(words, check=True, env=environment)
     found = json.loads((out / how / "result.json").read_text())
     case = _case(asked.model, links, how, asked.piece_mib)
     row = {
-        "model": asked.model, "framework": asked.framework, "mbit_per_s": rate, "order": how,
+        "model": asked.model, "framework": "pytorch", "mbit_per_s": rate, "order": how,
         "piece_mib": asked.piece_mib, "credit_mib": asked.credit_mib,
         "seconds": [ms / 1e3 for ms in found["step_ms"][1:]],
         "predicted_s": step.period(case), "noisy": found["noisy"],
     }  # fmt: skip
     say(f"{asked.model} {rate:g} Mbit/s {how}: {sorted(row['seconds'])} s, predicted {row['predicted_s']:.2f}")
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": [], "links": {}, "step": None}
-    keys = ("model", "framework", "mbit_per_s", "order", "piece_mib", "credit_mib")
+    keys = ("model", "mbit_per_s", "order", "piece_mib", "credit_mib")
     if not asked.spans:
         kept["rows"] = [each for each in kept["rows"] if any(each[key] != row[key] for key in keys)] + [row]
     else:

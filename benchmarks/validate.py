@@ -54,6 +54,7 @@ def main() -> None:
         "layers": batch_sizes_rows.layers(),
         "crowded": filled_hosts_rows.left_out(),
         "unseen": unseen(rows),
+        "behind": [one for one in summaries if 0 < one["baselines"][1][0] < one["mean"]],
     }
     short = [one | {"rows": len(one["rows"])} for one in summaries]
     files = {

@@ -1,7 +1,7 @@
-"""Write the jobs in examples/slurm/, by the `hvdkit submit` lines of its README, and execute the notebook.
+"""The jobs in examples/slurm/, by the `hvdkit submit` lines of its README, and the notebook's outputs.
 
-`python -m scripts.schemas` writes the jobs too. `python -m scripts.examples` executes the notebook as well, and keeps
-its outputs; it needs the runtime of PyTorch. tests/test_examples.py compares the jobs.
+`python -m scripts.schemas` writes the jobs, and tests/test_examples.py compares. `python -m scripts.examples` executes
+the notebook and keeps its outputs; it needs the runtime of PyTorch.
 """
 
 from __future__ import annotations
@@ -49,16 +49,9 @@ def executed(notebook: Any, folder: Path) -> Any:
     return notebook
 
 
-def main() -> None:
-    """Write the jobs."""
-    for path, text in jobs().items():
-        path.write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
     import nbformat
 
-    main()
     file = EXAMPLES / "notebook.ipynb"
     with tempfile.TemporaryDirectory() as empty:
         nbformat.write(executed(nbformat.read(file, as_version=4), Path(empty)), file)

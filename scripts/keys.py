@@ -1,16 +1,15 @@
 """Write docs/reference/file-keys.md: each key of a cluster file and of profile.json, with unit, default and example.
 
 All of it comes from the classes that read these files and from files that they read, so it cannot be out of date:
-tests/test_schemas.py compares. `python -m scripts.schemas` runs this too.
+`python -m scripts.schemas` writes it, and tests/test_schemas.py compares.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -19,6 +18,7 @@ from hvdkit.profiling import batch_curves, published
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator.cluster import Cluster
+from scripts import reference
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "file-keys.md"
@@ -75,8 +75,8 @@ def page() -> str:
         ("profile.json", Profile, list(_profiles())),
     ):
         parts.append(f"## {title}\n")
-        for name, kind, values in _sections(model, examples):
-            parts.append(f"### {name}\n" if name else "")
+        for name, kind, values in sections(model, examples):
+            parts.append(f"### `{name}`\n" if name else "")
             parts.append("\n".join(_table(kind, values)) + "\n")
     return "\n".join(part for part in parts if part)
 
@@ -96,46 +96,33 @@ def _profiles() -> Iterator[dict[str, Any]]:
     yield Profile.model_validate(made | _MEASURED | more).model_dump()
 
 
-def _sections(model: type[BaseModel], examples: list[Any]) -> Iterator[tuple[str, type[BaseModel], list[Any]]]:
-    """The file, then each kind of section in it once: (the key that holds it, its class, examples of it)."""
-    waiting: list[tuple[str, type[BaseModel], list[Any]]] = [("", model, examples)]
-    seen: set[type[BaseModel]] = set()
-    while waiting:
-        name, kind, values = waiting.pop(0)
-        if kind in seen:
-            continue
-        seen.add(kind)
-        yield name, kind, values
-        for key, field in kind.model_fields.items():
-            inner = _inner(field.annotation)
-            if inner is not None:
-                held = [value.get(key) for value in values]
-                flat = [each for one in held for each in (one if isinstance(one, list) else [one]) if each is not None]
-                waiting.append((f"`{name.strip('`')}.{key}`" if name else f"`{key}`", inner, flat))
-
-
-def _inner(annotation: Any) -> type[BaseModel] | None:
-    """The class of the section, or of the sections of the list, that a key holds."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for part in get_args(annotation) if (found := _inner(part))), None)
+def sections(model: type[BaseModel], examples: list[Any]) -> Iterator[tuple[str, type[BaseModel], list[Any]]]:
+    """The sections of a file: the keys that lead to each, its class, and examples of it."""
+    for place, kind in reference.sections(model):
+        held = examples
+        for key in place.split(".") if place else ():
+            values = (value.get(key) for value in held)
+            held = [each for one in values for each in (one if isinstance(one, list) else [one]) if each is not None]
+        yield place, kind, held
 
 
 def _table(kind: type[BaseModel], values: list[Any]) -> Iterator[str]:
     yield "| key | unit | default | meaning | example |"
     yield "|---|---|---|---|---|"
     for key, field in kind.model_fields.items():
-        inside = _inner(field.annotation) is not None
-        example = "below" if inside else _example(key, values)
-        cells = (f"`{key}`", unit(kind, key, field), _default(field), str(field.description), example)
-        yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+        example = "below" if _holds_sections(field) else _example(key, values)
+        yield reference.row(f"`{key}`", unit(kind, key, field), _default(field), str(field.description), example)
+
+
+def _holds_sections(field: FieldInfo) -> bool:
+    return any(reference.classes(field.annotation))
 
 
 def unit(kind: type[BaseModel], key: str, field: FieldInfo) -> str:
     """The unit of a key, empty for texts, sections and switches."""
     by_end = next((unit for end, unit in _ENDS.items() if key.endswith(end)), "")
     known = _UNITS.get(f"{kind.__name__}.{key}") or by_end or _UNITS.get(key, "")
-    return "" if _inner(field.annotation) and known != "ms" else known
+    return "" if _holds_sections(field) and known != "ms" else known
 
 
 def _default(field: FieldInfo) -> str:
@@ -154,13 +141,3 @@ def _example(key: str, values: list[Any]) -> str:
 
 def _text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
-
-
-def main() -> None:
-    """Write the page."""
-    PAGE.write_text(page(), encoding="utf-8")
-    print(PAGE.relative_to(ROOT), file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()

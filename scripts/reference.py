@@ -1,16 +1,15 @@
 """Write the pages of docs/reference/ that come from the program: commands, Python, recipes' keys, frameworks, patches.
 
-Each is made of what declares it, so it cannot be out of date: tests/test_schemas.py compares.
-`python -m scripts.schemas` runs this too.
+Each is made of what declares it, so it cannot be out of date: `python -m scripts.schemas` writes them, and
+tests/test_schemas.py compares.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -77,11 +76,11 @@ def _command(name: str) -> Iterator[str]:
         names = option.names or (option.option(key),)
         shown = ", ".join(f"`{each}`" for each in sorted(names, key=lambda each: (not each.startswith("--"), each)))
         shown = f"`{_usage(key, info, option)}`" if isinstance(option, Argument) else shown
-        yield _row(shown, _default(info, option), option.help + ("; repeat" if _repeats(info, option) else ""))
+        yield row(shown, _default(info, option), option.help + ("; repeat" if _repeats(info, option) else ""))
     if hasattr(module, "preview"):
-        yield _row("`--dry-run`", "", "show what would be started, and start and write nothing")
+        yield row("`--dry-run`", "", "show what would be started, and start and write nothing")
     if printable(module):
-        yield _row("`--json`", "", "print the result as JSON: what the command's file has")
+        yield row("`--json`", "", "print the result as JSON: what the command's file has")
     yield ""
 
 
@@ -154,7 +153,8 @@ def _said(called: Any) -> str:
     return f"{inspect.getdoc(called) or ''}\n"
 
 
-def _row(*cells: str) -> str:
+def row(*cells: str) -> str:
+    """A row of a table."""
     return f"| {' | '.join(cell.replace('|', '&#124;').replace('<', '&lt;') for cell in cells)} |"
 
 
@@ -171,21 +171,22 @@ def recipe_keys() -> str:
 An unknown key, a missing one and a value out of range are refused before anything starts, with a line for each.
 """
     ]
-    waiting: list[tuple[str, type[BaseModel]]] = [("", Recipe)]
-    seen: dict[type[BaseModel], str] = {Recipe: ""}
-    while waiting:
-        place, kind = waiting.pop(0)
-        inner = {key: list(_classes(field.annotation)) for key, field in kind.model_fields.items()}
-        parts.append("\n".join(_keys(place, kind, inner)))
-        for key, kinds in inner.items():
-            for each in kinds:
-                if each not in seen:
-                    seen[each] = f"{place}.{key}".lstrip(".")
-                    waiting.append((seen[each], each))
+    parts += ["\n".join(_keys(place, kind)) for place, kind in sections(Recipe)]
     return "\n".join(parts)
 
 
-def _keys(place: str, kind: type[BaseModel], inner: dict[str, list[Any]]) -> Iterator[str]:
+def sections(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """The file itself, with no name, then each kind of section in it once: the keys that lead to it, and its class."""
+    waiting, seen = [("", model)], {model}
+    for place, kind in waiting:
+        yield place, kind
+        for key, field in kind.model_fields.items():
+            new = [each for each in classes(field.annotation) if each not in seen]
+            waiting += [(f"{place}.{key}".lstrip("."), each) for each in new]
+            seen.update(new)
+
+
+def _keys(place: str, kind: type[BaseModel]) -> Iterator[str]:
     choice = next((f", {key}: {value}" for key, value in _chosen(kind)), "")
     yield f"## `{place}`{choice}\n" if place else "## The file\n"
     if place and kind.__doc__:
@@ -194,9 +195,9 @@ def _keys(place: str, kind: type[BaseModel], inner: dict[str, list[Any]]) -> Ite
     yield "|---|---|---|---|"
     for key, field in kind.model_fields.items():
         default = "required" if field.is_required() else _value(field.get_default(call_default_factory=True))
-        section = "a section, below" if inner[key] else ""
+        section = "a section, below" if any(classes(field.annotation)) else ""
         expected = "; ".join(filter(None, [_choices(field), _bounds(field), section]))
-        yield _row(f"`{key}`", default, expected, field.description or "")
+        yield row(f"`{key}`", default, expected, field.description or "")
     yield ""
 
 
@@ -212,11 +213,12 @@ def _chosen(kind: type[BaseModel]) -> Iterator[tuple[str, str]]:
             )
 
 
-def _classes(annotation: Any) -> Iterator[type[BaseModel]]:
+def classes(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The classes of the sections that a key may hold."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):
-        yield from _classes(part)
+        yield from classes(part)
 
 
 def _literals(annotation: Any) -> Iterator[str]:
@@ -276,9 +278,9 @@ def frameworks() -> str:
         "a profile of its own beside hvdkit's": lambda name: _yes(name, "own-profile"),
     }
     table = [
-        _row("", *(_TITLES[name] for name in FRAMEWORKS)),
+        row("", *(_TITLES[name] for name in FRAMEWORKS)),
         "|---" * (len(FRAMEWORKS) + 1) + "|",
-        *(_row(what, *(cell(name) for name in FRAMEWORKS)) for what, cell in rows.items()),
+        *(row(what, *(cell(name) for name in FRAMEWORKS)) for what, cell in rows.items()),
     ]
     text = """Divided models and `order: priority` are for CPUs. What a column does not have is refused before training,
 with a line that says what is expected. Nothing has run on a GPU yet ([what was checked](../horovod.md#gpu-builds)). The
@@ -347,21 +349,10 @@ users of Horovod's own interfaces.
     return "\n".join(parts)
 
 
-PAGES = {
-    "commands.md": commands,
-    "python.md": python,
-    "recipe-keys.md": recipe_keys,
-    "frameworks.md": frameworks,
-    "patches.md": patch_heads,
+PAGES: dict[Path, Callable[[], str]] = {
+    FOLDER / "commands.md": commands,
+    FOLDER / "python.md": python,
+    FOLDER / "recipe-keys.md": recipe_keys,
+    FOLDER / "frameworks.md": frameworks,
+    FOLDER / "patches.md": patch_heads,
 }
-
-
-def main() -> None:
-    """Write all pages."""
-    for name, page in PAGES.items():
-        (FOLDER / name).write_text(page(), encoding="utf-8")
-        print(f"docs/reference/{name}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from hvdkit.simulator.cluster import Cluster
 from scripts import examples, keys, reference, stub
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES: dict[Path, tuple[type[BaseModel], str]] = {
+SCHEMAS: dict[Path, tuple[type[BaseModel], str]] = {
     ROOT / "recipes" / registry.SCHEMA: (Recipe, "A recipe of hvdkit"),
     ROOT / "hvdkit" / "simulator" / "clusters" / cluster.SCHEMA: (Cluster, "A cluster file of hvdkit"),
 }
@@ -113,15 +115,20 @@ def text(model: type[BaseModel], title: str) -> str:
     return json.dumps(schema(model, title), indent=2, ensure_ascii=False) + "\n"
 
 
+# What is written, and what it is made by; examples/slurm/ too.
+FILES: dict[Path, Callable[[], str]] = {
+    **{path: partial(text, *kind) for path, kind in SCHEMAS.items()},
+    **reference.PAGES,
+    keys.PAGE: keys.page,
+    stub.FILE: stub.text,
+}
+
+
 def main() -> None:
     """Write all files."""
-    for path, (model, title) in FILES.items():
-        path.write_text(text(model, title), encoding="utf-8")
+    for path, made in ({path: make() for path, make in FILES.items()} | examples.jobs()).items():
+        path.write_text(made, encoding="utf-8")
         print(path.relative_to(ROOT), file=sys.stderr)
-    keys.main()
-    reference.main()
-    stub.main()
-    examples.main()
 
 
 if __name__ == "__main__":

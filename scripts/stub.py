@@ -1,11 +1,11 @@
-"""Write the functions of hvdkit/__init__.pyi, which type checkers and editors read, as the commands' requests declare
-them. `python -m scripts.schemas` runs this too; tests/test_python.py compares.
+"""The functions of hvdkit/__init__.pyi, which type checkers and editors read, as the commands' requests declare them.
+
+`python -m scripts.schemas` writes them, and tests/test_schemas.py compares.
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ FILE = Path(__file__).resolve().parent.parent / "hvdkit" / "__init__.pyi"
 MARK = "# Written by scripts/stub.py, as the commands declare it.\n"
 
 
-def text(page: str) -> str:
-    """The page with all functions anew after MARK."""
-    functions = {name: function(name) for name in sorted(hvdkit._COMMANDS)}  # type: ignore[attr-defined]
-    return page.partition(MARK)[0] + MARK + "".join(_definition(*item) for item in functions.items()).rstrip() + "\n"
+def text() -> str:
+    """The file, with all functions anew after MARK."""
+    functions = [_definition(name, function(name)) for name in sorted(hvdkit._COMMANDS)]  # type: ignore[attr-defined]
+    return FILE.read_text().partition(MARK)[0] + MARK + "".join(functions).rstrip() + "\n"
 
 
 def _definition(name: str, called: Any) -> str:
@@ -39,13 +39,3 @@ def _definition(name: str, called: Any) -> str:
     shown = returned.__name__ if isinstance(returned, type) else str(returned).replace("pathlib.", "")
     head = f"def {name}(\n{body}) -> {shown}:\n"
     return f'{head}    """{described.strip()}{end}"""\n\n'
-
-
-def main() -> None:
-    """Write the file."""
-    FILE.write_text(text(FILE.read_text()))
-    print(FILE.name, file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()

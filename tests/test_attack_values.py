@@ -30,8 +30,14 @@ REFUSED = [
     ("train resnet20-digits --stall-timeout nan", ["--stall-timeout: expected"]),
     ("bench allreduce -np 1", ["-np 1: expected 2 or more ranks"]),
     (f"bench allreduce --max-bytes {DIGITS} --factor inf", ["--max-bytes: expected", "--factor: expected"]),
-    ("profile resnet20-digits --steps 9007199254740992", ["--steps 9007199254740992: expected 8 to 100000"]),
-    ("parity resnet20-digits --steps 9007199254740992", ["--steps 9007199254740992: expected 1 to 100000"]),
+    (
+        "profile resnet20-digits --steps 9007199254740992",
+        ["--steps 9007199254740992: expected at least 8, at most"],
+    ),
+    (
+        "parity resnet20-digits --steps 9007199254740992",
+        ["--steps 9007199254740992: expected at least 1, at most"],
+    ),
 ]
 
 

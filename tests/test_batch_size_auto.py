@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from hvdkit.commands.loading import loaded
 from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
+from hvdkit.runtimes import machine
 from hvdkit.worker import fitting
 from hvdkit.worker.fitting import LargestBatch
 from hvdkit.worker.memory_limits import MemoryUse
@@ -51,6 +53,34 @@ def setup_of(given: Recipe, ranks: list[LargestBatch] | None = None) -> Any:
 )
 def test_the_batches_that_are_tried(most: int, samples: int, by_halves: bool, expected: list[int]) -> None:
     assert fitting.sizes(most, samples, by_halves) == expected
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "4:memory:/a/b\n0::/\n", "sys/fs/cgroup/memory/a/memory.limit_in_bytes": "4096"}, 4096),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "8192"}, 8192),  # as a container sees its own
+        (
+            {
+                "proc/self/cgroup": "0::/job/step\n",
+                "sys/fs/cgroup/job/memory.max": "16384",
+                "sys/fs/cgroup/job/step/memory.max": "max",
+            },
+            16384,
+        ),
+    ],
+)
+def test_the_limit_of_a_control_group_and_of_those_above_it(
+    files: dict[str, str], limit: int | None, tmp_path: Path
+) -> None:
+    """A job of Slurm has its limit in a group below the machine's."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert machine.memory(tmp_path) == (limit or whole)
 
 
 @pytest.mark.check

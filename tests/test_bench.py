@@ -115,13 +115,13 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
             device="tpu", link_mbit_per_s=-1,
         )  # fmt: skip
     assert str(caught.value).splitlines() == [
-        "reduce: expected one of allreduce, allgather, broadcast, alltoall, reducescatter",
-        "--min-bytes 0: expected 1 to 2147483647",
-        "--factor 1: expected 1.1 to 1024",
-        "--dtype float128: expected one of float16, float32, float64, int32, int64, uint8, int8",
-        "--redop prod: expected one of sum, average, min, max",
-        "--seconds 0: expected more than 0, up to 3600",
-        "--on tpu: expected one of auto, cpu, gpu",
+        "reduce: expected allreduce, allgather, broadcast, alltoall or reducescatter",
+        "--min-bytes 0: expected at least 1, at most 2,147,483,647",
+        "--factor 1: expected at least 1.1, at most 1,024",
+        "--dtype float128: expected float16, float32, float64, int32, int64, uint8 or int8",
+        "--redop prod: expected sum, average, min or max",
+        "--seconds 0: expected more than 0, at most 3,600",
+        "--on tpu: expected auto, cpu or gpu",
         "--link-mbit-per-s -1: expected more than 0",
     ]
     with pytest.raises(RequestError) as caught:
@@ -145,7 +145,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         ({"collective": "reducescatter", "redop": "max"}, "--redop max: expected one of sum, average$"),
         ({"framework": "pytorch", "dtype": "int8"}, "--dtype int8: pytorch does not reduce it"),
         ({"framework": "caffe"}, "unknown framework 'caffe'"),
-        ({"max_bytes": 2**40}, "--max-bytes 1099511627776: expected 1 to 2147483647"),
+        ({"max_bytes": 2**40}, "--max-bytes 1099511627776: expected at least 1, at most 2,147,483,647"),
         ({"hosts": "a"}, "expected host:slots"),
     ],
 )

@@ -302,7 +302,7 @@ REFUSED: list[tuple[list[Any], str]] = [
     (["--rival", "zero_redundancy", "optimizer.name=lars"], "optimizer.name=lars; choose sgd or adamw"),
     (["--rival", "zero_redundancy", "optimizer.momentum=0"], "does not support SGD without momentum"),
     (["--framework", "keras", "--rival", "multiworker", "accumulate=2"], "does not support accumulation"),
-    (["--rounds", 0], "--rounds 0: expected 1 or more"),
+    (["--rounds", 0], "--rounds 0: expected at least 1"),
     (["--earlier", "none.json"], "none.json: cannot be read"),
     (["--earlier", "damaged.json"], "damaged.json: not the compare.json of `hvdkit compare`"),
     (["--earlier", "old.json", "batch_size=16"], "batch_size: the earlier one has 32, this comparison 16"),

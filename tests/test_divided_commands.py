@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hvdkit.adapters.capabilities import CAPABILITIES
-from hvdkit.results import pipeline as pipelines
+from hvdkit.results.pipeline import PipelineStep
 from hvdkit.results.profile import load
 from tests.conftest import FRAMEWORKS, ROOT, Hvdkit
 from tests.divided import SMALL
@@ -76,9 +76,9 @@ def test_what_is_done_with_a_divided_model(framework: str, axis: str, hvdkit: Hv
     assert done[2].stdout.startswith("the list")
     profile = load(tmp_path / "profile" / "profile.json")
     assert profile.step.step_ms.mean > 0 and profile.np == 2
-    drawn = tmp_path / "profile" / pipelines.FILE
+    drawn = tmp_path / "profile" / PipelineStep.FILE
     assert drawn.exists() == (axis == "pipeline")
-    assert not drawn.exists() or 0 < pipelines.load(drawn).bubble < 1
+    assert not drawn.exists() or 0 < PipelineStep.read(drawn).bubble < 1
     if "bf16" in CAPABILITIES[framework]:
         cast = hvdkit("train", "gpt-tiny", *divided, "precision=bf16", "recompute=true", "steps=2", "--out", "cast")
         assert cast.returncode == 0, cast.stderr

@@ -158,13 +158,13 @@ def test_generated_text_is_all_that_follows_the_prompt(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(generate, "ask", ask)
     plan: Any = SimpleNamespace(recipe=SimpleNamespace(data=Text(name="text", tokens=str(tmp_path / "spaces.json"))))
-    found = generate.continued(generate.Prompt(plan, tmp_path, "ab"), 3, True, None)
+    found = generate.continued(plan, tmp_path, "ab", 3, True, None)
     assert asked["tokens"] == [0, 1, 2] and found.prompt + found.text == "ab b</s>"
 
 
 def test_a_prompt_that_is_no_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"--prompt: expected UTF-8, got 'ab\\udcff'"):
-        generate.check(tmp_path, "ab\udcff", None)
+        generate.checked(tmp_path, "ab\udcff", None)
 
 
 def test_it_is_said_before_training(plain: Path, tmp_path: Path, inside: Hvdkit) -> None:

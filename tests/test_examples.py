@@ -134,6 +134,17 @@ def test_a_loop_of_ones_own_learns_and_goes_on_from_its_checkpoint(hvdkit: Hvdki
 
 
 @pytest.mark.usefixtures("warm")
+def test_a_model_of_keras_is_fitted_with_equal_weights_on_both_ranks(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    done = hvdkit("launch", "-np", "2", "--out", "run", ROOT / "examples" / "fit_keras.py", tmp_path / "kept")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = dict(re.findall(r"^\[(\d)\] accuracy ([\d.]+)$", done.stdout, re.MULTILINE))
+    assert sorted(said) == ["0", "1"] and said["0"] == said["1"] and float(said["0"]) > 0.8
+    assert len((tmp_path / "kept" / "log.csv").read_text().splitlines()) == 7, (
+        "a heading, and six epochs of rank 0 alone"
+    )
+
+
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", rest_thorough("dropout", "pairs"))
 def test_scripts_of_ones_own(name: str, hvdkit: Hvdkit) -> None:
     trained(hvdkit, ROOT / "examples" / f"{name}.yaml", *TWO, "steps=3", "--out", "run")

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from benchmarks import everything
-from hvdkit.errors import RequestError, RunError
+from hvdkit.errors import RequestError
 from scripts import draw_front, figures
 from tests.conftest import ROOT
-from tests.launching import wait_until
 
 pytestmark = pytest.mark.check
 RESULT = {
@@ -109,63 +103,29 @@ def test_a_result_of_today_measures_the_code_of_today(name: str) -> None:
 
 def test_bench_all_measures_each_result_that_pages_quote() -> None:
     quoted = set().union(*(figures.results(page.read_text()) for page in figures.PAGES))
+    measured = re.findall(r"^BENCHMARKS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[0].split()
     # `make validate` makes validation, and order.json has runs of several commands
-    assert quoted - {"validation", "order"} <= set(everything.STEPS)
+    assert quoted - {"validation", "order"} <= set(measured)
 
 
-def test_bench_all_continues_after_what_has_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the first, which has one; the second fails, so the third runs and the command says so."""
-    ran: list[str] = []
-
-    def measured(name: str, folder: Path, short: bool) -> dict[str, object]:
-        ran.append(name)
-        if name == "start" and len(ran) < 4:
-            raise RunError("no result")
-        return {"seconds": 1, "commit": None, "status": 0}
-
-    monkeypatch.setattr(everything, "measured", measured)
-    only = [word for name in ("tools", "start", "ways") for word in ("--only", name)]
-    monkeypatch.setattr("sys.argv", ["everything", "--keep", str(tmp_path), *only])
-    with pytest.raises(RunError, match="not measured: start"):
-        everything.main()
-    assert ran == ["start", "tools", "ways"]
-    assert everything.main() == 0
-    assert ran[3:] == ["start"]
-    assert everything.main() == 0
-    assert len(ran) == 4
-    file = tmp_path / "whole" / "done.json"
-    file.write_text(file.read_text().replace('"cores": ', '"cores": 9'))
-    with pytest.raises(RequestError, match="--fresh"):
-        everything.main()
-
-
-def test_ctrl_c_ends_bench_all_with_its_benchmark(tmp_path: Path) -> None:
-    """A terminal sends SIGINT to the whole group, also to what ends the benchmark with its parent."""
-    (tmp_path / "sleeps.py").write_text(
-        "import os, pathlib, sys, time\n"
-        f"pathlib.Path({str(tmp_path)!r}, 'new').write_text(str(os.getpid()))\n"
-        f"pathlib.Path({str(tmp_path)!r}, 'new').rename({str(tmp_path / 'pid')!r})\n"
-        "time.sleep(600)\n"
+def test_bench_all_continues_after_what_has_a_result(tmp_path: Path) -> None:
+    """`start` fails, and the next one runs; `ways` misses a limit, and has a result."""
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "python").write_text(
+        "#!/bin/sh\necho $2 >>ran\n"
+        "case $2 in *.start) exit 2;; *.ways) sleep 0.02; touch benchmarks/ways.json; exit 1;; esac\n"
     )
-    program = (
-        "from benchmarks import everything, harness\n"
-        "everything.STEPS = {'tools': (['sleeps'], 1, [])}\n"
-        "harness.exit_with(everything.main)\n"
-    )
-    command = [sys.executable, "-c", program, "--keep", str(tmp_path / "keep"), "--short"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as running:
-        assert wait_until((tmp_path / "pid").exists, 100)
-        pid = int((tmp_path / "pid").read_text())
-        os.killpg(running.pid, signal.SIGINT)
-        ended = wait_until(lambda: not Path("/proc", str(pid)).exists(), 60)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        assert "the same command continues" in running.communicate()[1]
-    assert ended
-    assert running.returncode == 1
+    (tmp_path / "python").chmod(0o755)
+
+    def make() -> int:
+        goals = [f"runs/bench-all/{name}.done" for name in ("tools", "start", "ways")]
+        command = ["make", "-s", "-k", "-C", tmp_path, "-f", ROOT / "Makefile", f"BIN={tmp_path}", *goals]
+        return subprocess.run(command, capture_output=True, timeout=100).returncode
+
+    assert make() != 0
+    assert make() != 0
+    ran = (tmp_path / "ran").read_text().split()
+    assert ran == ["benchmarks.tools", "benchmarks.start", "benchmarks.ways", "benchmarks.start"]
 
 
 def test_the_readme_has_figures_of_today_alone() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -13,7 +12,6 @@ from hvdkit.simulator import crowding
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.costs import ClusterLinks
-from hvdkit.simulator.crowding import Crowding
 from hvdkit.simulator.predict import point
 from hvdkit.simulator.settings import Settings
 from tests import simulating
@@ -72,11 +70,17 @@ def test_more_full_hosts_never_make_a_step_shorter(seed: int) -> None:
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_host_is_not_filled_twice(mixed: bool) -> None:
     _, made, _ = asked(1)
-    of_one, of_host = Crowding(mixed=mixed), Crowding(8, 1, mixed)
-    eight, many = ClusterLinks(made, 8), ClusterLinks(made, 64)
-    assert of_host.factor(eight) == of_host.factor(ClusterLinks(made, 1)) == of_one.factor(ClusterLinks(made, 1)) == 1
-    assert of_one.factor(many) == pytest.approx(of_one.factor(eight) * of_host.factor(many))
-    assert 1 < of_one.factor(eight) < of_one.factor(many)
-    assert replace(of_one, mixed=True).factor(many) >= of_one.factor(many)
-    assert replace(of_one, on_cpu=True).factor(many) == 1
-    assert of_one.factor(ClusterLinks(made, 8, hosts=8)) == 1, "ranks with a host each"
+    eight, many, lone = ClusterLinks(made, 8), ClusterLinks(made, 64), ClusterLinks(made, 1)
+
+    def of_one(network: ClusterLinks, mixed: bool = mixed) -> float:
+        return crowding.factor(1, 1, mixed, network)
+
+    def of_host(network: ClusterLinks) -> float:
+        return crowding.factor(8, 1, mixed, network)
+
+    assert of_host(eight) == of_host(lone) == of_one(lone) == 1
+    assert of_one(many) == pytest.approx(of_one(eight) * of_host(many))
+    assert 1 < of_one(eight) < of_one(many) <= of_one(many, mixed=True)
+    on_cpu = Calibration(simulating.workload("resnet20", 0.05, 10), Settings(), on_cpu=True)
+    assert on_cpu.crowding(on_cpu.case(made, 64, Settings())) == 1
+    assert of_one(ClusterLinks(made, 8, hosts=8)) == 1, "ranks with a host each"

@@ -264,7 +264,7 @@ def test_bad_pictures_are_lines_and_nothing_is_written(checkpoint: Path, inside:
         assert f"it: neither JPEG nor PNG but {kind}: convert" in inside("predict-images", checkpoint, "it").stderr
     for words, part in (
         ((tmp_path / "nowhere", "good.png"), "nowhere: no such folder"),
-        ((checkpoint, "good.png", "--top", 0), "--top 0: expected 1 or more"),
+        ((checkpoint, "good.png", "--top", 0), "--top 0: expected at least 1"),
         ((checkpoint, "good.png", "--out", checkpoint, "--overwrite"), "--overwrite would remove"),
     ):
         done = inside("predict-images", *words)
@@ -277,11 +277,11 @@ def test_the_first_framework_that_is_built_is_taken(
     from hvdkit.commands import predict_images
 
     Image.new("RGB", (9, 9)).save(tmp_path / "good.png")
-    asked = predict_images.check(checkpoint, [tmp_path], None, 20)
-    assert (asked.plan.framework, asked.top, asked.files) == ("pytorch", 10, [tmp_path / "good.png"])
-    assert asked.checkpoint.name == "last" and asked.plan.np == 1
+    plan, query = predict_images.checked(checkpoint, [tmp_path], None, 20)
+    assert (plan.framework, query["top"], query["files"]) == ("pytorch", 10, [str(tmp_path / "good.png")])
+    assert Path(query["checkpoint"]).name == "last" and plan.np == 1
     (tmp_path / "runtimes").mkdir()
     (tmp_path / "runtimes" / "mxnet").symlink_to(hollow_runtimes / "mxnet")
     monkeypatch.setenv("HVDKIT_RUNTIMES", str(tmp_path / "runtimes"))
     with pytest.raises(RequestError):  # its interpreter is another folder's
-        predict_images.check(checkpoint, [tmp_path / "good.png"], "pytorch", 3)
+        predict_images.checked(checkpoint, [tmp_path / "good.png"], "pytorch", 3)

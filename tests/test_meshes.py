@@ -1,8 +1,7 @@
-"""Steps of models that ranks divide, without ranks: closed forms, the schedules of training, the search."""
+"""Steps of models that ranks divide, without ranks: closed forms, the schedules of training."""
 
 from __future__ import annotations
 
-import time
 from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import fmean
@@ -124,29 +123,6 @@ def test_chains_have_the_parameters_and_the_work_of_their_tables() -> None:
         work = sum(block.multiply_adds + block.whole_multiply_adds for block in chain.blocks)
         expected = 1024 * sum(table.work_by_block().values()) if isinstance(table, GPT) else table.multiply_adds(224)
         assert work == expected
-
-
-def test_all_meshes_of_ten_thousand_devices_are_searched_in_two_seconds() -> None:
-    found = {(way.data, way.pipeline, way.tensor) for way in meshes.candidates(24, 100, 24)}
-    assert len(found) == 30 and all(data * stages * parts == 24 for data, stages, parts in found)
-    chain = chains.of_table(GPT("gpt", 96, 96, 12288, 2048, 51200), (2048,), 2, 2, 32)
-    begin = time.process_time()
-    ways = meshes.search(chain, 10_000, 10_000, Processor(2e14, 1.4e12, 5e-6), A100, heads=96, recompute=True)
-    assert time.process_time() - begin < 2
-    assert len(ways) == 10 and [step.seconds for _, step in ways] == sorted(step.seconds for _, step in ways)
-
-
-def test_the_search_finds_what_simulating_every_way_finds() -> None:
-    chain = chains.of_table(GPT("gpt", 12, 16, 1024, 1024, 50257), (1024,), 2, 2, 32)
-    device = Processor(2e14, 1.4e12, 5e-6)
-    (_, step), *_ = meshes.search(chain, 16, 64, device, A100, heads=16)
-    every = [
-        Divided(chain, axes, share // samples, samples, device, MeshLinks(A100)).step().seconds
-        for axes, share in ((axes, 64 // int(axes.data)) for axes in meshes.candidates(16, 12, 8, 16))
-        for samples in (1, 2, 4, 8, 16, 32, 64)
-        if share % samples == 0 and share // samples >= axes.pipeline
-    ]
-    assert step.seconds <= min(every) * 1.01
 
 
 def test_the_automatic_split_is_the_best_of_all_cuts() -> None:

@@ -21,8 +21,8 @@ from hvdkit.recipe.schema import Recipe
 from hvdkit.report.pipeline import picture as draw_pipeline
 from hvdkit.report.profile import picture, sentences, tables
 from hvdkit.report.tabular import size
-from hvdkit.results import pipeline as pipelines
 from hvdkit.results import profile
+from hvdkit.results.pipeline import PipelineStep
 from hvdkit.results.profile import Profile
 from tests import profiled
 from tests.conftest import ROOT
@@ -385,8 +385,8 @@ def test_a_step_of_a_pipeline_is_told_as_it_was(stages: int, microbatches: int, 
     paths = tmp_path / "pipeline.png", tmp_path / "pipeline.svg"
     draw_pipeline(step, *paths)
     assert paths[0].read_bytes().startswith(b"\x89PNG") and b"<svg" in paths[1].read_bytes()
-    pipelines.save(step, tmp_path / pipelines.FILE)
-    assert pipelines.load(tmp_path / pipelines.FILE) == step
+    step.written(tmp_path)
+    assert PipelineStep.read(tmp_path / PipelineStep.FILE) == step
 
 
 def test_a_profile_of_stages_is_not_predicted_from(made: Profile, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hvdkit.adapters.capabilities import CAPABILITIES
-from hvdkit.results import pipeline as pipelines
+from hvdkit.results.pipeline import PipelineStep
 from hvdkit.results.profile import Profile, load
 from hvdkit.runtimes import store
 from hvdkit.tasks import resnet
@@ -119,7 +119,7 @@ def test_two_stages(framework: str, hvdkit: Hvdkit, tmp_path: Path) -> None:
     done = hvdkit("profile", "gpt-tiny", "--framework", framework, *QUICK, *divided, *SMALL)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "run"
-    step, made = pipelines.load(folder / pipelines.FILE), load(folder / "profile.json")
+    step, made = PipelineStep.read(folder / PipelineStep.FILE), load(folder / "profile.json")
     assert {path.name for path in folder.glob("pipeline.*")} == {"pipeline.json", "pipeline.png", "pipeline.svg"}
     assert [rank.stage for rank in step.ranks] == [0, 1] and step.measured_steps == 8
     for rank in step.ranks:

@@ -34,7 +34,6 @@ from hvdkit.results.parity import read_parity
 from hvdkit.results.train import read_result
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator.sweep import Sweep
-from scripts import stub
 from tests import hygiene, simulating
 from tests.conftest import ROOT, committed_parity, run
 
@@ -69,11 +68,6 @@ def test_type_checkers_see_what_there_is() -> None:
 
 
 @pytest.mark.check
-def test_the_functions_that_type_checkers_see_are_those_that_the_commands_declare() -> None:
-    assert stub.FILE.read_text() == stub.text(stub.FILE.read_text()), "run `python -m scripts.schemas`"
-
-
-@pytest.mark.check
 def test_settings_are_a_dictionary_or_words_and_the_recipe_may_be_its_content() -> None:
     given = {"epochs": np.int64(2), "optimizer.learning_rate": 1e-5, "model.weights": Path("é.safetensors")}
     assert texts("overrides", given) == [
@@ -98,7 +92,7 @@ def test_settings_are_a_dictionary_or_words_and_the_recipe_may_be_its_content() 
         (
             "train",
             {"recipe": RECIPE, "np": True, "overwrite": 1},
-            "np: .*, got True\noverwrite: expected True or False, got 1",
+            "overwrite: expected True or False, got 1\nnp: .*, got True",
         ),
         ("train", {"recipe": 3}, "recipe: expected a recipe's name, file or content, got 3"),
         ("compare", {"recipe": RECIPE, "parity": False}, "parity: expected a path, got False"),
@@ -110,7 +104,7 @@ def test_settings_are_a_dictionary_or_words_and_the_recipe_may_be_its_content() 
             "framework: expected a text",
         ),
         ("predict_images", {"checkpoint": "nowhere", "images": ["a.png"]}, "nowhere"),
-        ("bench", {"collective": "allsum"}, "allsum: expected one of allreduce"),
+        ("bench", {"collective": "allsum"}, "allsum: expected allreduce"),
         ("bench", {"collective": "allreduce", "seconds": "2"}, "seconds: expected a number, got '2'"),
         ("predict", {"profile": 3, "cluster": "x.yaml", "ranks": 8}, "profile: expected a profile, or its file, got 3"),
         ("dry_run", {"function": print}, "dry_run: expected hvdkit's train, compare, parity or profile"),

@@ -12,7 +12,6 @@ from hvdkit.profiling import assemble, pipeline
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report import mesh, page
-from hvdkit.results import pipeline as pipelines
 from hvdkit.results import profile
 from hvdkit.worker import stages
 from tests import profiled
@@ -76,7 +75,7 @@ def a_profile(tmp_path: Path) -> Path:
     recipe, folder = divided("parallel.pipeline=3", "parallel.microbatches=4"), tmp_path / FOLDER
     folder.mkdir()
     found = assemble.gather(profiled.pipelined(3, 4, 3, 6), [], recipe)
-    pipelines.save(pipeline.measured(found, recipe), folder / pipelines.FILE)
+    pipeline.measured(found, recipe).written(folder)
     profiled.write(folder)
     digits = schema.load(ROOT / "recipes" / "resnet20-digits.yaml")
     profile.save(assemble.profile(assemble.read(folder, digits), digits), folder / "profile.json")

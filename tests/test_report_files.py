@@ -161,7 +161,7 @@ def test_a_short_run_has_no_curve_and_says_so(real: Path) -> None:
     ]
     (steps,) = (each for each in made.sections if each.key == "steps")
     assert (steps.charts, steps.text) == ([], ["No distribution: fewer than two steps were measured."])
-    assert made.findings[0].text.startswith("Images/s was measured over 1 step only")
+    assert made.findings[1].text.startswith("Images/s was measured over 1 step only")
     assert made.results.columns[:3] == ["framework", "ranks", "images/s"] and "parity" not in made.results.columns
     assert "`" not in page.as_html(made).partition("<script>")[0]
 

@@ -119,3 +119,10 @@ def test_horovods_settings_beyond_all_machines_are_refused_by_their_key(tmp_path
     (tmp_path / "p.json").write_text(json.dumps(profile))
     with pytest.raises(RequestError, match=rf"p\.json: .*tuning\.{key}"):
         profiles.load(tmp_path / "p.json")
+
+
+def test_clocks_of_hosts_that_were_started_weeks_apart_are_no_fault(tmp_path: Path) -> None:
+    profile = published.profile("resnet18", 2470, 256, "a100").model_dump(mode="json")
+    profile["ranks"][0]["clock_offset_ms"] = 3e9
+    (tmp_path / "p.json").write_text(json.dumps(profile))
+    assert command.read(tmp_path / "p.json").ranks[0].clock_offset_ms == 3e9

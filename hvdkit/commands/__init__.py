@@ -70,7 +70,7 @@ EXAMPLES = {
     ),
     "bench links": ("hvdkit bench links -H node1,node2 --every 10m --for 24h",),
     "bench": ("hvdkit bench allreduce -np 8 -H node1:4,node2:4 --out runs/links",),
-    "hosts": ("hvdkit hosts -n 4 --mbit-per-s 100 -- hvdkit train resnet20-digits -np 4",),
+    "hosts": ("hvdkit hosts -n 4 --mbit-per-s 100 -- hvdkit train resnet20-digits -np 4 -H HOSTS",),
     "predict": (
         "hvdkit predict runs/profile/profile.json --cluster aws-p3-16xlarge -n 8 -n 64",
         "hvdkit predict runs/profile/profile.json --cluster aws-p3-16xlarge --sweep n=8,16,...,1024",

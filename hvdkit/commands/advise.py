@@ -15,22 +15,11 @@ from pydantic import Field
 from hvdkit import paths
 from hvdkit.commands import predict
 from hvdkit.commands import profile as profiling
-from hvdkit.commands.fields import FRAMEWORKS_HELP, LAUNCHERS, OF_HOSTS, OF_RECIPES, SETTINGS, Overwrite, profile_file
+from hvdkit.commands.fields import FRAMEWORKS_HELP, LAUNCHERS, OF_HOSTS, OF_RECIPES, SETTINGS, profile_file
 from hvdkit.commands.loading import loaded
-from hvdkit.commands.predict import (
-    Accumulate,
-    ImageSize,
-    Out,
-    Policy,
-    Precision,
-    PredictPlan,
-    Question,
-    Recompute,
-    SequenceLength,
-    WhatIf,
-)
+from hvdkit.commands.predict import AsksWhatIf, PredictPlan, Question
 from hvdkit.commands.profile import ProfilePlan
-from hvdkit.commands.request import Accepts, Argument, Option, Request, say
+from hvdkit.commands.request import Accepts, Argument, Option, say
 from hvdkit.data.counts import KNOWN
 from hvdkit.defaults import FRAMEWORK, LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
 from hvdkit.errors import LARGEST, Faults, RequestError, RunError
@@ -54,7 +43,7 @@ def _subject(name: str, given: Any) -> Any:
     return OF_RECIPES.convert(name, given) if isinstance(given, Mapping) else profile_file(name, given)
 
 
-class AdviseRequest(Request):
+class AdviseRequest(AsksWhatIf):
     """Rank what would make training faster or cheaper, from a profile, or from a recipe, which is profiled first.
 
     `overrides`, `framework` to `stall_timeout` and `resume` are for a recipe; None stands for what `profile` takes.
@@ -120,13 +109,6 @@ class AdviseRequest(Request):
             "write the recipe with the largest certain gain", ("--new-recipe",), old=("--apply",), metavar="NEW.yaml"
         ),
     ] = None
-    policy: Policy = None
-    accumulate: Accumulate = None
-    recompute: Recompute = False
-    precision: Precision = None
-    image_size: ImageSize = None
-    sequence_length: SequenceLength = None
-    settings: WhatIf = None
     framework: Annotated[
         str | None,
         Option(
@@ -149,8 +131,6 @@ class AdviseRequest(Request):
     stall_timeout: Annotated[float | None, Option("seconds after which a rank that hangs ends the run", shown="60")] = (
         None
     )
-    out: Out = None
-    overwrite: Overwrite = False
     resume: Annotated[bool, Option("use the profile of the recipe in --out")] = False
 
 

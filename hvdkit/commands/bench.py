@@ -20,9 +20,9 @@ import hvdkit
 from hvdkit import paths
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.commands import checks, fields
-from hvdkit.commands.request import Argument, Option, Request, say
+from hvdkit.commands.request import Argument, Option, say
 from hvdkit.core.group import threads_per_rank
-from hvdkit.defaults import FRAMEWORK, LAUNCHER, STALL_TIMEOUT_S
+from hvdkit.defaults import FRAMEWORK
 from hvdkit.errors import Faults, RequestError
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
@@ -51,7 +51,7 @@ _ROWS = TypeAdapter(list[BenchRow])
 _OF_A_RANK = {f"HOROVOD_{field.name.upper()}" for field in fields_of(Slot)} | {"HOROVOD_GLOO_RENDEZVOUS_PORT"}
 
 
-class BenchRequest(Request):
+class BenchRequest(fields.StartsRanks):
     """Time a collective by size, check each element, and write a cluster file for `predict`.
 
     Wrong elements are no error: see `wrong` of the rows.
@@ -62,7 +62,6 @@ class BenchRequest(Request):
     ]
     framework: fields.Framework = FRAMEWORK
     np: fields.Ranks = 2
-    hosts: fields.Hosts = None
     min_bytes: Annotated[int, Option("the smallest size"), Field(ge=1, le=LARGEST_BYTES)] = 4
     max_bytes: Annotated[int, Option("the largest size"), Field(ge=1, le=LARGEST_BYTES)] = 64 * 2**20
     factor: Annotated[float, Option("ratio of each size to the one before"), Field(ge=1.1, le=1024)] = 4.0
@@ -74,10 +73,6 @@ class BenchRequest(Request):
     ] = "auto"
     link_mbit_per_s: Annotated[float | None, Option("the link's rate, to show the share of it"), Field(gt=0)] = None
     add_to: Annotated[Path | None, Option("a cluster file to add the result to, in a new file")] = None
-    launcher: fields.Launcher = LAUNCHER
-    stall_timeout: fields.StallTimeout = STALL_TIMEOUT_S
-    out: Annotated[Path | None, Option("the folder to write into", shown="in runs, by collective and time")] = None
-    overwrite: fields.Overwrite = False
 
 
 @dataclass(frozen=True)

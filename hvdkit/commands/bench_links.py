@@ -15,7 +15,7 @@ from pydantic import Field
 import hvdkit
 from hvdkit import paths
 from hvdkit.commands import doctor, fields
-from hvdkit.commands.request import Form, Option, Request, say
+from hvdkit.commands.request import Form, Option, say
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.probes import ANSWER_S, Unreachable
@@ -32,7 +32,7 @@ _MORE = 1.5  # times what is rated: another network, or another figure
 _OF_90_PERCENT = 1.645  # standard deviations, of a normal distribution
 
 
-class BenchLinksRequest(Request):
+class BenchLinksRequest(fields.WritesFolder):
     """Measure latency and bandwidth between every two hosts, one pair at a time, beside the rated figure.
 
     Writes a table, a heat map and a cluster file for `predict`.
@@ -50,8 +50,6 @@ class BenchLinksRequest(Request):
     every: Annotated[str | None, _DURATION, Option("measure again and again, such as every 10m")] = None
     lasting: Annotated[str | None, _DURATION, Option("how long, such as 24h", ("--for",), shown="until ended")] = None
     resume: Annotated[bool, Option("continue the series in --out")] = False
-    out: Annotated[Path | None, Option("the folder to write into", shown="runs/links-bench-<time>")] = None
-    overwrite: fields.Overwrite = False
 
 
 def run(request: BenchLinksRequest) -> Links:

@@ -21,10 +21,10 @@ from hvdkit.commands import dry_run, fields, parity, train
 from hvdkit.commands.checked_run import CheckedRun, Watch, make_plan
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.parity import ParityPlan
-from hvdkit.commands.request import Option, Request, say
+from hvdkit.commands.request import Option, say
 from hvdkit.commands.run_order import RunOrder, log, whole_rounds
 from hvdkit.core.group import MOST
-from hvdkit.defaults import COMPARED_RANKS, LAUNCHER, MARGIN, STALL_TIMEOUT_S
+from hvdkit.defaults import COMPARED_RANKS, MARGIN
 from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
@@ -46,7 +46,7 @@ PARITY_STEPS = 5  # of the short parity check before a comparison
 ROUNDS = 3  # with --rival; otherwise one
 
 
-class CompareRequest(Request):
+class CompareRequest(fields.StartsRanks):
     """Check that frameworks (all four, or those named) do the same work, train a recipe under each, on 1 and 2 ranks
     or as many as `np` says, and compare the results. Over several `hosts`, it is on one of them and on all.
 
@@ -60,7 +60,6 @@ class CompareRequest(Request):
     np: Annotated[
         list[int] | None, Option("may be repeated", ("-np", "--np", "-n"), shown="1 and 2, or one host and all")
     ] = None
-    hosts: fields.Hosts = None
     parity: Annotated[Path | None, Option("the parity.json of an earlier `hvdkit parity`")] = None
     no_parity: Annotated[bool, Option("do not check that all do the same work")] = False
     rival: fields.Rivals = None
@@ -73,11 +72,7 @@ class CompareRequest(Request):
         Option("a significant loss against --earlier of more than this gives status 1"),
         Field(ge=0, lt=1),
     ] = MARGIN
-    launcher: fields.Launcher = LAUNCHER
-    stall_timeout: fields.StallTimeout = STALL_TIMEOUT_S
     debug: fields.Debug = False
-    out: fields.Out = None
-    overwrite: fields.Overwrite = False
     resume: Annotated[bool, Option("keep the whole rounds that are in --out")] = False
     log: fields.Log = None
 

@@ -12,8 +12,8 @@ import numpy as np
 from hvdkit import paths
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.resume import last_record
-from hvdkit.commands.fields import Overwrite
-from hvdkit.commands.request import Argument, Option, Request
+from hvdkit.commands.fields import MayWrite
+from hvdkit.commands.request import Argument
 from hvdkit.errors import Faults, RequestError
 from hvdkit.recipe import schema
 from hvdkit.results.diff import CheckpointDifference, Diff, Difference, LossDifference, TensorDifference
@@ -31,7 +31,7 @@ _CIRCUMSTANCES = (
 _Run = Annotated[Path, Argument("the folder of an `hvdkit train`", metavar="RUN")]
 
 
-class DiffRequest(Request):
+class DiffRequest(MayWrite):
     """What differs between two runs: settings, versions, the first step with another loss, weights.
 
     `same` of the result says whether the training is. Without `out` nothing is written.
@@ -39,17 +39,13 @@ class DiffRequest(Request):
 
     first: _Run
     second: _Run
-    out: Annotated[Path | None, Option("a folder for diff.json", shown="none")] = None
-    overwrite: Overwrite = False
 
 
 def run(request: DiffRequest) -> Diff:
     """Compare, and write diff.json where that is asked for."""
     difference = compared(request.first, request.second)
-    if not request.out:
-        return difference
-    with paths.claimed(request.out, request.overwrite, inputs=[request.first, request.second]) as folder:
-        return difference.written(folder)
+    with request.claimed([request.first, request.second]) as folder:
+        return difference.written(folder) if folder else difference
 
 
 def lines(request: DiffRequest, result: Diff) -> Iterator[str]:

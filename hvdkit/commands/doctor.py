@@ -17,7 +17,7 @@ from rich.console import Console
 import hvdkit
 from hvdkit import paths
 from hvdkit.commands import fields, host_faults
-from hvdkit.commands.request import Option, Request
+from hvdkit.commands.request import Option
 from hvdkit.errors import RequestError
 from hvdkit.launch import launchers
 from hvdkit.launch.hosts import Host, parse_hosts, read_hostfile, shown
@@ -35,7 +35,7 @@ _NCCL = [f"nvidia-nccl-cu{version}" for version in (11, 12, 13)]
 _PACKAGES = ["horovod", "numpy", "keras", "pydantic", "safetensors", *_NCCL]
 
 
-class DoctorRequest(Request):
+class DoctorRequest(fields.WritesFolder):
     """Show what is installed and what is broken, with the command that repairs it: here, or on other hosts."""
 
     hosts: Annotated[
@@ -43,8 +43,6 @@ class DoctorRequest(Request):
     ] = None
     hostfile: fields.HostFile = None
     interface: fields.Interface = None
-    out: Annotated[Path | None, Option("the folder of doctor.json", shown="runs/hosts-doctor-<time>")] = None
-    overwrite: fields.Overwrite = False
 
 
 def run(request: DoctorRequest) -> Report | HostsReport:

@@ -10,9 +10,8 @@ from hvdkit import paths, tasks
 from hvdkit.checkpoint import snapshots
 from hvdkit.commands import fields
 from hvdkit.commands.checked_run import CheckedRun, launch, of_checkpoint
-from hvdkit.commands.request import Argument, Request, say
+from hvdkit.commands.request import Argument, say
 from hvdkit.core.state import check_fits, model_state
-from hvdkit.defaults import LAUNCHER, STALL_TIMEOUT_S
 from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
@@ -21,7 +20,7 @@ from hvdkit.results.evaluate import EvaluationResult
 from hvdkit.tasks.task import state_shapes
 
 
-class EvaluateRequest(Request):
+class EvaluateRequest(fields.StartsRanks):
     """Evaluate a checkpoint, under its own framework or another; of a run's folder the best one, else the last.
 
     With `average` they are the averaged weights, if the checkpoint has any.
@@ -33,12 +32,7 @@ class EvaluateRequest(Request):
     ] = None
     framework: fields.WritersFramework = None
     np: fields.Ranks = 1
-    hosts: fields.Hosts = None
-    launcher: fields.Launcher = LAUNCHER
-    stall_timeout: fields.StallTimeout = STALL_TIMEOUT_S
     average: fields.Average = True
-    out: fields.Out = None
-    overwrite: fields.Overwrite = False
 
 
 def plan(

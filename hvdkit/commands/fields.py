@@ -6,10 +6,13 @@ import copy
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-from hvdkit.commands.request import Accepts, Argument, Option, as_path
+from hvdkit import paths
+from hvdkit.commands.request import Accepts, Argument, Option, Request, as_path
+from hvdkit.defaults import LAUNCHER, STALL_TIMEOUT_S
 from hvdkit.errors import RequestError
 
 RIVALS = (
@@ -105,12 +108,35 @@ Hosts = Annotated[
 HostFile = Annotated[Path | None, Option("a file of hosts, as MPI's and horovodrun's")]
 Interface = Annotated[str | None, Option("such as eth0 or 10.0.0.0/8", metavar="NAME|NETWORK", shown="the ranks'")]
 Rivals = Annotated[list[str] | None, Option(f"{RIVALS}; may be repeated", ("--rival",))]
-Launcher = Annotated[str, Option(LAUNCHERS)]
-StallTimeout = Annotated[float, Option("seconds after which a rank that hangs ends the run; 0: never")]
 Debug = Annotated[bool, Option("collect Horovod's and NCCL's own logs in RUN/debug, by rank")]
 Log = Annotated[
     list[str] | None,
     Option("wandb, mlflow or tensorboard; may be repeated", ("--log",)),
 ]
-Out = Annotated[Path | None, Option("the run's folder", shown="in runs, by recipe and time")]
-Overwrite = Annotated[bool, Option("replace the results of an earlier run in the folder")]
+
+
+class WritesFolder(Request):
+    """A command that writes files into a folder."""
+
+    out: Annotated[Path | None, Option("the folder to write into", shown="in runs, by name and time")] = None
+    overwrite: Annotated[bool, Option("replace the results of an earlier run in the folder")] = False
+
+
+class MayWrite(WritesFolder):
+    """A command whose result is written only where a folder is named."""
+
+    out: Annotated[Path | None, Option("a folder for the result, as JSON", shown="none")] = None
+
+    def claimed(self, inputs: Iterable[Path] = ()) -> AbstractContextManager[Path | None]:
+        """The folder, as `paths.claimed`; None without one."""
+        return paths.claimed(self.out, self.overwrite, inputs=inputs) if self.out else nullcontext()
+
+
+class StartsRanks(WritesFolder):
+    """A command that starts ranks; `Placement.of` takes where and how from it."""
+
+    hosts: Hosts = None
+    launcher: Annotated[str, Option(LAUNCHERS)] = LAUNCHER
+    stall_timeout: Annotated[float, Option("seconds after which a rank that hangs ends the run; 0: never")] = (
+        STALL_TIMEOUT_S
+    )

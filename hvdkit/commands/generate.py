@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,7 @@ from hvdkit import paths
 from hvdkit.commands import fields
 from hvdkit.commands.checked_run import CheckedRun
 from hvdkit.commands.question import Asked, ask
-from hvdkit.commands.request import Argument, Option, Request
+from hvdkit.commands.request import Argument, Option
 from hvdkit.data.encoding import encoding
 from hvdkit.errors import Faults, HvdkitError, RequestError
 from hvdkit.recipe.schema import GptModel, Text
@@ -22,9 +21,10 @@ from hvdkit.results.generate import Generation
 from hvdkit.tasks.gpt import architecture
 
 _MOST = 100_000  # tokens
+_NO_UTF_8 = re.compile("[\ud800-\udfff]")  # how Python has bytes of a command line that are none
 
 
-class GenerateRequest(Request):
+class GenerateRequest(fields.MayWrite):
     """Continue a text: a run's or a checkpoint's language model adds the most probable token again and again.
 
     Without `out` nothing is written.
@@ -37,26 +37,17 @@ class GenerateRequest(Request):
         int, Option("number of tokens to add", ("--new-tokens",), old=("--tokens",)), Field(ge=1, le=_MOST)
     ] = 200
     average: fields.Average = True
-    out: Annotated[Path | None, Option("a folder for generate.json", shown="none")] = None
-    overwrite: fields.Overwrite = False
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt and a checkpoint that have passed every check that can be made before a rank starts."""
+def checked(given: Path, prompt: str, framework: str | None) -> tuple[CheckedRun, Path]:
+    """The run that continues the prompt, and the checkpoint: the one `given`, or of a run's folder the best one.
 
-    plan: CheckedRun
-    checkpoint: Path
-    text: str
-
-
-def check(given: Path, prompt: str, framework: str | None) -> Prompt:
-    """Check a checkpoint's or a run's folder `given`, and the prompt. Without a `framework` it is the one that has
-    written the checkpoint. Raises RequestError with all faults."""
+    Without a `framework` it is the one that has written the checkpoint. Raises RequestError with all faults.
+    """
     faults = Faults()
     if not prompt:
         faults.append("--prompt: expected a text, got an empty one")
-    elif not _is_text(prompt):
+    elif _NO_UTF_8.search(prompt):
         faults.append(f"--prompt: expected UTF-8, got {prompt!a}")
         prompt = ""
     with faults.collected(HvdkitError):
@@ -75,24 +66,14 @@ def check(given: Path, prompt: str, framework: str | None) -> Prompt:
                 )
         plan = asked.plan(framework, batch_size=1)
     faults.report()
-    return Prompt(plan, asked.checkpoint, prompt)
-
-
-def _is_text(prompt: str) -> bool:
-    """Whether it has none of the bytes that a command line may have and UTF-8 has not."""
-    try:
-        prompt.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return plan, asked.checkpoint
 
 
 def run(request: GenerateRequest) -> Generation:
     """Ask the model. Raises what the launcher raises."""
-    prompt = check(paths.settled(request.checkpoint), request.prompt, request.framework)
-    out = request.out
-    with paths.claimed(out, request.overwrite, inputs=[request.checkpoint]) if out else nullcontext() as folder:
-        answer = continued(prompt, request.tokens, request.average, folder)
+    plan, checkpoint = checked(paths.settled(request.checkpoint), request.prompt, request.framework)
+    with request.claimed([request.checkpoint]) as folder:
+        answer = continued(plan, checkpoint, request.prompt, request.tokens, request.average, folder)
         return answer.at(folder) if folder else answer
 
 
@@ -101,15 +82,17 @@ def lines(request: GenerateRequest, result: Generation) -> Iterator[str]:
     yield result.prompt + result.text
 
 
-def continued(prompt: Prompt, count: int, average: bool, folder: Path | None) -> Generation:
+def continued(
+    plan: CheckedRun, checkpoint: Path, prompt: str, count: int, average: bool, folder: Path | None
+) -> Generation:
     """The text with `count` more tokens, which is also written into `folder` if there is one."""
-    data = prompt.plan.recipe.data
+    data = plan.recipe.data
     assert isinstance(data, Text)
     used = encoding(data.tokens)
-    given = used.encode(prompt.text)
-    document = {"checkpoint": str(prompt.checkpoint), "tokens": given, "count": count, "average": average}
-    answer = ask(prompt.plan, "--generate", document, Generation, folder)
+    given = used.encode(prompt)
+    document = {"checkpoint": str(checkpoint), "tokens": given, "count": count, "average": average}
+    answer = ask(plan, "--generate", document, Generation, folder)
     # a decoder may drop a space at a text's start, so the tokens are decoded after those of the prompt
     start, decoded = used.decode(given), used.decode(given + answer.tokens)
     text = decoded[len(start) :] if decoded.startswith(start) else used.decode(answer.tokens)
-    return answer.model_copy(update={"prompt": prompt.text, "text": text})
+    return answer.model_copy(update={"prompt": prompt, "text": text})

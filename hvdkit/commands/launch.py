@@ -23,8 +23,7 @@ from hvdkit import paths, programs
 from hvdkit.commands import fields, own_script
 from hvdkit.commands.debug_logs import VARIABLES, collected
 from hvdkit.commands.removed import Removals
-from hvdkit.commands.request import Argument, Form, Option, Request, say
-from hvdkit.defaults import LAUNCHER, STALL_TIMEOUT_S
+from hvdkit.commands.request import Argument, Form, Option, say
 from hvdkit.errors import Faults, RequestError, RunError
 from hvdkit.launch.diagnosis.blame import LESS_MEMORY
 from hvdkit.launch.diagnosis.exits import RankFailure
@@ -81,7 +80,7 @@ WORDS = "SCRIPT.py [ARGUMENT]..."  # from here on the words are the program's ow
 _LIKE_HOROVODRUN = "as horovodrun's"
 
 
-class LaunchRequest(Request):
+class LaunchRequest(fields.StartsRanks):
     """Run a program of your own on `np` ranks, as horovodrun does: a script, a module with `-m`, or any command.
 
     Its framework is that of its imports of Horovod, and decides the runtime.
@@ -90,18 +89,13 @@ class LaunchRequest(Request):
     program: Annotated[list[str], Argument("the program, and what follows is its own", metavar=WORDS)]
     module: Annotated[bool, Option("the program is a Python module", ("-m", "--module"))] = False
     np: fields.Ranks = 1
-    hosts: fields.Hosts = None
     framework: Annotated[str | None, Option(fields.FRAMEWORKS_HELP, shown="that of the program's imports")] = None
     runtime: Annotated[
         str | None, Option("a runtime of `hvdkit runtime list`", metavar="NAME", shown="the framework's")
     ] = None
     python: Annotated[Path | None, Option("an interpreter of yours in place of a runtime; it has a Horovod")] = None
-    launcher: fields.Launcher = LAUNCHER
-    stall_timeout: fields.StallTimeout = STALL_TIMEOUT_S
     debug: fields.Debug = False
     profile: Annotated[bool, Option("write Horovod's timeline, and sum up the collectives by kind")] = False
-    out: fields.Out = None
-    overwrite: fields.Overwrite = False
     min_np: Annotated[int | None, Option("elastic: the fewest ranks to continue with"), Field(ge=1)] = None
     max_np: Annotated[int | None, Option("elastic: the most ranks"), Field(ge=1)] = None
     host_discovery_script: Annotated[Path | None, Option("elastic: a program that prints one host:slots per line")] = (

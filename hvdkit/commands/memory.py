@@ -9,11 +9,11 @@ from typing import Annotated
 
 from rich.table import Table
 
-from hvdkit import paths, tasks
+from hvdkit import tasks
 from hvdkit.adapters.capabilities import CAPABILITIES, RESIDENT_SOURCE, dividing
-from hvdkit.commands.fields import Framework, Overrides, Overwrite, RecipeFile
+from hvdkit.commands.fields import Framework, MayWrite, Overrides, RecipeFile
 from hvdkit.commands.loading import loaded
-from hvdkit.commands.request import Option, Request
+from hvdkit.commands.request import Option
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.defaults import FRAMEWORK
 from hvdkit.errors import LARGEST, Faults, RequestError, nearest
@@ -33,7 +33,7 @@ _UNITS = {"mib": 2**20, "gib": 2**30, "mb": 10**6, "gb": 10**9}
 _MOST_RANKS = 10**9
 
 
-class MemoryRequest(Request):
+class MemoryRequest(MayWrite):
     """Count the memory that a recipe needs at each number of ranks and stage of sharding; nothing is started.
 
     `device` is a GPU's name, such as `h100`, or its memory, such as `24GiB`. Without `out` nothing is written.
@@ -52,8 +52,6 @@ class MemoryRequest(Request):
         ),
     ] = None
     framework: Framework = FRAMEWORK
-    out: Annotated[Path | None, Option("a folder for memory.json", shown="none")] = None
-    overwrite: Overwrite = False
 
 
 def run(request: MemoryRequest) -> MemoryNeed:
@@ -62,10 +60,8 @@ def run(request: MemoryRequest) -> MemoryNeed:
     axes = recipe.parallel
     fewest = axes.model * (1 if axes.data == "auto" else axes.data)
     needs = need(recipe, request.ranks or [fewest], request.device, request.framework)
-    if not request.out:
-        return needs
-    with paths.claimed(request.out, request.overwrite) as folder:
-        return needs.written(folder)
+    with request.claimed() as folder:
+        return needs.written(folder) if folder else needs
 
 
 def lines(request: MemoryRequest, result: MemoryNeed) -> Iterator[str | Table]:

@@ -93,7 +93,7 @@ def train_apart(script: Path, np: int) -> list[str]:
     if np == 1 or not frameworks_of(script) or any(f"{name}.".startswith("horovod.") for name in _imports(script)[1]):
         return []
     what = "no import of Horovod is seen in it, so each rank trains for itself unless an installed module calls Horovod"
-    return [f"{script.name}: {what}; docs/own-scripts.md says how a script for DistributedDataParallel becomes one"]
+    return [f"{script.name}: {what}; docs/own-scripts.md has the lines to change for DistributedDataParallel and Keras"]
 
 
 def module_file(name: str) -> Path | None:

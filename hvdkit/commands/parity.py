@@ -24,9 +24,9 @@ from hvdkit.commands import dry_run, fields, own_script
 from hvdkit.commands.checked_run import CheckedRun, launch, make_plan
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.parity_verdict import MARKS, missed, verdict
-from hvdkit.commands.request import Option, Request
+from hvdkit.commands.request import Option
 from hvdkit.core.update_rules import rule_of
-from hvdkit.defaults import LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
+from hvdkit.defaults import PROFILED_RANKS, STEPS
 from hvdkit.errors import Faults, RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
@@ -60,7 +60,7 @@ class ParityPlan:
     names: list[str]  # of all that are judged: frameworks, and their rivals as in `registry.label`
 
 
-class ParityRequest(Request):
+class ParityRequest(fields.StartsRanks):
     """Check in float64, step by step, that frameworks compute what PyTorch computes.
 
     If one does not, `passed` of the result is false, which is no error.
@@ -71,12 +71,7 @@ class ParityRequest(Request):
     framework: fields.Frameworks = None
     steps: Annotated[int, Option("steps to compare one by one"), Field(ge=1, le=MOST_STEPS)] = STEPS
     np: fields.Ranks = PROFILED_RANKS
-    hosts: fields.Hosts = None
     rival: fields.Rivals = None
-    launcher: fields.Launcher = LAUNCHER
-    stall_timeout: fields.StallTimeout = STALL_TIMEOUT_S
-    out: fields.Out = None
-    overwrite: fields.Overwrite = False
 
 
 def run(request: ParityRequest) -> Parity:

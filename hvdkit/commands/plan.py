@@ -14,11 +14,11 @@ from rich.table import Table
 
 from hvdkit import paths, tasks
 from hvdkit.commands import advise, predict
-from hvdkit.commands.fields import Framework, Overrides, Overwrite, RecipeFile, profile_file
+from hvdkit.commands.fields import Framework, MayWrite, Overrides, RecipeFile, profile_file
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.memory import bytes_of, devices
 from hvdkit.commands.predict import ClusterFile
-from hvdkit.commands.request import Accepts, Option, Request, say
+from hvdkit.commands.request import Accepts, Option, say
 from hvdkit.defaults import FRAMEWORK
 from hvdkit.errors import Faults, RequestError, RunError
 from hvdkit.files import write_atomic
@@ -39,7 +39,7 @@ from hvdkit.simulator.ladder import Situation
 from hvdkit.tasks.task import NOT_COUNTED, parameter_count
 
 
-class PlanRequest(Request):
+class PlanRequest(MayWrite):
     """Say which strategy trains a recipe on a cluster, and why not another; nothing is started.
 
     With a `profile`, measured or `--from` a published figure, each way has its predicted time of an update; `speed` is
@@ -68,8 +68,6 @@ class PlanRequest(Request):
         Path | None,
         Option("write the recipe of what was chosen", ("--new-recipe",), old=("--apply",), metavar="NEW.yaml"),
     ] = None
-    out: Annotated[Path | None, Option("a folder for plan.json", shown="none")] = None
-    overwrite: Overwrite = False
 
 
 def run(request: PlanRequest) -> Ladder:
@@ -82,10 +80,8 @@ def run(request: PlanRequest) -> Ladder:
     made = _planned(recipe, request)
     if request.apply is not None:
         say([_applied(made, recipe, request.apply)])
-    if not request.out:
-        return made
-    with paths.claimed(request.out, request.overwrite) as folder:
-        return made.written(folder)
+    with request.claimed() as folder:
+        return made.written(folder) if folder else made
 
 
 def lines(request: PlanRequest, result: Ladder) -> Iterator[str | Table]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from hvdkit import paths
-from hvdkit.commands.fields import SETTINGS, Overwrite, profile_file
-from hvdkit.commands.request import Accepts, Argument, Option, Request
+from hvdkit.commands.fields import SETTINGS, WritesFolder, profile_file
+from hvdkit.commands.request import Accepts, Argument, Option
 from hvdkit.errors import RequestError
 from hvdkit.report import csv_files, gantt
 from hvdkit.report.predict import prediction_lines
@@ -43,22 +43,26 @@ ClusterFile = Annotated[
         metavar="CLUSTER.yaml",
     ),
 ]
-Policy = Annotated[str | None, Option(f"when gradients are sent: {', '.join(POLICIES)}")]
-WhatIf = Annotated[
-    list[str] | None, SETTINGS, Option("a what-if, such as batch_size=64", ("--set",), metavar="KEY=VALUE")
-]
-Accumulate = Annotated[
-    int | None, Option("what if: times as many batches for an update as in the profile"), Field(ge=1, le=2**20)
-]
-Recompute = Annotated[bool, Option("what if: blocks compute their activations again in backward")]
-Precision = Annotated[Literal["fp32", "fp16", "bf16"] | None, Option("what if: in another precision")]
-ImageSize = Annotated[int | None, Option("what if: images of so many pixels a side"), Field(ge=8, le=8192)]
-SequenceLength = Annotated[int | None, Option("what if: windows of so many tokens"), Field(ge=1, le=2**20)]
 _KEYS = ("accumulate", "recompute", "precision", "image_size", "sequence_length")  # those of `--set`, as options
-Out = Annotated[Path | None, Option("the folder to write into", shown="in runs, by model and time")]
 
 
-class PredictRequest(Request):
+class AsksWhatIf(WritesFolder):
+    """A command that predicts from a profile what would be with other settings."""
+
+    policy: Annotated[str | None, Option(f"when gradients are sent: {', '.join(POLICIES)}")] = None
+    accumulate: Annotated[
+        int | None, Option("what if: times as many batches for an update as in the profile"), Field(ge=1, le=2**20)
+    ] = None
+    recompute: Annotated[bool, Option("what if: blocks compute their activations again in backward")] = False
+    precision: Annotated[Literal["fp32", "fp16", "bf16"] | None, Option("what if: in another precision")] = None
+    image_size: Annotated[int | None, Option("what if: images of so many pixels a side"), Field(ge=8, le=8192)] = None
+    sequence_length: Annotated[int | None, Option("what if: windows of so many tokens"), Field(ge=1, le=2**20)] = None
+    settings: Annotated[
+        list[str] | None, SETTINGS, Option("a what-if, such as batch_size=64", ("--set",), metavar="KEY=VALUE")
+    ] = None
+
+
+class PredictRequest(AsksWhatIf):
     """Predict step time, images/s and what bounds them, at any number of ranks, from a profile and a cluster file.
 
     `cluster` is a file, or the name of one of hvdkit's; `settings` is a what-if, such as `{"batch_size": 64}`.
@@ -75,15 +79,6 @@ class PredictRequest(Request):
             missing="expected the number of ranks, such as -n 8, or --sweep n=8,16",
         ),
     ]
-    policy: Policy = None
-    accumulate: Accumulate = None
-    recompute: Recompute = False
-    precision: Precision = None
-    image_size: ImageSize = None
-    sequence_length: SequenceLength = None
-    settings: WhatIf = None
-    out: Out = None
-    overwrite: Overwrite = False
 
 
 def run(request: PredictRequest) -> Prediction:
@@ -148,7 +143,7 @@ class Question:
         return PredictPlan(profile, links, ranks, self.settings)
 
 
-def what_ifs(request: Request) -> list[str]:
+def what_ifs(request: AsksWhatIf) -> list[str]:
     """What a request asks for as `--set` takes it, its options too. Raises RequestError for what it says twice."""
     values = request.model_dump(include={"settings", *_KEYS})
     texts, given = values.pop("settings") or [], {key: value for key, value in values.items() if value}
@@ -168,7 +163,7 @@ def question(cluster: Path | None, ranks: Sequence[int], texts: Sequence[str], p
 
 
 def read(profile: Path) -> Profile:
-    """A profile whose numbers are in range. Raises RequestError with file, key and what was expected."""
+    """A profile of ranks that have the whole model. Raises RequestError with file, key and what was expected."""
     content = profiles.load(profile)
     axes = content.settings.get("parallel")
     if isinstance(axes, dict) and any(axes.get(axis, 1) != 1 for axis in ("pipeline", "tensor")):
@@ -177,18 +172,4 @@ def read(profile: Path) -> Profile:
             "parallel.pipeline=2 predicts others: pipeline 1 and tensor 1, got "
             f"{axes.get('pipeline')} and {axes.get('tensor')}"
         )
-    for key, value in _numbers(content.model_dump(exclude={"settings"})):
-        # no run has such a value; sums and squares of it would be infinite
-        most = 1e15 if isinstance(value, int) else 1e9
-        if value > most:
-            raise RequestError(f"{profile}: {key[1:]}: expected at most {most:g}, got {float(min(value, 10**300)):g}")
     return content
-
-
-def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
-    """All numbers in a document, each with the keys that lead to it, a dot before each."""
-    if isinstance(value, dict | list):
-        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _numbers(inner, f"{key}.{name}")
-    elif isinstance(value, int | float):
-        yield key, value

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +12,9 @@ from pydantic import Field
 
 from hvdkit import paths
 from hvdkit.commands.checked_run import CheckedRun
-from hvdkit.commands.fields import Average, CheckpointFolder, Overwrite, WritersFramework
+from hvdkit.commands.fields import Average, CheckpointFolder, MayWrite, WritersFramework
 from hvdkit.commands.question import Asked, ask
-from hvdkit.commands.request import Argument, Option, Request, say
+from hvdkit.commands.request import Argument, Option, say
 from hvdkit.data import imagefolder, pictures, pixels, walk
 from hvdkit.errors import Faults, HvdkitError
 from hvdkit.files import open_regular
@@ -26,7 +24,7 @@ from hvdkit.results.predict_images import ImagePredictions
 _BATCH = 32  # pictures at once
 
 
-class PredictImagesRequest(Request):
+class PredictImagesRequest(MayWrite):
     """Say what is in pictures: the `top` most probable classes of each, by a run's or a checkpoint's model.
 
     `images` are JPEG or PNG files, or folders of them. Without `out` nothing is written.
@@ -37,26 +35,14 @@ class PredictImagesRequest(Request):
     framework: WritersFramework = None
     top: Annotated[int, Option("number of classes to show for each picture"), Field(ge=1)] = 3
     average: Average = True
-    out: Annotated[Path | None, Option("a folder for predict-images.json", shown="none")] = None
-    overwrite: Overwrite = False
 
 
-@dataclass(frozen=True)
-class Pictures:
-    """Pictures and a checkpoint that have passed every check that can be made before a rank starts."""
+def checked(given: Path, images: Sequence[Path], framework: str | None, top: int) -> tuple[CheckedRun, dict[str, Any]]:
+    """The run of a checkpoint's or a run's folder `given`, and what its rank is asked: the pictures are files, or
+    folders of which all images are taken; a line is printed for each folder with other files.
 
-    plan: CheckedRun
-    checkpoint: Path
-    files: list[Path]
-    top: int
-    left_out: list[str]
-
-
-def check(given: Path, images: Sequence[Path], framework: str | None, top: int) -> Pictures:
-    """Check a checkpoint's or a run's folder `given`, and the pictures: files, or folders of which all images are
-    taken. Without a `framework` it is the one that has written the checkpoint. Raises RequestError with all faults.
-
-    `left_out` of the result is a line for each folder with files that are not taken."""
+    Without a `framework` it is the one that has written the checkpoint. Raises RequestError with all faults.
+    """
     faults = Faults()
     imagefolder.check_packages()
     left_out: list[str] = []
@@ -66,22 +52,17 @@ def check(given: Path, images: Sequence[Path], framework: str | None, top: int) 
         how = pictures.preprocessing(asked.recipe.data, int(asked.recipe.model.classes), asked.record.preprocessing)
         plan = asked.plan(framework, batch_size=min(_BATCH, max(1, len(files))))
     faults.report()
-    return Pictures(plan, asked.checkpoint, files, min(top, len(how.class_names)), left_out)
+    say(left_out)
+    # The rank has the same working folder.
+    query = {"checkpoint": str(asked.checkpoint), "files": list(map(str, files)), "top": min(top, len(how.class_names))}
+    return plan, query
 
 
 def run(request: PredictImagesRequest) -> ImagePredictions:
     """Ask the model. Raises what the launcher raises."""
-    pictures = check(paths.settled(request.checkpoint), request.images, request.framework, request.top)
-    say(pictures.left_out)
-    document = {
-        "checkpoint": str(pictures.checkpoint),
-        "files": list(map(str, pictures.files)),  # the rank has the same working folder
-        "top": pictures.top,
-        "average": request.average,
-    }
-    inputs, out = [request.checkpoint, *request.images], request.out
-    with paths.claimed(out, request.overwrite, inputs=inputs) if out else nullcontext() as folder:
-        answer = ask(pictures.plan, "--predict-images", document, ImagePredictions, folder)
+    plan, query = checked(paths.settled(request.checkpoint), request.images, request.framework, request.top)
+    with request.claimed([request.checkpoint, *request.images]) as folder:
+        answer = ask(plan, "--predict-images", query | {"average": request.average}, ImagePredictions, folder)
         return answer.at(folder) if folder else answer
 
 

@@ -16,8 +16,8 @@ from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.commands import dry_run, fields
 from hvdkit.commands.checked_run import CheckedRun, launch, make_plan
 from hvdkit.commands.loading import loaded
-from hvdkit.commands.request import Accepts, Argument, Option, Request, say
-from hvdkit.defaults import FRAMEWORK, LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
+from hvdkit.commands.request import Accepts, Argument, Option, say
+from hvdkit.defaults import FRAMEWORK, PROFILED_RANKS, STEPS
 from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
@@ -26,8 +26,8 @@ from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report import csv_files
 from hvdkit.report.profile import sentences, tables
-from hvdkit.results import pipeline as pipelines
 from hvdkit.results.dry_run import DryRun
+from hvdkit.results.pipeline import PipelineStep
 from hvdkit.results.profile import Profile, save
 from hvdkit.worker.profile import LEAST_STEPS, turns
 
@@ -70,7 +70,7 @@ def _batch_sizes(name: str, given: Any) -> Any:
         ) from None
 
 
-class ProfileRequest(Request):
+class ProfileRequest(fields.StartsRanks):
     """Measure where the time of a step goes, by layer and by rank.
 
     `batch_sizes` also measures compute at these, so that `predict` knows which part of it does not depend on them.
@@ -88,7 +88,6 @@ class ProfileRequest(Request):
     overrides: fields.Overrides = None
     framework: fields.Framework = FRAMEWORK
     np: fields.Ranks = PROFILED_RANKS
-    hosts: fields.Hosts = None
     steps: Annotated[int, Option("steps to measure"), Field(ge=LEAST_STEPS, le=MOST_STEPS)] = STEPS
     torch_profiler: Annotated[bool, Option("write PyTorch's own profile too")] = False
     batch_sizes: Annotated[
@@ -96,11 +95,7 @@ class ProfileRequest(Request):
         Accepts("Wholes", "a whole number, or a list of them", _batch_sizes, str),
         Option("measure compute at these batch sizes too", metavar="8,16,32", shown="the recipe's"),
     ] = None
-    launcher: fields.Launcher = LAUNCHER
-    stall_timeout: fields.StallTimeout = STALL_TIMEOUT_S
     debug: fields.Debug = False
-    out: fields.Out = None
-    overwrite: fields.Overwrite = False
 
 
 def run(request: ProfileRequest) -> Profile:
@@ -129,11 +124,11 @@ def lines(request: ProfileRequest, result: Profile) -> Iterator[str | Table]:
     yield from tables(result)
     yield from sentences(result)
     files = [TRACE, PICTURE]
-    if (result.folder / pipelines.FILE).exists():
+    if (step := result.folder / PipelineStep.FILE).exists():
         from hvdkit.report import pipeline
 
-        yield from pipeline.sentences(pipelines.load(result.folder / pipelines.FILE))
-        files += [pipelines.FILE, *GANTT]
+        yield from pipeline.sentences(PipelineStep.read(step))
+        files += [PipelineStep.FILE, *GANTT]
     yield f"written to {result.folder / FILE}, {', '.join(files[:-1])} and {files[-1]}"
 
 
@@ -224,8 +219,7 @@ def measured(plan: ProfilePlan, folder: Path) -> Profile:
         from hvdkit.profiling import pipeline  # most models are in one piece
         from hvdkit.report import pipeline as of_pipeline
 
-        step = pipeline.measured(findings, plan.given)
-        pipelines.save(step, folder / pipelines.FILE)
+        step = pipeline.measured(findings, plan.given).written(folder)
         of_pipeline.picture(step, *(folder / name for name in GANTT))
     return profile
 

@@ -7,13 +7,13 @@ from typing import Annotated
 
 from hvdkit import paths
 from hvdkit.commands import profile
-from hvdkit.commands.fields import Out, Overwrite
-from hvdkit.commands.request import Option, Request
+from hvdkit.commands.fields import WritesFolder
+from hvdkit.commands.request import Option
 from hvdkit.profiling import published
 from hvdkit.results.profile import Profile
 
 
-class PublishedProfileRequest(Request):
+class PublishedProfileRequest(WritesFolder):
     """Make a profile for `predict` and `advise` from a published figure of one device; nothing is measured.
 
     `model` is one of hvdkit's, such as `resnet50` or `gpt2`, or `bert-base`, `vit-b-16`, `t5-base` and their sizes;
@@ -43,8 +43,6 @@ class PublishedProfileRequest(Request):
         published.Precision | None, Option("the precision in which gradients are sent (fp32), for --from")
     ] = None
     device: Annotated[str, Option("the device of the figure, such as a100 or cpu, for --from")]
-    out: Out = None
-    overwrite: Overwrite = False
 
 
 def run(request: PublishedProfileRequest) -> Profile:

@@ -23,7 +23,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -107,10 +106,10 @@ class Request(BaseModel):
 
         Raises RequestError with all faults.
         """
-        faults, values = Faults(), {}
+        faults, values, declared = Faults(), {}, cls.declared()
         for name, value in given.items():
             with faults.collected():
-                info, option = cls.declared()[name]
+                info, option = declared[name]
                 values[name] = _converted(name, info, value)
                 _check_size(option.option(name), values[name])
                 if form := _only(info, Form, None):
@@ -124,8 +123,10 @@ class Request(BaseModel):
 
     @classmethod
     def declared(cls) -> dict[str, tuple[FieldInfo, Option]]:
-        """The fields that users give."""
-        return {name: (info, _only(info, Option)) for name, info in cls.model_fields.items() if name != "typed"}
+        """The fields that users give: those of the command itself, then those that several commands have."""
+        names = dict.fromkeys(name for kind in cls.__mro__ for name in inspect.get_annotations(kind))
+        fields = {name: cls.model_fields[name] for name in names if name in cls.model_fields and name != "typed"}
+        return {name: (info, _only(info, Option)) for name, info in fields.items()}
 
 
 def say(lines: Iterable[str]) -> None:
@@ -253,11 +254,10 @@ def _fault(kind: type[Request], fault: Any) -> str:
     """A fault that pydantic has found, as one line: the option with its value for a range, else the argument."""
     name, value = str(fault["loc"][0]), fault["input"]
     info, option = kind.declared()[name]
-    bounds = {type(one): one for one in info.metadata if isinstance(one, Ge | Gt | Le | Lt)}
     if fault["type"] == "literal_error":
-        expected = f"one of {', '.join(_choices(info))}"
-    elif fault["type"] in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"):
-        expected = _range(bounds)
+        expected = fault["ctx"]["expected"].replace("'", "")
+    elif "_than" in fault["type"]:
+        expected = bounds(info)
     else:
         accepts = _only(info, Accepts, None)
         expected = accepts.expected if accepts else _ACCEPTED[plain(info)][1]
@@ -268,28 +268,8 @@ def _fault(kind: type[Request], fault: Any) -> str:
     return f"{given}: expected {expected}"
 
 
-def _choices(info: FieldInfo) -> list[str]:
-    kinds = [info.annotation, *get_args(info.annotation)]
-    return [str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-
-
-def _range(bounds: Mapping[type, Any]) -> str:
-    """A range in words: 1.1 to 1024; more than 0, up to 3600; 1 or more."""
-    least = most = ""
-    if Ge in bounds:
-        least = _number(bounds[Ge].ge)
-    elif Gt in bounds:
-        least = f"more than {_number(bounds[Gt].gt)}"
-    if Le in bounds:
-        most = _number(bounds[Le].le)
-    elif Lt in bounds:
-        most = f"less than {_number(bounds[Lt].lt)}"
-    if not most:
-        return f"{least} or more" if Ge in bounds else least
-    if Ge in bounds and Le in bounds:
-        return f"{least} to {most}"
-    return f"{least} or more, {most}" if Ge in bounds else f"{least}, up to {most}"
-
-
-def _number(value: float) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def bounds(info: FieldInfo) -> str:
+    """The range of a number in words, such as `more than 0, at most 3,600`; empty without one."""
+    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    limits = [(word, getattr(one, name, None)) for name, word in words.items() for one in info.metadata]
+    return ", ".join(f"{word} {limit:,}" for word, limit in limits if limit is not None)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from threading import Semaphore
 from typing import Annotated
 
 from rich.console import Console
@@ -30,8 +32,7 @@ from hvdkit.runtimes.store import Runtime
 from hvdkit.runtimes.target import Target
 from hvdkit.worker.proof import RANKS
 
-# The quickest to install first, so that the compiler is soon at work; two builds at once take their locks in this
-# one order and so cannot wait for each other in a circle.
+# The quickest to install first, so that the compiler is soon at work.
 _ORDER = ("mxnet", "pytorch", "tensorflow", "deepspeed")
 
 _INSTALLS = 2
@@ -98,10 +99,10 @@ def current_key(name: str, gpu: bool) -> str:
 
 
 class _Build:
-    """One run of the build, in three lanes: installing, compiling, proving.
+    """One run of the build, with a thread for each runtime, from its environment to its proof.
 
-    Each lane takes the runtimes in order. Installing is one process that waits for the network and the disk, so two
-    are at it at once. A compile keeps all cores busy, but not at its ends, where others install or prove.
+    Installing is one process that waits for the network and the disk, so two are at it at once. A compile keeps a few
+    cores busy, but not at its ends, where others install or prove.
     """
 
     def __init__(self, gpu: dict[str, bool], console: Console, wheels: dict[str, Path]) -> None:
@@ -109,26 +110,17 @@ class _Build:
         self._gpu, self._wheels = gpu, wheels
         self._progress = BuildProgress(console, list(gpu))
         self._cancelled = Cancellation()
+        self._installing = Semaphore(_INSTALLS)
+        self._compiling = Semaphore(max(1, len(os.sched_getaffinity(0)) // _CORES_OF_A_COMPILE))
 
     def run(self) -> None:
         """Build all; raises RunError with every failure at the end."""
-        compiles = max(1, len(os.sched_getaffinity(0)) // _CORES_OF_A_COMPILE)
-        with (
-            self._progress,
-            ThreadPoolExecutor(_INSTALLS, "install") as install,
-            ThreadPoolExecutor(compiles, "compile") as compile_,
-            ThreadPoolExecutor(len(self._gpu), "prove") as prove_,
-        ):
+        with self._progress, ThreadPoolExecutor(len(self._gpu), "build") as pool:
             try:
-                ends: list[Future[None]] = []
-                for name in self._gpu:
-                    held = ExitStack()
-                    prepared = install.submit(self._prepare, name, held)
-                    compiled = compile_.submit(self._compile, name, prepared)
-                    ends.append(prove_.submit(self._finish, name, held, prepared, compiled))
+                ends = [pool.submit(self._runtime, name) for name in self._gpu]
                 faults = [fault for end in ends if (fault := end.exception()) is not None]
             except BaseException:
-                # Ctrl-C: end what runs, start nothing more; leaving the pools then waits a moment only.
+                # Ctrl-C: end what runs, start nothing more; leaving the pool then waits a moment only.
                 self._cancelled.set()
                 raise
         for fault in faults:
@@ -137,33 +129,44 @@ class _Build:
         if faults:
             raise RunError("\n".join(str(fault) for fault in faults))
 
-    def _prepare(self, name: str, held: ExitStack) -> BuildLog | None:
-        """Take the lock, make the environment, install the framework. None where nothing is left to do.
+    def _runtime(self, name: str) -> None:
+        """Build one, and show how that ended."""
+        try:
+            self._progress.end(name, self._built(name), good=True)
+        except BaseException as error:
+            self._progress.end(name, "interrupted" if self._cancelled.is_set() else "failed", good=False)
+            if isinstance(error, OSError):
+                raise RunError(f"runtime '{name}': {unwritable(error, store.root())}") from error
+            if isinstance(error, HvdkitError):
+                raise RunError(f"runtime '{name}': {error}") from error
+            raise
 
-        The lock is taken by who is in the lane already: two builds that wait for each other's locks cannot both wait.
-        """
+    def _built(self, name: str) -> str:
+        """Build one, and say what it is. Its lock comes before its turn, so two builds cannot wait for each other."""
+        gpu, python = self._gpu[name], store.python_of(name)
+        key, progress = current_key(name, gpu), self._progress
+        waits = partial(progress.waits, name, "another build is at work on it; waiting")
+        with store.lock(name, waits, self._cancelled):
+            runtime = store.load(name)
+            if runtime is not None and runtime.key == key:
+                return "made by another build"
+            with BuildLog(store.root() / "logs" / f"{name}.log", self._cancelled) as log:
+                with self._turn(self._installing):
+                    progress.stage(name, CREATE, "making the environment")
+                    environment.create(name, log)
+                    progress.stage(name, INSTALL, "installing the framework")
+                    environment.install_framework(name, gpu, log)
+                with self._turn(self._compiling):
+                    wheel = self._wheel(name, log)
+                progress.stage(name, PROVE, "installing Horovod and testing it on two processes")
+                environment.install_horovod(name, wheel, log)
+                runtime = examined(name, python, key=key, gpu=gpu, added=False)
+                prove(runtime, pins.framework_of(name), self._stop_if_cancelled)
+                store.save(runtime)
+                return f"ready: {runtime.describe()}"
 
-        def on_wait() -> None:
-            self._progress.waits(name, "another build is at work on it; waiting")
-
-        self._stop_if_cancelled()
-        held.enter_context(store.lock(name, on_wait, self._cancelled))
-        runtime = store.load(name)
-        if runtime is not None and runtime.key == current_key(name, self._gpu[name]):
-            return None
-        log = BuildLog(store.root() / "logs" / f"{name}.log", self._cancelled)
-        held.callback(log.close)
-        self._progress.stage(name, CREATE, "making the environment")
-        environment.create(name, log)
-        self._progress.stage(name, INSTALL, "installing the framework")
-        environment.install_framework(name, self._gpu[name], log)
-        return log
-
-    def _compile(self, name: str, prepared: Future[BuildLog | None]) -> Path | None:
-        """Horovod's wheel, from the cache or compiled; None where nothing is left to do."""
-        log = prepared.result()
-        if log is None:
-            return None
+    def _wheel(self, name: str, log: BuildLog) -> Path:
+        """Horovod's wheel, given, from the cache or compiled."""
         if name in self._wheels:
             self._progress.stage(name, COMPILE, f"Horovod is {self._wheels[name]}")
             self._progress.skip(name)
@@ -175,29 +178,11 @@ class _Build:
         # What a build that is killed leaves there goes with the runtime's folder, when the next one begins.
         return horovod_wheel.obtain(name, target, store.folder(name) / "horovod", log, self._progress)
 
-    def _finish(
-        self, name: str, held: ExitStack, prepared: Future[BuildLog | None], compiled: Future[Path | None]
-    ) -> None:
-        """Install Horovod and test it; then the runtime is complete. The lock and the log are released here."""
-        try:
-            with held:
-                wheel, log, text = compiled.result(), prepared.result(), "made by another build"
-                if wheel and log:
-                    self._progress.stage(name, PROVE, "installing Horovod and testing it on two processes")
-                    environment.install_horovod(name, wheel, log)
-                    key, gpu = current_key(name, self._gpu[name]), self._gpu[name]
-                    runtime = examined(name, store.python_of(name), key=key, gpu=gpu, added=False)
-                    prove(runtime, pins.framework_of(name), self._stop_if_cancelled)
-                    store.save(runtime)
-                    text = f"ready: {runtime.describe()}"
-            self._progress.end(name, text, good=True)
-        except BaseException as error:
-            self._progress.end(name, "interrupted" if self._cancelled.is_set() else "failed", good=False)
-            if isinstance(error, OSError):
-                raise RunError(f"runtime '{name}': {unwritable(error, store.root())}") from error
-            if isinstance(error, HvdkitError):
-                raise RunError(f"runtime '{name}': {error}") from error
-            raise
+    @contextmanager
+    def _turn(self, lane: Semaphore) -> Iterator[None]:
+        with lane:
+            self._stop_if_cancelled()
+            yield
 
     def _stop_if_cancelled(self) -> None:
         if self._cancelled.is_set():

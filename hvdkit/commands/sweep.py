@@ -9,20 +9,9 @@ from typing import Annotated, Any
 
 from hvdkit import paths
 from hvdkit.commands import predict
-from hvdkit.commands.fields import Overwrite, texts
-from hvdkit.commands.predict import (
-    Accumulate,
-    ClusterFile,
-    ImageSize,
-    Out,
-    Policy,
-    Precision,
-    ProfileFile,
-    Recompute,
-    SequenceLength,
-    WhatIf,
-)
-from hvdkit.commands.request import Accepts, Option, Request
+from hvdkit.commands.fields import texts
+from hvdkit.commands.predict import AsksWhatIf, ClusterFile, ProfileFile
+from hvdkit.commands.request import Accepts, Option
 from hvdkit.recipe import grid as grids
 from hvdkit.report import csv_files, plotting
 from hvdkit.report.tabular import Cell, Table, number, percent, terminal
@@ -39,7 +28,7 @@ def _grid(name: str, given: Any) -> Any:
     return dict(given) if isinstance(given, Mapping) else grids.read(texts(name, given), "--sweep")
 
 
-class SweepRequest(Request):
+class SweepRequest(AsksWhatIf):
     """Predict a grid of what-ifs, such as `{"n": [8, 16, 32], "batch_size": [32, 64]}`, or `["n=8,16,...,1024"]`.
 
     `n` is the number of ranks, which `ranks` may say instead; the other keys are those of `predict`'s `settings`.
@@ -60,15 +49,6 @@ class SweepRequest(Request):
     ranks: Annotated[
         list[int] | None, Option("number of ranks; may be repeated", ("-n", "-np", "--np"), shown="--sweep n=…")
     ] = None
-    policy: Policy = None
-    accumulate: Accumulate = None
-    recompute: Recompute = False
-    precision: Precision = None
-    image_size: ImageSize = None
-    sequence_length: SequenceLength = None
-    settings: WhatIf = None
-    out: Out = None
-    overwrite: Overwrite = False
 
 
 def run(request: SweepRequest) -> Sweep:

@@ -21,8 +21,7 @@ from hvdkit.commands import fields, tune
 from hvdkit.commands.checked_run import CheckedRun, MetricsTail, Watch, launch, make_plan
 from hvdkit.commands.loading import loaded
 from hvdkit.commands.removed import Removals
-from hvdkit.commands.request import Option, Request, say
-from hvdkit.defaults import LAUNCHER, STALL_TIMEOUT_S
+from hvdkit.commands.request import Option, say
 from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.files import open_regular, read_bounded, write_atomic
 from hvdkit.handlers.metrics_file import is_before
@@ -48,7 +47,7 @@ from hvdkit.usage import process_began
 PREEMPTION_GRACE_S = 25.0  # to write a checkpoint after SIGTERM; with the end of all ranks it stays below 30 s
 
 
-class TrainRequest(Request):
+class TrainRequest(fields.StartsRanks):
     """Train a recipe under one framework, on `np` ranks; `hosts` is `"host:slots,…"` or a list of such parts.
 
     Without a `framework` it is that of the run that is resumed, or of the recipe's script, else PyTorch.
@@ -67,13 +66,8 @@ class TrainRequest(Request):
         ),
     ] = None
     np: fields.Ranks = 1
-    hosts: fields.Hosts = None
     rival: Annotated[str | None, Option("train with another method: " + fields.RIVALS)] = None
-    launcher: fields.Launcher = LAUNCHER
-    stall_timeout: fields.StallTimeout = STALL_TIMEOUT_S
     debug: fields.Debug = False
-    out: fields.Out = None
-    overwrite: fields.Overwrite = False
     resume: Annotated[bool, Option("continue from the newest checkpoint in --out")] = False
     host_discovery_script: Annotated[
         Path | None, Option("a program that prints one host:slots per line, for elastic runs")

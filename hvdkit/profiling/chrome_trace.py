@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdkit.core import trace_events
 from hvdkit.core.state import layer_of
 from hvdkit.profiling import breakdown
-from hvdkit.profiling.assemble import Findings
 from hvdkit.profiling.breakdown import Phase, TracedStep
 from hvdkit.profiling.timeline import Operation
+
+if TYPE_CHECKING:  # a simulated step has no ranks' records
+    from hvdkit.profiling.assemble import Findings
 
 _LANES = {"step": 1, "phases": 2, "gradients": 3}
 _FIRST = 100  # rank 0's process; Perfetto shows a lane with its process's number first, so these must differ
@@ -36,7 +38,7 @@ def dump(findings: Findings) -> str:
     ]
     if operations:
         processes.append((_HOROVOD, "Horovod, as rank 0 saw it", ("negotiation", "collectives")))
-    events = [event for process in processes for event in _named(*process)]
+    events = [event for process in processes for event in named(*process)]
     share = findings.negotiation
     for title, steps in rows:
         for number, row in enumerate(steps):
@@ -44,10 +46,15 @@ def dump(findings: Findings) -> str:
                 phases = breakdown.phases(step, findings.beside(row, rank), None if step.operations else share)
                 events += _step(step, phases, f"step {number + 1}, {title}", rank, zero)
     events += _operations(operations, zero)
-    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}) + "\n"
+    return as_json(events)
 
 
-def _named(process: int, name: str, lanes: Iterable[str]) -> Iterator[dict[str, Any]]:
+def as_json(events: Iterable[dict[str, Any]]) -> str:
+    """A file of these events."""
+    return json.dumps({"displayTimeUnit": "ms", "traceEvents": list(events)}) + "\n"
+
+
+def named(process: int, name: str, lanes: Iterable[str]) -> Iterator[dict[str, Any]]:
     """The name and place of a process and of each of its lanes."""
     yield _meta("process_name", process, name=name)
     yield _meta("process_sort_index", process, sort_index=process)
@@ -101,6 +108,11 @@ def _operations(operations: Sequence[Operation], zero: int) -> Iterator[dict[str
 
 
 def _span(name: str, category: str, process: int, lane: int, start: int, end: int, zero: int) -> dict[str, Any]:
-    span = {"ph": "X", "name": name, "cat": category, "pid": process, "tid": lane}
-    begin = round((start - zero) / 1e3)
-    return span | {"ts": begin, "dur": round((end - zero) / 1e3) - begin}
+    return span(name, category, process, lane, (start - zero) / 1e3, (end - zero) / 1e3)
+
+
+def span(name: str, category: str, process: int, lane: int, start_us: float, end_us: float) -> dict[str, Any]:
+    """What took from `start_us` to `end_us`."""
+    event = {"ph": "X", "name": name, "cat": category, "pid": process, "tid": lane}
+    begin = round(start_us)
+    return event | {"ts": begin, "dur": round(end_us) - begin}

@@ -33,7 +33,7 @@ def findings(given: CollectedRuns, groups: list[RunGroup]) -> list[Headline]:
     """The findings: a parity that failed, the answer, how far to trust it, and the rest."""
     if given.comparison is None:
         doubted = [Headline("bad", "Speed", f"{text[0].upper()}{text[1:]}.") for text in doubts(groups[0].first)]
-        return [*doubted, _single(groups[0])]
+        return [_single(groups[0]), *doubted]
     own = [group for group in groups if group.rival is None]
     nps = sorted({group.np for group in own})
     lines = [_fastest([group for group in own if group.np == np]) for np in nps[:-1]]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hvdkit.files import write_atomic
+from hvdkit.profiling import chrome_trace
 from hvdkit.report import plotting
 from hvdkit.report.canvas import brief
 from hvdkit.results.profile import Profile
@@ -82,43 +83,32 @@ def trace(schedule: StepSchedule, profile: Profile, path: Path) -> None:
     """Write the step for chrome://tracing or Perfetto, with the measured step of the profile beside it."""
     critical, begin, _, spans = window(schedule)
     rows = _rows(spans)
-    events: list[dict[str, Any]] = [_named("process_name", 1, 0, "simulated")]
-    events += [_named("thread_name", 1, index, row) for index, row in enumerate(rows)]
+    events = [
+        *chrome_trace.named(1, "simulated", rows),
+        *chrome_trace.named(2, "measured", ("device", "communication")),
+    ]
     for span in spans:
-        task, row = span.task, rows.index(_row(span))
-        event = _event(task.name, task.kind, span.start - begin, span.end - span.start, 1, row)
+        task, times = span.task, (1e6 * (span.start - begin), 1e6 * (span.end - begin))
+        event = chrome_trace.span(task.name, task.kind, 1, 1 + rows.index(_row(span)), *times)
         events.append(event | {"args": {"critical": (task.name, span.iteration) in critical}})
-    events += _measured(profile)
-    write_atomic(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
+    write_atomic(path, chrome_trace.as_json([*events, *_measured(profile)]))
 
 
-def _measured(profile: Profile) -> list[dict[str, Any]]:
-    events = [_named("process_name", 2, 0, "measured"), _named("thread_name", 2, 0, "device")]
-    events.append(_named("thread_name", 2, 1, "communication"))
-    forward = 1e-3 * (profile.step.forward_ms.mean if profile.step.forward_ms else 0.0)
+def _measured(profile: Profile) -> Iterator[dict[str, Any]]:
+    forward = 1e3 * (profile.step.forward_ms.mean if profile.step.forward_ms else 0.0)
     if forward:
-        events.append(_event("forward", "forward", 0.0, forward, 2, 0))
+        yield chrome_trace.span("forward", "forward", 2, 1, 0.0, forward)
     before = 0.0
     for tensor in profile.tensors:
         if tensor.ready_ms > before:
-            took = 1e-3 * (tensor.ready_ms - before)
-            events.append(_event(f"backward {tensor.name}", "backward", forward + 1e-3 * before, took, 2, 0))
+            times = forward + 1e3 * before, forward + 1e3 * tensor.ready_ms
+            yield chrome_trace.span(f"backward {tensor.name}", "backward", 2, 1, *times)
             before = tensor.ready_ms
     for op in profile.communications:
         if op.start_ms is not None:
             name = f"{op.operation} of {op.tensors} ({op.bytes} bytes)"
-            events.append(_event(name, "communication", forward + 1e-3 * op.start_ms, 1e-3 * op.ms, 2, 1))
-    return events
-
-
-def _event(name: str, kind: str, start_s: float, seconds: float, process: int, thread: int) -> dict[str, Any]:
-    begin = round(1e6 * start_s)  # rounded at both ends, so that no span ends after the next one begins
-    times = {"ts": begin, "dur": round(1e6 * (start_s + seconds)) - begin}
-    return {"name": name, "cat": kind, "ph": "X", "pid": process, "tid": thread} | times
-
-
-def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+            begin = forward + 1e3 * op.start_ms
+            yield chrome_trace.span(name, "communication", 2, 2, begin, begin + 1e3 * op.ms)
 
 
 def _row(span: TaskSpan) -> str:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
-
-from rich import box
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from hvdkit.profiling import batch_curves, breakdown
 from hvdkit.profiling.assemble import Findings
 from hvdkit.report import plotting
 from hvdkit.report.canvas import ranks
-from hvdkit.report.tabular import size
+from hvdkit.report.tabular import Of, Table, number, percent, size, terminal
 from hvdkit.results.batch_times import BatchTime
-from hvdkit.results.profile import Cost, Profile, Spread
+from hvdkit.results.profile import Cost, Layer, Profile, Spread
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
 _SLOW, _OFTEN = 0.05, 0.75  # a slow rank is behind by this share of a step, and the last in this share of steps
 _LAYERS = 5
@@ -38,53 +37,68 @@ _COLOURS = {
 _SHOWN = {breakdown.GAPS: "other"}  # what a part is called, if not by its key in profile.json
 
 
-def tables(profile: Profile) -> list[Table]:
-    """The parts of a step, the layers that take longest, and the blocks of a model of sequences."""
-    step, step_ms = profile.step, profile.step.step_ms.mean
-    first = _table("part of a step", "mean", "share", "middle 80 %", title_justify="left")
-    inner = {"forward": step.forward_ms, "backward": step.backward_ms, "compression": step.compression_ms}
+def tables(profile: Profile) -> list[RichTable]:
+    """For the terminal: the parts of a step, the layers that take longest, and the blocks of a model of sequences."""
+    blocks = [_blocks(profile)] if profile.units_per_sample > 1 else []
+    return [terminal(table, "") for table in (parts_table(profile), _layers(profile), *blocks)]
+
+
+def parts_table(profile: Profile) -> Table:
+    """The parts of a step, those of compute after it, the step, and communication that compute hides."""
+    step, rows = profile.step, dict[str, Spread]()
     for name, spread in step.parts().items():
-        first.add_row(_SHOWN.get(name, name), *_cells(spread, step_ms))
-        for inside, inner_ms in (inner | {"update": step.update_ms}).items() if name == "compute" else ():
-            if inner_ms is not None:
-                first.add_row(f"  {inside}", *_cells(inner_ms, step_ms), style="dim")
-    first.add_section()
-    first.add_row("the step", *_cells(step.step_ms, step_ms))
-    first.add_row("communication under compute", *_cells(step.overlapped_communication_ms, step_ms), style="dim")
-    second = _table("layer", "forward", "backward", "gradient", "ready after")
+        rows[_SHOWN.get(name, name)] = spread
+        if name == "compute":
+            inner = (step.forward_ms, step.backward_ms, step.compression_ms, step.update_ms)
+            names = ("forward", "backward", "compression", "update")
+            rows |= {f"of compute, {part}": ms for part, ms in zip(names, inner, strict=True) if ms is not None}
+    rows |= {"the step": step.step_ms, "communication under compute": step.overlapped_communication_ms}
+    columns: dict[str, Of[tuple[str, Spread]]] = {
+        "part of a step": lambda row: row[0],
+        "mean, ms": lambda row: number(row[1].mean, 2),
+        "share": lambda row: percent(row[1].mean / step.step_ms.mean if step.step_ms.mean else None),
+        "10 %, ms": lambda row: number(row[1].low, 2),
+        "90 %, ms": lambda row: number(row[1].high, 2),
+    }
+    return Table.of("results", rows.items(), columns)
+
+
+def _layers(profile: Profile) -> Table:
     ready = {tensor.layer: tensor.ready_ms for tensor in profile.tensors}  # the layer's last tensor counts
-    sizes: Counter[str] = Counter()
-    for tensor in profile.tensors:
-        sizes[tensor.layer] += tensor.bytes
     slow = sorted(profile.layers, key=lambda layer: -((layer.forward_ms or 0.0) + (layer.backward_ms or 0.0)))
-    for layer in slow[:_LAYERS]:
-        times = _ms(layer.forward_ms), _ms(layer.backward_ms)
-        second.add_row(layer.name, *times, size(sizes[layer.name]), _ms(ready[layer.name]))
-    return [first, second, *([_blocks(profile)] if profile.units_per_sample > 1 else [])]
+    columns: dict[str, Of[Layer]] = {
+        "layer": lambda layer: layer.name,
+        "forward, ms": lambda layer: number(layer.forward_ms, 2),
+        "backward, ms": lambda layer: number(layer.backward_ms, 2),
+        "gradient": lambda layer: _gradients(profile, [layer.name]),
+        "ready after, ms": lambda layer: number(ready[layer.name], 2),
+    }
+    return Table.of("layers", slow[:_LAYERS], columns)
 
 
 def _blocks(profile: Profile) -> Table:
     """Blocks, such as `transformer.h.3`, in the order of forward, each the sum of its layers; other layers alone."""
-    table = _table("block", "layers", "forward", "backward", "gradients")
-    blocks: dict[str, list[str]] = {}
+    blocks: dict[str, list[Layer]] = {}
     for layer in profile.layers:
         numbered = _BLOCK.match(layer.name)
-        blocks.setdefault(numbered[0] if numbered else layer.name, []).append(layer.name)
-    layers = {layer.name: layer for layer in profile.layers}
-    for block, names in blocks.items():
-        forward = [layers[name].forward_ms for name in names]
-        known = [ms for ms in forward if ms is not None]
-        backward = sum(layers[name].backward_ms or 0.0 for name in names)
-        gradients = sum(tensor.bytes for tensor in profile.tensors if tensor.layer in names)
-        table.add_row(block, str(len(names)), _ms(sum(known) if known else None), _ms(backward), size(gradients))
-    return table
+        blocks.setdefault(numbered[0] if numbered else layer.name, []).append(layer)
+
+    def forward(layers: list[Layer]) -> float | None:
+        known = [layer.forward_ms for layer in layers if layer.forward_ms is not None]
+        return sum(known) if known else None
+
+    columns: dict[str, Of[tuple[str, list[Layer]]]] = {
+        "block": lambda row: row[0],
+        "layers": lambda row: number(len(row[1])),
+        "forward, ms": lambda row: number(forward(row[1]), 2),
+        "backward, ms": lambda row: number(sum(layer.backward_ms or 0.0 for layer in row[1]), 2),
+        "gradients": lambda row: _gradients(profile, [layer.name for layer in row[1]]),
+    }
+    return Table.of("blocks", blocks.items(), columns)
 
 
-def _table(*columns: str, **settings: Any) -> Table:
-    table = Table(*columns, box=box.SIMPLE, **settings)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    return table
+def _gradients(profile: Profile, layers: Sequence[str]) -> str:
+    return size(sum(tensor.bytes for tensor in profile.tensors if tensor.layer in layers))
 
 
 def sentences(profile: Profile) -> list[str]:
@@ -166,14 +180,6 @@ def _share(part_ms: float, step_ms: float) -> str:
 
 def _rate(value: float) -> str:
     return f"{value / 1000:.1f} Gbit/s" if value >= 1000 else f"{value:.0f} Mbit/s"
-
-
-def _cells(spread: Spread, step_ms: float) -> tuple[str, str, str]:
-    return f"{spread.mean:.2f} ms", _share(spread.mean, step_ms), f"{spread.low:.2f} – {spread.high:.2f}"
-
-
-def _ms(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f} ms"
 
 
 def picture(profile: Profile, findings: Findings, path: Path) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from hvdkit.report import mesh, pipeline
 from hvdkit.report.canvas import ranks
 from hvdkit.report.findings import Headline
-from hvdkit.report.profile import sentences
+from hvdkit.report.profile import parts_table, sentences
 from hvdkit.report.reproduce import CommandLine
 from hvdkit.report.sections import Page, Section
-from hvdkit.report.tabular import Cell, Table, number, percent
-from hvdkit.results import pipeline as pipelines
+from hvdkit.report.tabular import Cell, Table
 from hvdkit.results import profile as profiles
+from hvdkit.results.pipeline import PipelineStep
 
 FILE = "profile.json"
 
@@ -21,20 +21,9 @@ FILE = "profile.json"
 def make(folder: Path, own_command: str) -> Page:
     """The page about the folder of a profile. Raises RequestError if a file of it is damaged."""
     profile = profiles.load(folder / FILE)
-    columns = ["part of a step", "mean, ms", "share", "10 %, ms", "90 %, ms"]
-    rows = [
-        [
-            Cell(row["part"]),
-            number(row["mean"], 2),
-            percent(row["share"]),
-            number(row["low"], 2),
-            number(row["high"], 2),
-        ]
-        for row in profile.records()
-    ]
     sections, told = [], [Headline("plain", "Where the time goes", " ".join(sentences(profile)))]
-    if (folder / pipelines.FILE).exists():
-        step = pipelines.load(folder / pipelines.FILE)
+    if (folder / PipelineStep.FILE).exists():
+        step = PipelineStep.read(folder / PipelineStep.FILE)
         told.append(Headline("plain", "The pipeline", " ".join(pipeline.sentences(step))))
         whole = mesh.DrawnMesh.of(step.of_stages, step.tensor, step.shares_memory)
         sections.append(Section("pipeline", "The pipeline", [], [*pipeline.chart(step), *mesh.chart(whole)]))
@@ -48,7 +37,7 @@ def make(folder: Path, own_command: str) -> Page:
         title=f"{profile.recipe}: a profile of {profile.framework}, {ranks(profile.np)}",
         about=f"{profile.model}; batch {profile.batch_size}, {profile.precision}, {profile.measured_steps} steps",
         findings=told,
-        results=Table("results", columns, rows),
+        results=parts_table(profile),
         sections=sections,
         machine=Table("machine", ["item", "value"], [[Cell(key), Cell(value)] for key, value in machine.items()]),
         commands=[CommandLine("the profile", shlex.join(words))],

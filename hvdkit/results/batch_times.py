@@ -12,7 +12,7 @@ from hvdkit.results.json_files import StrictRecord
 
 _FALL = 0.8  # of a time, by which a larger batch may be measured faster
 
-Time = Annotated[float, Field(ge=0, le=1e15)]  # milliseconds
+Time = Annotated[float, Field(ge=0, le=1e9)]  # milliseconds
 
 
 class BatchFit(StrictRecord):
@@ -27,7 +27,7 @@ class BatchTime(StrictRecord):
     """One batch size: the means of a rank's step without update, and the medians within one batch."""
 
     batch_size: int = Field(ge=1, le=2**40, description="samples of a rank in a batch")
-    compute_ms: float = Field(gt=0, le=1e15, description="forward and backward, the mean of a step")
+    compute_ms: float = Field(gt=0, le=1e9, description="forward and backward, the mean of a step")
     backward_ms: Time | None = Field(None, description="backward, the mean of a step; null: not separated")
     layer_forward_ms: list[Time] = Field([], description="forward of each of `layers`; empty: the framework has none")
     tensor_ready_ms: list[Time] = Field(

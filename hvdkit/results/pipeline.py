@@ -6,14 +6,11 @@ take no time.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
-from hvdkit.files import write_atomic
 from hvdkit.results.json_files import Count, Figures, Result
 from hvdkit.results.train import PlannedStage
 
-FILE = "pipeline.json"
 Doing = Literal["forward", "backward", "send", "wait", "average", "update", "input", "other"]
 
 
@@ -73,13 +70,3 @@ class PipelineStep(Figures, Result, file="pipeline.json", of="the pipeline.json 
     def records(self) -> list[dict[str, Any]]:
         """A row for each measured span of each rank."""
         return [{"rank": rank.rank} | span.model_dump() for rank in self.ranks for span in rank.measured]
-
-
-def load(path: Path) -> PipelineStep:
-    """Read a `pipeline.json`. Raises RequestError if it is missing or damaged."""
-    return PipelineStep.read(path)
-
-
-def save(step: PipelineStep, path: Path) -> None:
-    """Write it. Raises RunError if that fails."""
-    write_atomic(path, step.model_dump_json(indent=2) + "\n")

@@ -19,9 +19,9 @@ from hvdkit.results.json_files import Result, StrictRecord
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 # Bounds beyond all machines, within which sums and products stay numbers.
-Size = Annotated[int, Field(ge=0, le=2**60)]
+Size = Annotated[int, Field(ge=0, le=10**15)]
 Count = Annotated[int, Field(ge=1, le=2**40)]
-Rate = Annotated[float, Field(gt=0, le=1e15)]
+Rate = Annotated[float, Field(gt=0, le=1e9)]
 Bound = Literal["compute", "communication", "negotiation", "waiting", "input", "gaps"]
 
 

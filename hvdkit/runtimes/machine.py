@@ -69,13 +69,23 @@ def gpu_memory() -> list[int]:
     return [int(line) * 2**20 for line in text.splitlines() if line.strip().isdecimal()]
 
 
-def memory() -> int:
-    """The memory of this machine in bytes, or what the control group of this process may use of it."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):  # "max" is no number
-            return min(total, int(Path(limit).read_text()))
-    return total
+def memory(root: Path = Path("/")) -> int:
+    """The memory of this machine in bytes, or what the control group of this process, or one above it, may use of it.
+
+    `root` has `proc` and `sys`.
+    """
+    limits, groups = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")], list[Path]()
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in ("memory", ""):
+                group = Path("sys/fs/cgroup", controllers, path.lstrip("/"))
+                groups += [group, *group.parents[:-3]]  # up to sys/fs/cgroup
+    for group in groups:
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):  # "max" is no number
+                limits.append(int((root / group / name).read_text()))
+    return min(limits)
 
 
 def shared_memory_fault() -> str | None:

@@ -10,11 +10,11 @@ from pydantic import ValidationError
 from hvdkit.errors import RequestError
 from hvdkit.recipe.faults import explain
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import case_memory, piecewise_linear, step, what_ifs
+from hvdkit.simulator import case_memory, crowding, piecewise_linear, step, what_ifs
 from hvdkit.simulator.cluster import Cluster, CurvePiece, Device, Level, Measured, Software
 from hvdkit.simulator.compression_costs import METHODS, CompressionSetting
 from hvdkit.simulator.costs import ClusterLinks
-from hvdkit.simulator.crowding import MIXED, Crowding
+from hvdkit.simulator.crowding import MIXED
 from hvdkit.simulator.jitter import slowest
 from hvdkit.simulator.measured_costs import level
 from hvdkit.simulator.settings import Settings, SyncSetting
@@ -59,10 +59,13 @@ class Calibration:
         return _UNCHECKED_ERROR if self.check_percent is None else max(_LEAST_ERROR, abs(self.check_percent))
 
     def crowding(self, case: Case) -> float:
-        """By what factor compute takes longer than in the profile, as more ranks share a host, or hosts a step."""
+        """By what factor compute takes longer than in the profile, as more ranks share a host, or hosts a step.
+
+        CPUs have none: nothing is known.
+        """
         asked = case.workload.precision
         mixed = self.mixed if asked == self.workload.precision else asked in MIXED
-        return Crowding(self.ranks, self.hosts, mixed, self.on_cpu).factor(case.network)
+        return 1.0 if self.on_cpu else crowding.factor(self.ranks, self.hosts, mixed, case.network)
 
     def jitter(self, cluster: Cluster) -> float:
         """The coefficient of variation of compute: what was measured, else what is assumed of the cluster."""
@@ -112,14 +115,26 @@ def calibrate(profile: Profile) -> Calibration:
         fusion_threshold_mib=profile.tuning.fusion_threshold_bytes / 2**20,
         cycle_time_ms=profile.tuning.cycle_time_ms,
     )
-    overlapped = profile.step.overlapped_communication_ms.mean > profile.step.exposed_communication_ms.mean > 0
-    on_cpu = profile.device == "cpu"
     recipe = case_memory.recipe_of(profile)
-    work = replace(of_profile(profile), recipe=recipe, framework=profile.framework, published=bool(profile.published))
-    work = replace(work, precision=profile.precision, shape=case_memory.shape_of(profile, recipe))
-    fitted = Calibration(work, known, None, overlapped, profile.np, on_cpu, profile.processor)
-    fitted = replace(fitted, measured_jitter=not profile.published and profile.measured_steps > 1)
-    fitted = replace(fitted, hosts=profile.hosts, mixed=profile.precision in MIXED)
+    work = replace(
+        of_profile(profile),
+        recipe=recipe,
+        framework=profile.framework,
+        published=bool(profile.published),
+        precision=profile.precision,
+        shape=case_memory.shape_of(profile, recipe),
+    )
+    fitted = Calibration(
+        work,
+        known,
+        overlap_shown=profile.step.overlapped_communication_ms.mean > profile.step.exposed_communication_ms.mean > 0,
+        ranks=profile.np,
+        on_cpu=profile.device == "cpu",
+        processor=profile.processor,
+        measured_jitter=not profile.published and profile.measured_steps > 1,
+        hosts=profile.hosts,
+        mixed=profile.precision in MIXED,
+    )
     return _as_measured(profile, replace(fitted, check_percent=_check(profile, fitted)))
 
 

@@ -29,7 +29,7 @@ _OF_MAPS = 4  # of an output of a convolution: written, normalized, activated, r
 _LAUNCHES = {"gpt": 25, "resnet": 10}  # kernels of a block's forward pass, as PyTorch runs it without a compiler
 
 
-def of_recipe(recipe: Recipe, shape: tuple[int, ...] | None, keeps_scores: bool = True) -> ModelWork | None:
+def of_recipe(recipe: Recipe, shape: tuple[int, ...] | None) -> ModelWork | None:
     """The chain of a recipe's model for samples of `shape`; None where that is unknown."""
     table, precision = tasks.choose(recipe).architecture(shape), PRECISIONS[recipe.precision]
     full = ITEM_BYTES[precision.parameters]
@@ -37,31 +37,26 @@ def of_recipe(recipe: Recipe, shape: tuple[int, ...] | None, keeps_scores: bool 
     if shape is None or not isinstance(table, GPT | ResNet):
         return None
     # The update reads parameters, gradients and slots, and writes all but gradients.
-    return of_table(table, shape, ITEM_BYTES[precision.compute], full, full * (3 + 2 * slots), keeps_scores)
+    return of_table(table, shape, ITEM_BYTES[precision.compute], full, full * (3 + 2 * slots))
 
 
 def of_table(
-    table: GPT | ResNet,
-    shape: tuple[int, ...],
-    value_bytes: float,
-    gradient_bytes: float,
-    update_bytes: float,
-    keeps_scores: bool = True,
+    table: GPT | ResNet, shape: tuple[int, ...], value_bytes: float, gradient_bytes: float, update_bytes: float
 ) -> ModelWork:
     """The chain of a model for samples of `shape`: (tokens,), or (height, width, channels)."""
     if isinstance(table, GPT):
-        blocks, shared = _gpt(table, shape[0], keeps_scores), float(table.vocabulary * table.width)
+        blocks, shared = _gpt(table, shape[0]), float(table.vocabulary * table.width)
     else:
         blocks, shared = _resnet(table, shape[0], shape[1]), 0.0
     return ModelWork(tuple(blocks), shared, value_bytes, gradient_bytes, update_bytes)
 
 
-def _gpt(table: GPT, tokens: int, keeps_scores: bool) -> list[BlockWork]:
+def _gpt(table: GPT, tokens: int) -> list[BlockWork]:
     width, blocks = table.width, list[BlockWork]()
     work, held = table.work_by_block(), _parameters(table)
     for index, name in enumerate(table.blocks):
         whole, parts = held(name)
-        moved = _PARTS * width + (_OF_SCORES * table.heads * tokens if keeps_scores else 0)
+        moved = _PARTS * width + _OF_SCORES * table.heads * tokens
         sums = [float(tokens * width)] * 2
         if index == 0:  # the table of tokens
             parts, whole = parts + table.vocabulary * width, whole + table.context * width

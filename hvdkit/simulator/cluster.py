@@ -29,9 +29,7 @@ SCHEMA = "cluster.schema.json"  # beside the clusters, written by scripts/schema
 EXPECTED = "a cluster file (YAML) as `hvdkit bench` writes it"
 MOST_FALL = 0.8  # of the time from one piece to the next: measured curves fall a little, protocols switch
 Algorithm = Literal["ring", "halving-doubling", "tree", "hierarchical", "central"]
-Way = Literal[
-    "ring", "halving-doubling", "tree", "hierarchical", "central", "memory"
-]  # memory: wherever ranks share it
+Way = Literal[Algorithm, "memory"]  # memory: wherever ranks share it
 
 
 def not_tiny(value: float) -> float:

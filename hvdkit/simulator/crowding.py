@@ -13,8 +13,6 @@ part is not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hvdkit.simulator.costs import ClusterLinks
 
 IN_HOST = {"fp32": 0.059, "mixed": 0.086}
@@ -22,22 +20,11 @@ BETWEEN_HOSTS = {"fp32": 0.035, "mixed": 0.11}
 MIXED = frozenset({"fp16", "bf16"})  # precisions of recipes
 
 
-@dataclass(frozen=True)
-class Crowding:
-    """Of a profile of so many ranks on so many hosts."""
+def factor(ranks: int, hosts: int, mixed: bool, network: ClusterLinks) -> float:
+    """By what factor compute takes longer than in a profile of so many ranks on so many hosts, at least 1."""
+    precision = "mixed" if mixed else "fp32"
 
-    ranks: int = 1
-    hosts: int = 1
-    mixed: bool = False
-    on_cpu: bool = False
-
-    def factor(self, network: ClusterLinks) -> float:
-        """By what factor compute takes longer than in the profile, at least 1. CPUs have none: nothing is known."""
-        if self.on_cpu:
-            return 1.0
-        own = self._share(-(-self.ranks // self.hosts), self.hosts)
-        return max(1.0, (1 + self._share(network.local, network.hosts_used)) / (1 + own))
-
-    def _share(self, local: int, hosts: int) -> float:
-        precision = "mixed" if self.mixed else "fp32"
+    def share(local: int, hosts: int) -> float:
         return (local - 1) / local * (IN_HOST[precision] + (hosts - 1) / hosts * BETWEEN_HOSTS[precision])
+
+    return max(1.0, (1 + share(network.local, network.hosts_used)) / (1 + share(-(-ranks // hosts), hosts)))

@@ -155,14 +155,11 @@ def _tried(situation: Situation) -> Iterator[tuple[RungName, _Trial | str]]:
     yield "smaller batch", _first(situation, sizes if whole else sizes[1:], none or "the batch is one sample")
     again = "the recipe recomputes" if recipe.recompute else none
     yield "recompute", again or _first(situation, [size | {"recompute": True} for size in sizes], "")
+    none_lower = ""
     if recipe.precision not in ("fp32", "fp64"):
         none_lower = f"the recipe is in {recipe.precision}"
-    else:
-        none_lower = (
-            ""
-            if situation.half != "none"
-            else "its devices are not known to compute in bf16 or fp16 (device.half_precision)"
-        )
+    elif situation.half == "none":
+        none_lower = "its devices are not known to compute in bf16 or fp16 (device.half_precision)"
     lower = [] if none_lower else [size | {"precision": situation.half} for size in sizes]
     yield "precision", _first(situation, _with_recompute(situation, lower), none or none_lower)
     inputs = [sizes[0] | smaller for smaller in _smaller_inputs(recipe)] if sizes else []
@@ -175,24 +172,10 @@ def _tried(situation: Situation) -> Iterator[tuple[RungName, _Trial | str]]:
     parts = [size for size in divisors if size <= situation.ranks_per_host]
     both = [(stages, size) for stages in divisors for size in parts if ranks % (stages * size) == 0]
     both.sort(key=lambda axes: (axes[0] * axes[1], -axes[1]))
-    yield "pipeline", _least(situation, [(stages, 1) for stages in divisors])
-    yield "tensor", _least(situation, [(1, size) for size in parts])
-    yield "tensor and pipeline", _least(situation, both)
-
-
-def _least(situation: Situation, meshes: Sequence[tuple[int, int]]) -> _Trial | str:
-    """The first mesh, of so many stages and parts of layers, on which the recipe fits, or that with which it needs
-    the least."""
-    least, fault = None, "" if meshes else "there are too few ranks"
-    for stages, size in meshes:
-        tried = _on_mesh(situation, stages, size)
-        if isinstance(tried, str):
-            fault = fault or tried
-        elif tried.fits is not False:
-            return tried
-        elif least is None or tried.parts.total < least.parts.total:
-            least = tried
-    return least or fault
+    few = "there are too few ranks"
+    yield "pipeline", _best((_on_mesh(situation, stages, 1) for stages in divisors), few)
+    yield "tensor", _best((_on_mesh(situation, 1, size) for size in parts), few)
+    yield "tensor and pipeline", _best((_on_mesh(situation, *axes) for axes in both), few)
 
 
 def _on_mesh(situation: Situation, stages: int, size: int) -> _Trial | str:
@@ -269,27 +252,34 @@ def _smaller_inputs(recipe: Recipe) -> Iterator[_Keys]:
 
 
 def _first(situation: Situation, keys: Iterable[_Keys], fault: str) -> _Trial | str:
-    """The recipe with the first of these that fits, or else that which needs the least.
+    """The best trial of the recipe with each of these; without any `fault`."""
+    return _best((_tried_with(situation, changes) for changes in keys), fault)
 
-    If there is none, a line: why the first was refused, or `fault`.
-    """
-    least: _Trial | None = None
-    refused = ""
-    for changes in keys:
-        try:
-            recipe = schema.revise(situation.recipe.model_dump() | changes, situation.recipe.name)
-        except RequestError as error:
-            refused = refused or str(error).splitlines()[0].partition(": ")[2]
-            continue
-        parts = situation.needs(recipe)
-        fits = situation.fits(parts)
-        if fits is False and (split := situation.cut(recipe)):
-            recipe = schema.revise(recipe.model_dump(), recipe.name, [f"parallel.split={split}"])
-            parts, fits = situation.needs(recipe), True
-        if fits is not False:
-            return _Trial(recipe, parts, fits)
-        if least is None or parts.total < least.parts.total:
-            least = _Trial(recipe, parts, fits)
+
+def _tried_with(situation: Situation, changes: _Keys) -> _Trial | str:
+    """The recipe with these keys, or why it is refused."""
+    try:
+        recipe = schema.revise(situation.recipe.model_dump() | changes, situation.recipe.name)
+    except RequestError as error:
+        return str(error).splitlines()[0].partition(": ")[2]
+    parts = situation.needs(recipe)
+    fits = situation.fits(parts)
+    if fits is False and (split := situation.cut(recipe)):
+        recipe = schema.revise(recipe.model_dump(), recipe.name, [f"parallel.split={split}"])
+        parts, fits = situation.needs(recipe), True
+    return _Trial(recipe, parts, fits)
+
+
+def _best(trials: Iterable[_Trial | str], fault: str) -> _Trial | str:
+    """The first that fits, as far as that is known, or else that which needs the least; without any the first line."""
+    least, refused = None, ""
+    for trial in trials:
+        if isinstance(trial, str):
+            refused = refused or trial
+        elif trial.fits is not False:
+            return trial
+        elif least is None or trial.parts.total < least.parts.total:
+            least = trial
     return least or refused or fault
 
 

@@ -10,9 +10,9 @@ updated. Neighbors are neighbors on the tensor axis, then on the data axis, as i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -25,8 +25,6 @@ from hvdkit.tasks.parts import evenly
 
 _SERIAL = 0.4  # of launches, for which the device waits, as when it computes again with the same random numbers
 _OF_SUM = 2  # launches
-_MOST_SAMPLES = 64  # of a microbatch that is searched
-_SIMULATED = 10  # of the best ways that a search estimates
 
 
 class BlockWork(NamedTuple):
@@ -86,31 +84,26 @@ class MeshStep(NamedTuple):
     split: tuple[int, ...]
 
 
+@dataclass(frozen=True, eq=False)
 class MeshLinks:
     """What groups of a mesh take for their collectives and messages, over the levels of links that they cross."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self._networks: dict[tuple[int, int], ClusterLinks] = {}
-        self._seconds: dict[tuple[object, ...], float] = {}
+    cluster: Cluster
 
+    @lru_cache(maxsize=4096)  # noqa: B019 - of all meshes together
     def seconds(self, operation: Collective, size: int, stride: int, sent: float) -> float:
         """A collective of `size` ranks, of which every `stride`-th is one, of so many bytes of a rank."""
         if size == 1 or sent <= 0:
             return 0.0
-        key = operation, size, stride, sent
-        if key not in self._seconds:
-            self._seconds[key] = float(self._network(size, stride).cost(operation).line(sent))
-        return self._seconds[key]
+        return float(self._network(size, stride).cost(operation).line(sent))
 
     def message(self, stride: int, sent: float) -> float:
         """A message from each rank to the one `stride` after it."""
         return self.seconds("broadcast", 2, stride, sent)
 
+    @lru_cache(maxsize=4096)  # noqa: B019 - of all meshes together
     def _network(self, size: int, stride: int) -> ClusterLinks:
-        if (size, stride) not in self._networks:
-            self._networks[size, stride] = ClusterLinks(_strided(self.cluster, stride), size)
-        return self._networks[size, stride]
+        return ClusterLinks(_strided(self.cluster, stride), size)
 
 
 def _strided(cluster: Cluster, stride: int) -> Cluster:
@@ -196,15 +189,6 @@ class Divided:
         blocks = [block for run in self.runs[stage :: self.axes.pipeline] for block in run]
         return sum(block.parameters / self.axes.tensor + block.whole_parameters for block in blocks)
 
-    def estimate(self) -> float:
-        """About the seconds of a step, without its schedule: all passes of a microbatch, and the busiest stage's of
-        the others."""
-        axes = self.axes
-        times = [sum(self.passes(run)[:2]) for run in self.runs]
-        busiest = max(sum(times[stage :: axes.pipeline]) for stage in range(axes.pipeline))
-        through = sum(times) / axes.chunks + 2 * (axes.pipeline - 1) * self.hop_s
-        return through + (self.microbatches - 1) * busiest + max(map(self._after, {0, axes.pipeline - 1}))
-
     def step(self) -> MeshStep:
         """A step, by its schedule."""
         stages, axes = range(self.axes.pipeline), self.axes
@@ -281,44 +265,3 @@ def _alone(chain: ModelWork, samples: int, processor: Processor) -> float:
     no_links: MeshLinks = None  # type: ignore[assignment]
     way = Divided(chain, Parallel.model_construct(data=1, tensor=1, pipeline=1), 1, samples, processor, no_links)
     return sum(way._work(block, 1 + BACKWARD, 0.0) for block in chain.blocks)
-
-
-def candidates(devices: int, blocks: int, most_tensor: int, heads: int | None = None) -> Iterator[Parallel]:
-    """All data × pipeline × tensor meshes of so many devices that a chain of `blocks` takes, without microbatches.
-
-    A tensor group has at most `most_tensor` ranks, and divides the `heads` evenly, if there are any.
-    """
-    divisors = [size for size in range(1, math.isqrt(devices) + 1) if devices % size == 0]
-    divisors = sorted({*divisors, *(devices // size for size in divisors)})
-    for tensor in divisors:
-        if tensor > most_tensor or (heads and heads % tensor):
-            continue
-        for pipeline in divisors:
-            if devices % (tensor * pipeline) == 0 and pipeline <= blocks:
-                yield Parallel(data=devices // tensor // pipeline, pipeline=pipeline, tensor=tensor)
-
-
-def search(
-    chain: ModelWork,
-    devices: int,
-    batch: int,
-    processor: Processor,
-    cluster: Cluster,
-    heads: int | None = None,
-    recompute: bool = False,
-) -> list[tuple[Divided, MeshStep]]:
-    """The fastest ways to train `batch` samples a step, all together, on so many devices, the best first.
-
-    All meshes and sizes of microbatches are estimated; the _SIMULATED best are then simulated.
-    """
-    links, ways = MeshLinks(cluster), list[tuple[float, Divided]]()
-    for axes in candidates(devices, len(chain.blocks), cluster.ranks_per_host, heads):
-        share, rest = divmod(batch, int(axes.data))
-        if rest or not share:
-            continue
-        for samples in (size for size in range(1, min(share, _MOST_SAMPLES) + 1) if share % size == 0):
-            if share // samples >= axes.pipeline:
-                way = Divided(chain, axes, share // samples, samples, processor, links, recompute)
-                ways.append((way.estimate(), way))
-    best = [way for _, way in sorted(ways, key=lambda pair: pair[0])[:_SIMULATED]]
-    return sorted(((way, way.step()) for way in best), key=lambda pair: pair[1].seconds)

@@ -21,6 +21,7 @@ from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RunError
 from hvdkit.heartbeat import DISK, Heartbeat
 from hvdkit.strategies.dense import Dense
+from hvdkit.worker import startup
 from hvdkit.worker.setup import Setup, seed_rank
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Keeper:
                 layout |= {name: (str(array.dtype), array.shape) for name, array in rest.items()}
                 # Where ranks share it, none has more than its own shares and a bucket in memory.
                 write = self.checkpoints.write_each if shared else self.checkpoints.write
+                if not shared:  # what steps have freed is in pieces in which the files' bytes find no place
+                    startup.return_freed_memory()
                 write(_record(self.setup, progress), layout, arrays)
             else:
                 deque(arrays, maxlen=0)  # its part in the collectives

@@ -59,7 +59,7 @@ def own_pages(then_from: int | None = None) -> Iterator[None]:
 
 
 def return_freed_memory() -> None:
-    """Call malloc_trim(3). What the start has freed, such as initial weights, is in other places than a step needs."""
+    """Call malloc_trim(3). What the start, or a step, has freed is in other places than what comes next needs."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -26,8 +26,8 @@ SHARED = "HOROVOD_SHARED_MEMORY"  # ranks of one host talk through memory unless
 IDLE = "HOROVOD_IDLE_CYCLE_TIME"  # read by the Horovod that `hvdkit runtime build` builds (runtimes/patches)
 _NOT_OF = {"language_modeling": ("images",)}  # the adapters' settings that do not concern a task
 CHOSEN = "HVDKIT_TUNED"
-# The defaults of Horovod 0.28.1: milliseconds, bytes, tensors
-_CYCLE_MS, FUSION_BYTES, _CACHED = 1, 128 * 2**20, 1024
+FUSION_BYTES, _CACHED = 128 * 2**20, 1024
+_DEFAULTS = {CYCLE: 1, FUSION: FUSION_BYTES, CACHE: _CACHED}  # of Horovod 0.28.1: milliseconds, bytes, tensors
 LONGER_CYCLE_MS, IDLE_MS = 5, 100
 
 
@@ -53,8 +53,8 @@ def apply(recipe: Recipe) -> dict[str, Choice]:
 
 def in_force(recipe: Recipe) -> dict[str, float]:
     """The cycle time (ms), fusion threshold (bytes) and cache capacity (tensors) in force, chosen or default."""
-    own, chosen = {CYCLE: _CYCLE_MS, FUSION: FUSION_BYTES, CACHE: _CACHED}, apply(recipe)
-    return {name: float(value if chosen[name].value is None else chosen[name].value) for name, value in own.items()}
+    chosen = {name: choice.value for name, choice in apply(recipe).items()}
+    return {name: float(own if chosen[name] is None else chosen[name]) for name, own in _DEFAULTS.items()}
 
 
 def environment(recipe: Recipe, given: Mapping[str, str]) -> dict[str, str]:
@@ -76,7 +76,10 @@ def _values(choices: Mapping[str, Choice]) -> dict[str, str]:
 def choose(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, Choice]:
     """Horovod's settings for a recipe in this environment, by the name of the variable."""
     launchers = _brought_along(environment)
-    choices = {IDLE: _idle(recipe, environment), CYCLE: _cycle(recipe), FUSION: _fusion(recipe), CACHE: _cache(recipe)}
+    choices = dict.fromkeys((IDLE, *_DEFAULTS), Choice(None, "Horovod's default: tune is none"))
+    if recipe.tune != "none":
+        choices = {IDLE: _idle(recipe, environment), CYCLE: _cycle(recipe)}
+        choices |= {FUSION: _fusion(recipe), CACHE: _cache(recipe)}
     for name in choices.keys() & environment.keys():
         measured = name in launchers and str(launchers[name].value) == environment[name]
         choices[name] = launchers[name] if measured else Choice(environment[name], "set in the environment")
@@ -123,8 +126,6 @@ def listed(
 
 def _idle(recipe: Recipe, environment: Mapping[str, str]) -> Choice:
     """How long Horovod's background thread may sleep while there is nothing to reduce, in milliseconds."""
-    if recipe.tune == "none":
-        return Choice(None, "Horovod's default, a wake-up per cycle: tune is none")
     if recipe.device == "gpu":
         return Choice(None, "Horovod's default, a wake-up per cycle: GPUs compute, so cores are free")
     if CYCLE in environment:
@@ -134,9 +135,7 @@ def _idle(recipe: Recipe, environment: Mapping[str, str]) -> Choice:
 
 def _cycle(recipe: Recipe) -> Choice:
     """The cycle time in milliseconds, after which Horovod's background thread wakes if no tensor wakes it."""
-    own = f"Horovod's default, {_CYCLE_MS} ms"
-    if recipe.tune == "none":
-        return Choice(None, f"{own}: tune is none")
+    own = f"Horovod's default, {_DEFAULTS[CYCLE]} ms"
     if recipe.device == "gpu":
         return Choice(None, f"{own}: GPUs compute, so cores are free")
     if recipe.elastic:
@@ -153,8 +152,6 @@ def _fusion(recipe: Recipe) -> Choice:
     """The fusion threshold: how many bytes are reduced together."""
     whole = 8 * parameter_count(tasks.choose(recipe).architecture())
     own = f"Horovod's default, {FUSION_BYTES >> 20} MiB"
-    if recipe.tune == "none":
-        return Choice(None, f"{own}: tune is none")
     if recipe.sharding != "none" and not recipe.elastic:
         return Choice(BUCKET_BYTES, "gradients come in buckets of this size; fusing them would copy them once more")
     if not whole:
@@ -173,10 +170,7 @@ def _cache(recipe: Recipe) -> Choice:
     needed = (3 + len(rule_of(recipe.optimizer).slots)) * parameters
     if recipe.order == "priority":
         needed += parameter_count(tasks.choose(recipe).architecture()) // 2**17  # pieces of 1 MiB, in float64 too
-    if recipe.tune == "none":
-        return Choice(None, f"Horovod's default, {_CACHED} tensors: tune is none")
-    if not parameters:
-        return Choice(None, f"Horovod's default, {_CACHED} tensors: only the script knows the model's size")
-    if needed <= _CACHED:
-        return Choice(None, f"Horovod's default, {_CACHED} tensors: all of this model's {needed} fit")
+    if not parameters or needed <= _CACHED:
+        why = f"all of this model's {needed} fit" if parameters else "only the script knows the model's size"
+        return Choice(None, f"Horovod's default, {_CACHED} tensors: {why}")
     return Choice(needed, f"Horovod's default, {_CACHED}, is less than this model's {needed} tensors")
