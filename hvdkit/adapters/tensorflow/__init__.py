@@ -84,14 +84,8 @@ class TensorFlow(TensorFlowTensors, HorovodAdapter):
     def start_broadcast(self, tensor: tf.Tensor, group: Group, root_rank: int, name: str) -> Pending:
         from hvdkit.adapters.tensorflow.stages import Messages  # only stages need it
 
-        self._messages = self._messages or Messages(self._message)
+        self._messages = self._messages or Messages(self.broadcast)
         return self._messages.start(tensor, (group, root_rank, name))
-
-    def _message(self, tensor: tf.Tensor, group: Group, root_rank: int, name: str) -> tf.Tensor:
-        # Horovod asks rank 0 about each broadcast, but keeps what was agreed on an allgather: here, of one rank's.
-        own = tf.reshape(tensor, (-1,))
-        sent = own if group.ranks[group.index] == root_rank else own[:0]
-        return tf.reshape(self.allgather(sent, group, name), tensor.shape)
 
     def stage(self, trainable: Trainable) -> Stage:
         from hvdkit.adapters.tensorflow.stages import TensorFlowStage

@@ -68,16 +68,16 @@ class TensorFlowStage(Stage):
 
 
 class Message(Pending):
-    """A message in a thread of its own, as an operation returns when it is done."""
+    """A broadcast in a thread of its own, as an operation returns when it is done."""
 
-    def __init__(self, send: Callable[[tf.Tensor], tf.Tensor], tensor: tf.Tensor) -> None:
+    def __init__(self, broadcast: Callable[[tf.Tensor], tf.Tensor], tensor: tf.Tensor) -> None:
         self._done: Future[tf.Tensor] = Future()
         # The interpreter does not wait for it when it ends.
-        Thread(target=self._run, args=(send, tensor), daemon=True).start()
+        Thread(target=self._run, args=(broadcast, tensor), daemon=True).start()
 
-    def _run(self, send: Callable[[tf.Tensor], tf.Tensor], tensor: tf.Tensor) -> None:
+    def _run(self, broadcast: Callable[[tf.Tensor], tf.Tensor], tensor: tf.Tensor) -> None:
         try:
-            self._done.set_result(send(tensor))
+            self._done.set_result(broadcast(tensor))
         except Exception as error:  # raised where it is waited for
             self._done.set_exception(error)
 
@@ -89,21 +89,21 @@ class Message(Pending):
 
 
 class Messages:
-    """Messages by name, compiled: eager operations of a kind all have one name, so that only one could be on its way
+    """Broadcasts by name, compiled: eager operations of a kind all have one name, so that only one could be on its way
     within a group."""
 
-    def __init__(self, send: Callable[..., tf.Tensor]) -> None:
-        self._send = send
+    def __init__(self, broadcast: Callable[..., tf.Tensor]) -> None:
+        self._broadcast = broadcast
         self._compiled: dict[tuple[Any, ...], Callable[[tf.Tensor], tf.Tensor]] = {}
 
     def start(self, tensor: tf.Tensor, how: tuple[Any, ...]) -> Pending:
-        """A message that comes while this rank computes.
+        """A broadcast that goes on while this rank computes.
 
-        `how` are the arguments of `Adapter.start_broadcast` after the tensor.
+        `how` are the arguments of `Adapter.broadcast` after the tensor.
         """
         key = (how, tuple(tensor.shape), tensor.dtype)
         if key not in self._compiled:
             of = tf.TensorSpec.from_tensor(tensor)
-            function = tf.function(lambda tensor: self._send(tensor, *how), autograph=False)
+            function = tf.function(lambda tensor: self._broadcast(tensor, *how), autograph=False)
             self._compiled[key] = function.get_concrete_function(of)
         return Message(self._compiled[key], tensor)
