@@ -194,19 +194,10 @@ def judged(
     least: float | None = None,
     most: float | None = None,
 ) -> dict[str, Any]:
-    """hvdkit's ratio over the rounds and whether it meets its mark; missed only if the whole interval misses it."""
+    """hvdkit's ratio over the rounds, and whether it meets its mark."""
     ratio = harness.interval([one[mine][key] / one[other][key] for one in rounds])
-    if least is None and most is None:
-        return {"what": what, "mark": "–", "ratio": ratio, "verdict": "reported"}
-    sign, limit = (1, least) if least is not None else (-1, -(most or 0))
-    worst, median, best = sorted((sign * ratio["low"], sign * ratio["median"], sign * ratio["high"]))
-    verdict = "met" if worst >= limit else "met by the median" if median >= limit else "in doubt"
-    return {
-        "what": what,
-        "mark": f"≥ {least:.2f}" if least is not None else f"≤ {most:.2f}",
-        "ratio": ratio,
-        "verdict": "missed" if best < limit else verdict,
-    }
+    mark = "–" if least is most is None else f"≤ {most:.2f}" if least is None else f"≥ {least:.2f}"
+    return {"what": what, "mark": mark, "ratio": ratio, "verdict": harness.judged(ratio, least, most)}
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness, written
+from benchmarks.harness import step_ms
 from hvdkit.launch.namespaces import Network
 from hvdkit.recipe import registry, schema
 
@@ -100,8 +101,8 @@ def timed(network: Network, _: str, number: int, name: str, folder: Path) -> dic
 
 def row(name: str, runs: list[dict[str, Any]], rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """A method's figures: medians over seeds and rounds with their range; `speedup` is of ratios within rounds."""
-    losses, steps = [one["validation"]["bits_per_byte"] for one in runs], [_step_ms(one[name]) for one in rounds]
-    dense = [_step_ms(one["dense"]) for one in rounds if "dense" in one]
+    losses, steps = [one["validation"]["bits_per_byte"] for one in runs], [step_ms(one[name]) for one in rounds]
+    dense = [step_ms(one["dense"]) for one in rounds if "dense" in one]
     return {
         "says": METHODS[name].says,
         "bits_per_byte": harness.median_and_range(losses) if losses else None,
@@ -109,11 +110,6 @@ def row(name: str, runs: list[dict[str, Any]], rounds: list[dict[str, Any]]) -> 
         "step_ms": harness.median_and_range(steps) if steps else None,
         "speedup": statistics.median(a / b for a, b in zip(dense, steps, strict=True)) if dense else None,
     }
-
-
-def _step_ms(result: dict[str, Any]) -> float:
-    """Milliseconds a step: a mean, as with Local SGD only some steps send."""
-    return float(1e3 * result["batch_size"] * RANKS / result["samples_per_second"])
 
 
 if __name__ == "__main__":

@@ -140,6 +140,17 @@ def median_and_range(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
+def judged(ratio: Mapping[str, float], least: float | None = None, most: float | None = None) -> str:
+    """What the interval of a ratio comes to beside its mark; missed only if all of it misses that."""
+    if least is None and most is None:
+        return "reported"
+    sign, mark = (1, least or 0.0) if most is None else (-1, -most)
+    worst, middle, best = sorted(sign * ratio[key] for key in ("low", "median", "high"))
+    if worst >= mark:
+        return "met"
+    return "met by the median" if middle >= mark else "in doubt" if best >= mark else "missed"
+
+
 # -- what is run ------------------------------------------------------------------------------------------------------
 
 
@@ -262,7 +273,7 @@ def result_of(folder: Path) -> dict[str, Any]:
 
 def step_ms(result: Mapping[str, Any]) -> float:
     """Milliseconds a step: a mean, as with Local SGD only some steps send."""
-    return float(1e3 * result["batch_size"] * result["np"] / result["images_per_second"])
+    return float(1e3 * result["batch_size"] * result["np"] / result["samples_per_second"])
 
 
 def start_ranks(

@@ -17,7 +17,7 @@ Side = tuple[list[str], int, int]
 
 
 def take_turns(
-    network: Network,
+    network: Network | None,
     slots: int,
     framework: str,
     keys: Sequence[str],
@@ -25,17 +25,22 @@ def take_turns(
     order: Sequence[str],
     rounds: int,
     folder: Path,
+    recipe: str = "resnet20-digits",
 ) -> dict[str, Any]:
-    """What `turns_rank.py` writes, of `slots` ranks on each host of a network; the sides of `order` are shuffled.
+    """What `turns_rank.py` writes, of `slots` ranks on each host of a network, or on this machine; the sides of `order`
+    are shuffled.
 
-    The recipe is `resnet20-digits` with `keys`, by which the ranks' environment is made. Raises as `run` does.
+    By the recipe with `keys` the ranks' environment is made. Raises as `run` does, or what a launcher raises.
     """
-    found, shuffle = folder / "found.json", random.Random(f"{framework} {network.mbit_per_s}")
+    found, shuffle = folder / "found.json", random.Random(f"{framework} {network and network.mbit_per_s}")
     orders = [shuffle.sample(order, len(order)) for _ in range(rounds)]
     arguments = [framework, json.dumps({"sides": sides, "rounds": orders, "out": str(found)})]
-    job = {"script": "turns_rank.py", "recipe": "resnet20-digits", "framework": framework, "keys": list(keys)}
-    where = {"ranks": slots * len(network.names), "hosts": network.hosts_option(slots)}
-    harness.elsewhere(harness.start_ranks, start=network.run, out=str(folder), arguments=arguments, **job, **where)
+    job = {"out": str(folder), "script": "turns_rank.py", "recipe": recipe, "framework": framework, "keys": list(keys)}
+    if network is None:
+        harness.start_ranks(ranks=slots, arguments=arguments, **job)
+    else:
+        where = {"ranks": slots * len(network.names), "hosts": network.hosts_option(slots)}
+        harness.elsewhere(harness.start_ranks, start=network.run, arguments=arguments, **job, **where)
     return dict(json.loads(found.read_text()))
 
 

@@ -17,7 +17,6 @@ missed.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,97 +86,83 @@ METHODS = {
 COMPUTING = Method("nothing is sent", _local(10**6), 1, 56)
 OTHERS_METHOD, OTHERS_SHARE = "local24-int8", 0.7
 Asked = tuple[str, Sequence[float], Sequence[str]]  # framework, shares, methods
+Round = dict[str, dict[str, Any]]  # results by method
+Accuracies = dict[tuple[str, str], list[float]]  # by framework and method
 
 
-class Bench:
-    """The runs of one benchmark, kept in a folder; what is there is not run again."""
-
-    def __init__(self, keep: Path, rounds: int, seeds: int, epochs: int) -> None:
-        self.keep, self.rounds, self.seeds, self.epochs = keep, rounds, seeds, epochs
-        self.cost = FIRST_COST  # does not depend on the framework: what is known of another is the first guess
-
-    def rate(self, network: Network, framework: str, share: float) -> float:
-        """The links' rate at which dense communication has this share of the framework's step: found once, and kept."""
-
-        def run(_: str, number: int, side: str, folder: Path) -> dict[str, float]:
-            alone = step_ms(timed(network, FREE_MBIT_PER_S, framework, COMPUTING, folder / COMPUTE))
-            guess = starved.rate_for(share, alone, self.cost)
-            dense = step_ms(timed(network, guess, framework, METHODS[DENSE], folder / DENSE))
-            say(f"{framework}, {guess:.2f} Mbit/s: {starved.share_of(alone, dense):.1%} communication")
-            cost = (dense - alone) * guess
-            return {"mbit_per_s": starved.rate_for(share, alone, cost), "cost": cost}
-
-        (found,) = harness.rounds(self.keep / "rates", [f"{framework}/{share:g}"], ["found"], 1, run).popitem()[1]
-        self.cost = found["found"]["cost"]
-        return float(found["found"]["mbit_per_s"])
-
-    def speed(self, network: Network, framework: str, shares: Sequence[float], names: Sequence[str]) -> None:
-        """See that there are rounds of these methods at the shares' rates."""
-        rates = {f"{share:g}": self.rate(network, framework, share) for share in shares}
-
-        def run(share: str, _: int, side: str, folder: Path) -> dict[str, Any]:
-            method, rate = (COMPUTING, FREE_MBIT_PER_S) if side == COMPUTE else (METHODS[side], rates[share])
-            return timed(network, rate, framework, method, folder)
-
-        sides = sorted({COMPUTE, DENSE, *names})
-        harness.rounds(self.keep / "speed" / framework, rates, sides, self.rounds, run)
-
-    def accuracy(self, framework: str, names: Sequence[str]) -> None:
-        """Train methods in full, with every seed."""
-
-        def run(method: str, number: int, _: str, folder: Path) -> dict[str, Any]:
-            keys = [*KEYS, *METHODS[method].keys, f"epochs={self.epochs}", f"seed={number + 1}"]
-            return harness.train(framework, RANKS, RECIPE, keys, folder)
-
-        harness.rounds(self._trained(framework), names, ["trained"], self.seeds, run)
-
-    def measure(self, asked: Sequence[Asked]) -> None:
-        """All that is not there yet, times first: they need the network, and show problems soonest."""
-        with Network(RANKS, FREE_MBIT_PER_S) as network:
-            for framework, shares, names in asked:
-                self.speed(network, framework, shares, names)
-        for framework, _, names in asked:
-            self.accuracy(framework, names)
-
-    def rows(self, framework: str, share: float, names: Sequence[str]) -> list[Row]:
-        """A row for each method that any round has; accuracies are compared with those of FRAMEWORK's dense."""
-        rounds = _kept(self.keep / "speed" / framework / f"{share:g}")
-        dense, rows = self._accuracies(FRAMEWORK, DENSE), []
-        for name in names:
-            if mine := [each for each in rounds if name in each]:
-                row = {"rate_mbit_per_s": mine[-1][name]["mbit_per_s"], "method": name, "framework": framework}
-                row |= {"asked_share": share, "bytes_per_step": mine[0][name]["bytes_per_step"] or 0.0}
-                times = [{side: step_ms(result) for side, result in each.items()} for each in mine]
-                accuracies = self._accuracies(framework, name)
-                rows.append(row | starved.row(times, name, STEPS_PER_EPOCH, accuracies, dense))
-        return rows
-
-    def story(self, asked: Sequence[Asked]) -> dict[str, Any]:
-        """`bench-network.json`. `load` is the largest share of the machine's CPU time that others took from a run."""
-        places = [(framework, share, names) for framework, shares, names in asked for share in shares]
-        rows = [row for place in places for row in self.rows(*place)]
-        results = [one for each in _kept(self.keep / "speed", "*/*/*") for one in each.values()]
-        setting = {"model": "resnet20", "data": "mnist5k", "hosts": RANKS, "batch_size": BATCH}
-        return {
-            "command": "make bench-network",
-            "marks": {f"{share:g}": mark for share, mark in MARKS.items()},
-            "setting": setting | {"steps_per_epoch": STEPS_PER_EPOCH, "epochs": self.epochs, "threads": 1},
-            "methods": {name: METHODS[name].says for name in METHODS if any(row["method"] == name for row in rows)},
-            "missed": starved.missed(rows, FRAMEWORK),
-            "rows": rows,
-            "load": max((one["load"] for one in results if one["load"] is not None), default=None),
-            "versions": {one["framework"]: one["framework_version"] for one in results},
-        }
-
-    def _trained(self, framework: str) -> Path:
-        return self.keep / f"accuracy-{self.epochs}-epochs" / framework
-
-    def _accuracies(self, framework: str, method: str) -> list[float]:
-        return [each["trained"]["val_accuracy"] for each in _kept(self._trained(framework) / method)]
+def chosen(network: Network, framework: str, share: float, cost: float, _: str, folder: Path) -> dict[str, float]:
+    """The links' rate at which dense communication has this share of the framework's step; `cost` is a first guess."""
+    alone = step_ms(timed(network, FREE_MBIT_PER_S, framework, COMPUTING, folder / COMPUTE))
+    guess = starved.rate_for(share, alone, cost)
+    dense = step_ms(timed(network, guess, framework, METHODS[DENSE], folder / DENSE))
+    say(f"{framework}, {guess:.2f} Mbit/s: {starved.share_of(alone, dense):.1%} communication")
+    measured = (dense - alone) * guess
+    return {"mbit_per_s": starved.rate_for(share, alone, measured), "cost": measured}
 
 
-def _kept(folder: Path, pattern: str = "*") -> list[dict[str, dict[str, Any]]]:
-    return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{pattern}/round.json"))]
+def speeds(network: Network, asked: Sequence[Asked], count: int, keep: Path) -> dict[tuple[str, float], list[Round]]:
+    """Rounds of the methods at the shares' rates, with the dense step and the one that sends nothing."""
+    found, cost = {}, FIRST_COST  # it does not depend on the framework: what is known of another is the first guess
+    for framework, shares, names in asked:
+        at = {}
+        for share in shares:
+            run = partial(chosen, network, framework, share, cost)
+            one = harness.one_round(keep / "rates" / framework / f"{share:g}", ["found"], run)["found"]
+            at[f"{share:g}"], cost = one["mbit_per_s"], one["cost"]
+        step = partial(timed_at, network, framework, at)
+        rounds = harness.rounds(keep / "speed" / framework, at, sorted({COMPUTE, DENSE, *names}), count, step)
+        found |= {(framework, share): rounds[f"{share:g}"] for share in shares}
+    return found
+
+
+def accuracies(asked: Sequence[Asked], seeds: int, epochs: int, keep: Path) -> Accuracies:
+    """Of full training by each method, with every seed."""
+    found = {}
+    for framework, _, names in asked:
+        done = harness.rounds(keep / framework, names, ["trained"], seeds, partial(trained, framework, epochs))
+        for name, rounds in done.items():
+            found[framework, name] = [one["trained"]["val_accuracy"] for one in rounds]
+    return found
+
+
+def rows(framework: str, share: float, names: Sequence[str], rounds: list[Round], accurate: Accuracies) -> list[Row]:
+    """A row for each method; accuracies are compared with those of FRAMEWORK's dense."""
+    times, made = [{side: step_ms(result) for side, result in one.items()} for one in rounds], []
+    for name in names:
+        row = {"rate_mbit_per_s": rounds[-1][name]["mbit_per_s"], "method": name, "framework": framework}
+        row |= {"asked_share": share, "bytes_per_step": rounds[0][name]["bytes_per_step"] or 0.0}
+        own, dense = accurate[framework, name], accurate[FRAMEWORK, DENSE]
+        made.append(row | starved.row(times, name, STEPS_PER_EPOCH, own, dense))
+    return made
+
+
+def story(rows: list[Row], results: Sequence[dict[str, Any]], epochs: int) -> dict[str, Any]:
+    """`bench-network.json`. `load` is the largest share of the machine's CPU time that others took from a run."""
+    setting = {"model": "resnet20", "data": "mnist5k", "hosts": RANKS, "batch_size": BATCH}
+    return {
+        "command": "make bench-network",
+        "marks": {f"{share:g}": mark for share, mark in MARKS.items()},
+        "setting": setting | {"steps_per_epoch": STEPS_PER_EPOCH, "epochs": epochs, "threads": 1},
+        "methods": {name: METHODS[name].says for name in METHODS if any(row["method"] == name for row in rows)},
+        "missed": starved.missed(rows, FRAMEWORK),
+        "rows": rows,
+        "load": max((one["load"] for one in results if one["load"] is not None), default=None),
+        "versions": {one["framework"]: one["framework_version"] for one in results},
+    }
+
+
+def trained(framework: str, epochs: int, method: str, number: int, _: str, folder: Path) -> dict[str, Any]:
+    """Full training by a method, without a slow link."""
+    keys = [*KEYS, *METHODS[method].keys, f"epochs={epochs}", f"seed={number + 1}"]
+    return harness.train(framework, RANKS, RECIPE, keys, folder)
+
+
+def timed_at(
+    network: Network, framework: str, rates: dict[str, float], share: str, _: int, side: str, folder: Path
+) -> dict[str, Any]:
+    """Some steps of a method at a share's rate; of the one that sends nothing, at a rate that does not matter."""
+    method, rate = (COMPUTING, FREE_MBIT_PER_S) if side == COMPUTE else (METHODS[side], rates[share])
+    return timed(network, rate, framework, method, folder)
 
 
 def timed(network: Network, mbit_per_s: float, framework: str, method: Method, folder: Path) -> dict[str, Any]:
@@ -219,9 +204,15 @@ def main() -> int:
     names = list(dict.fromkeys([DENSE, *(args.method or METHODS)]))
     asked: list[Asked] = [(FRAMEWORK, args.share or list(MARKS), names)]
     asked += [(framework, [OTHERS_SHARE], [OTHERS_METHOD]) for framework in others]
-    bench = Bench(harness.kept(args), args.rounds, args.seeds, args.epochs)
-    bench.measure(asked)
-    found = bench.story(asked)
+    keep = harness.kept(args)
+    # Times first: they need the network, and show problems soonest.
+    with Network(RANKS, FREE_MBIT_PER_S) as network:
+        rounds = speeds(network, asked, args.rounds, keep)
+    accurate = accuracies(asked, args.seeds, args.epochs, keep / f"accuracy-{args.epochs}-epochs")
+    places = [(framework, share, names) for framework, shares, names in asked for share in shares]
+    made = [row for place in places for row in rows(*place, rounds[place[:2]], accurate)]
+    results = [result for each in rounds.values() for one in each for result in one.values()]
+    found = story(made, results, args.epochs)
     written.publish("bench-network", found, args.out)
     picture(found["rows"], PICTURE if args.out == harness.HERE else args.out / PICTURE.name)
     return 1 if found["missed"] else 0

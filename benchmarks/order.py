@@ -20,6 +20,7 @@ import math
 import os
 from pathlib import Path
 
+from benchmarks import harness
 from benchmarks.harness import HERE, ROOT, say
 from benchmarks.written import facts, text_of
 from hvdkit.core.pieces import PIECE_BYTES
@@ -88,7 +89,7 @@ def _links(network: Network, folder: Path) -> cluster.Cluster:
     if not (folder / "cluster.yaml").exists():
         words = ["bench", "allreduce", "--framework", "pytorch", "-np", str(RANKS), "-H", network.hosts_option()]
         words += ["--max-bytes", str(2**21), "--seconds", "1", "--link-mbit-per-s", f"{network.mbit_per_s:g}"]
-        network.run([".venv/bin/hvdkit", *words, "--out", str(folder), "--overwrite"], check=True)
+        harness.hvdkit([*words, "--out", folder, "--overwrite"], start=network.run)
     return cluster.load(folder / "cluster.yaml")
 
 
@@ -121,18 +122,17 @@ def _measure(asked: argparse.Namespace, network: Network, rate: float, links: cl
         "data": {"name": "own"},
         "batch_size": BATCH,
         "optimizer": {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9},
-        "checkpoint": None,
         "steps": asked.steps,
         "warmup_steps": 1,
         "threads": 1,
         "order": "priority" if how == "priority" else "none",
     }
     (out / f"{how}.yaml").write_text(json.dumps(recipe))
-    words = [".venv/bin/hvdkit", "train", str(out / f"{how}.yaml"), "--framework", "pytorch", "-np", str(RANKS)]
-    words += ["-H", network.hosts_option(), "--out", str(out / how), "--overwrite"]
-    words += ["--stall-timeout", "900"]
-    network.run(words, check=True, env=environment)
-    found = json.loads((out / how / "result.json").read_text())
+    where = ["-H", network.hosts_option(), "--stall-timeout", "900"]
+    file = str(out / f"{how}.yaml")
+    found = harness.train(
+        "pytorch", RANKS, file, [], out / how, where, timeout_s=3600, start=network.run, env=environment
+    )
     case = _case(asked.model, links, how, asked.piece_mib)
     row = {
         "model": asked.model, "framework": "pytorch", "mbit_per_s": rate, "order": how,

@@ -1,6 +1,5 @@
 """Models that ranks divide, beside the same ranks with whole models, and beside PyTorch's own ways: parallel.json.
 
-    .venv/bin/python -m benchmarks.parallel --central --checks       what needs no quiet machine: parallel-checks.json
     .venv/bin/python -m benchmarks.parallel --central --rounds 3 --minutes 25
     .venv/bin/python -m benchmarks.parallel [--ranks 2] [--model 25M] [--side 1f1b] [--rounds 9] [--no-bytes]
 
@@ -10,17 +9,15 @@ so a ratio is one of steps' medians in the same round. `bubble` is the share of 
 beside (p - 1) / (m + p - 1). Bytes are what hosts' interfaces count in a run of more steps less those in a run of
 fewer, without the headers of their packets, a rank on each host (`hvdkit hosts`), where network namespaces can be made.
 Memory is the peak of each stage's largest rank, and the states of the largest stage, beside what `hvdkit memory`
-counts. `--checks` are parity, bytes and memory, with one run of few steps for each side.
+counts.
 
 `--central` takes the sides and rivals that the documentation shows. What is done is kept in `runs/parallel` and not run
-again: give `--fresh` after a change of code. After `--minutes` no further round, and no further check, begins. Rounds
-need a quiet machine, with a core for each rank. Writes parallel.json and parallel.md beside itself, or those of the
-checks; exit status 1 if parity does not hold.
+again: give `--fresh` after a change of code. After `--minutes` no further round begins. Times need a quiet machine,
+with a core for each rank. Writes parallel.json and parallel.md beside itself; exit status 1 if parity does not hold.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import time
@@ -109,16 +106,13 @@ def main() -> int:
     parser.add_argument("--side", choices=SIDES, action="append", help=f"only this one, and {BASE}")
     parser.add_argument("--central", action="store_true", help=f"{', '.join(CENTRAL)}; rivals of divided models alone")
     parser.add_argument("--no-bytes", action="store_true", help="leave out what needs network namespaces")
-    parser.add_argument("--checks", action="store_true", help="parity, bytes and memory alone")
-    parser.add_argument("--minutes", type=harness.positive, default=24 * 60, help="after them no round or check begins")
+    parser.add_argument("--minutes", type=harness.positive, default=24 * 60, help="after them no round begins")
     args = parser.parse_args()
     keep, until = harness.kept(args), time.monotonic() + 60 * args.minutes
     asked = args.side or (CENTRAL if args.central else SIDES)
     names = [name for name in SIDES if name == BASE or name in asked]
     cells = {f"{np}-{model}": (np, model) for np in args.ranks or RANKS for model in args.model or MODELS}
     runs = {cell: list(_runs(names, model, args.central)) for cell, (_, model) in cells.items()}
-    if args.checks:
-        return _checks(names, cells, keep, until, args)
     proofs = {cell: {side: proved(side, *of, keep) for side in names} for cell, of in cells.items()}
     sent = {cell: {} if args.no_bytes else all_bytes(names, *of, keep) for cell, of in cells.items()}
     rounds: dict[str, list[dict[str, Any]]] = {cell: [] for cell in cells}
@@ -137,29 +131,10 @@ def main() -> int:
     if not every:
         harness.say("no round was done, and nothing is written: give more --minutes")
         return 1
-    written.publish("parallel", {"load": max(result["load"] for result in every)} | _shown(every[0], rows), args.out)
-    return int(not _passed(proofs))
-
-
-def _checks(
-    names: Sequence[str], cells: Mapping[str, tuple[int, str]], keep: Path, until: float, args: argparse.Namespace
-) -> int:
-    """Parity, bytes and memory of each side, as far as the time goes."""
-    rows, results = [], []
-    for of in cells.values():
-        for side in names:
-            if time.monotonic() < until:
-                proof = proved(side, *of, keep)
-                results.append(once(side, *of, keep))
-                sent = {} if args.no_bytes else all_bytes([side], *of, keep)
-                rows.append(checked(side, *of, results[-1], proof, sent.get(side)))
-    written.publish("parallel-checks", _shown(results[0], rows), args.out)
-    return int(not all(row["parity"]["passed"] for row in rows if row["parity"]))
-
-
-def _shown(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    versions = {key: result[key] for key in ("framework", "framework_version", "horovod_version")}
-    return {"samples": SAMPLES, "microbatches": MICROBATCHES, **versions, "rows": rows}
+    outcome = {"load": max(result["load"] for result in every), "samples": SAMPLES, "microbatches": MICROBATCHES}
+    outcome |= {key: every[0][key] for key in ("framework", "framework_version", "horovod_version")}
+    written.publish("parallel", outcome | {"rows": rows}, args.out)
+    return int(not all(proof["passed"] for of_cell in proofs.values() for proof in of_cell.values() if proof))
 
 
 def _runs(names: Sequence[str], model: str, central: bool) -> Iterator[str]:
@@ -168,10 +143,6 @@ def _runs(names: Sequence[str], model: str, central: bool) -> Iterator[str]:
         side = SIDES[name]
         if (rival := side.rival_of(model)) and (side.divides or not central):
             yield f"{name}, {rival}"
-
-
-def _passed(proofs: Mapping[str, Mapping[str, dict[str, Any] | None]]) -> bool:
-    return all(proof["passed"] for of_cell in proofs.values() for proof in of_cell.values() if proof)
 
 
 def proved(side: str, np: int, model: str, keep: Path) -> dict[str, Any] | None:
@@ -206,16 +177,6 @@ def trained(of: tuple[int, str], run: str, folder: Path) -> dict[str, Any]:
     keys = [f"steps={steps}", f"warmup_steps={WARMUP}", f"log_every={steps}"]
     options = ["--rival", rival] if rival else []
     return harness.train("pytorch", np, MODELS[model][0], [*SIDES[side].overrides(np, model), *keys], folder, options)
-
-
-def once(side: str, np: int, model: str, keep: Path) -> dict[str, Any]:
-    """One run of few steps, for its memory."""
-    folder = keep / f"once-{np}-{model}-{side}"
-    if not (folder / "result.json").exists():
-        harness.say(f"memory: {np} ranks, {model}, {side}")
-        keys = [*SIDES[side].overrides(np, model), "steps=4", "warmup_steps=1", "log_every=4"]
-        harness.train("pytorch", np, MODELS[model][0], keys, folder)
-    return harness.result_of(folder)
 
 
 def all_bytes(names: Sequence[str], np: int, model: str, keep: Path) -> dict[str, float]:
@@ -287,22 +248,6 @@ def memory(side: str, np: int, model: str, result: Mapping[str, Any]) -> dict[st
     }
 
 
-def checked(
-    side: str, np: int, model: str, result: Mapping[str, Any], proof: dict[str, Any] | None, sent: float | None
-) -> dict[str, Any]:
-    """What of a side needs no quiet machine."""
-    return {
-        "title": f"{np} ranks, {model if model.startswith('ResNet') else f'GPT of {model} parameters'}",
-        "ranks": np,
-        "model": model,
-        "side": side,
-        "parity": proof,
-        **memory(side, np, model, result),
-        "sent_bytes": sent,
-        "counted_bytes": counted_bytes(side, np, model),
-    }
-
-
 def row(
     side: str,
     np: int,
@@ -323,7 +268,15 @@ def row(
         found = [one["bubble"] for one in runs if one["bubble"] is not None]
         return harness.median_and_range(found) if found else None
 
-    return checked(side, np, model, own[0], proof, sent) | {
+    return {
+        "title": f"{np} ranks, {model if model.startswith('ResNet') else f'GPT of {model} parameters'}",
+        "ranks": np,
+        "model": model,
+        "side": side,
+        "parity": proof,
+        **memory(side, np, model, own[0]),
+        "sent_bytes": sent,
+        "counted_bytes": counted_bytes(side, np, model),
         "rounds": len(own),
         "steps": MEASURED[model],
         "rival": rival if theirs else None,

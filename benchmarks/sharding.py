@@ -17,7 +17,6 @@ no doubt.
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -125,16 +124,10 @@ def take_turns(framework: str, model: str, ranks: int, rounds: int, keep: Path) 
         return
     keys, left_out, measured = MODELS[model]
     stages = sharding.supported(framework)
-    shuffle = random.Random(f"{framework} {model}")
-    plan = {
-        "sides": {stage: (keys + ALWAYS + [f"sharding={stage}"], left_out, measured) for stage in stages},
-        "rounds": [shuffle.sample(stages, len(stages)) for _ in range(rounds)],
-        "out": str(file.with_suffix(".found")),
-    }
+    sides = {stage: (keys + ALWAYS + [f"sharding={stage}"], left_out, measured) for stage in stages}
     harness.say(f"{framework}, {model}: {rounds} rounds of {', '.join(stages)}")
-    folder = str(keep / file.stem)
-    harness.start_ranks(folder, framework, ranks, RECIPE, keys + ALWAYS, "turns_rank.py", [framework, json.dumps(plan)])
-    found = json.loads(Path(plan["out"]).read_text())
+    keys = keys + ALWAYS
+    found = in_turns.take_turns(None, ranks, framework, keys, sides, stages, rounds, keep / file.stem, RECIPE)
     file.write_text(json.dumps(found | {"framework": framework, "model": model, "turns": [left_out, measured]}))
 
 
@@ -165,22 +158,13 @@ def speeds(found: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "step_ms": harness.median_and_range([each[stage] for each in ms]),
                 "ratio": ratio,
                 "limit": limit,
-                "verdict": judged(ratio, limit),
+                "verdict": harness.judged(ratio, limit),
                 "sent_bytes": harness.median_and_range(sent),
                 "counted_bytes": 4 * sharding.values_sent(count, RANKS, stage, once=once),
                 "load": found["load"],
             }
         )
     return rows
-
-
-def judged(ratio: Mapping[str, float], limit: float | None) -> str:
-    """What a ratio comes to; missed only if its whole interval is below the limit."""
-    if limit is None:
-        return "reported"
-    if ratio["low"] >= limit:
-        return "met"
-    return "met by the median" if ratio["median"] >= limit else "in doubt" if ratio["high"] >= limit else "missed"
 
 
 def foreseen(keep: Path) -> list[dict[str, Any]]:
@@ -252,7 +236,7 @@ def foreseen_rows(
 def memory_keys(stage: str) -> list[str]:
     """Overrides of the recipe."""
     length = [f"steps={MEMORY_STEPS}", "batch_size=1", "schedule.warmup_epochs=0", "data.validation=0.0002"]
-    return [*GPT2, *length, "threads=1", "check_ranks=0", f"sharding={stage}"]
+    return [*GPT2, *length, "threads=1", "check_ranks=0", "checkpoint=null", f"sharding={stage}"]
 
 
 def memory_folder(stage: str, ranks: int, keep: Path) -> Path:

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from hvdkit.errors import RequestError
 from hvdkit.files import open_lock
+from hvdkit.usage import machine as _boot  # another one after a reboot, and on each machine
 
 NAME = ".lock"
 BEAT_S = 10.0  # between two signs of life
@@ -184,11 +185,6 @@ def _silent_s(path: Path) -> float:
         return time.time() - path.stat().st_mtime if path.exists() else 0.0
     finally:
         probe.unlink(missing_ok=True)
-
-
-def _boot() -> str:
-    """The start of this machine: another one after a reboot, and on each machine."""
-    return _text(Path("/proc/sys/kernel/random/boot_id")) or socket.gethostname()
 
 
 def _pids() -> str:

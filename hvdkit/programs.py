@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from hvdkit.errors import RequestError
+
 MOST_BYTES = 2**20
 _LOOK_S = 0.05
 
@@ -47,3 +49,18 @@ def answer(
     if len(said) + len(complained) > MOST_BYTES:
         raise OSError(errno.EFBIG, f"it prints more than {MOST_BYTES >> 20} MiB")
     return subprocess.CompletedProcess(command, process.returncode, said, complained)
+
+
+def said(command: Sequence[str | Path], timeout_s: float, who: str, remedy: str) -> str:
+    """What a command prints. Raises RequestError where it cannot be run, fails or gives no answer in time: `who` that
+    is, how that shows, and the `remedy`."""
+    try:
+        done = answer(command, timeout_s)
+    except OSError as error:
+        raise RequestError(f"{who}: cannot be run ({error.strerror}); {remedy}") from None
+    except subprocess.TimeoutExpired:
+        raise RequestError(f"{who}: no answer within {timeout_s:.0f} s; {remedy}") from None
+    if done.returncode != 0:
+        words = done.stderr.strip().rpartition("\n")[2][:200].rstrip(".") or "it said nothing"
+        raise RequestError(f"{who}: failed with status {done.returncode}: {words}; {remedy}")
+    return done.stdout

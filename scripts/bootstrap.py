@@ -10,23 +10,16 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
-import sysconfig
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv"
 MARKER = ENVIRONMENT / "made-from"
-LOG = ENVIRONMENT / "bootstrap.log"
 OLDEST_PYTHON = (3, 11)
-TAIL_LINES = 12
-STILL_S = 30.0
 
 # What each kind of `.venv` asks pip for; how many seconds that, and making an empty one, usually take.
 DRIVER, TOOLS = "driver", "tools"
@@ -34,27 +27,16 @@ REQUIREMENTS = {DRIVER: ".", TOOLS: ".[dev]"}
 EMPTY_S, INSTALL_S = 5, {DRIVER: 15, TOOLS: 50}
 
 
-class Failed(Exception):
-    """Making `.venv` failed; the message is for the user."""
-
-
 def missing() -> list[str]:
     """One line for each thing that this machine lacks, with the command that brings it on Debian."""
     if sys.version_info < OLDEST_PYTHON:
         found = ".".join(map(str, sys.version_info[:3]))
         return [f"Python 3.11 or later (this is {found}): sudo apt-get install python3, or `make PYTHON=python3.11 …`"]
-    debian = f"python3.{sys.version_info.minor}"
-    faults = []
-    if importlib.util.find_spec("ensurepip") is None or importlib.util.find_spec("venv") is None:
-        faults.append(f"the module venv of {sys.executable}: sudo apt-get install {debian}-venv")
-    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
-        faults.append(f"the headers of {sys.executable} (Python.h): sudo apt-get install {debian}-dev")
-    # CXX may name another compiler, as it may for CMake.
-    if shutil.which((os.environ.get("CXX") or "c++").split()[0]) is None:
-        faults.append("a C++ compiler (g++): sudo apt-get install g++")
-    if shutil.which("make") is None:
-        faults.append("make: sudo apt-get install make")
-    return faults
+    sys.path.insert(0, str(ROOT))
+    from hvdkit.runtimes import machine, pins  # which need the standard library alone
+
+    of_this_python = [name for name, pin in pins.RUNTIMES.items() if sys.version_info[:2] in pin.pythons]
+    return [f"{fault.what}: {fault.remedy}" for fault in machine.missing(of_this_python)]
 
 
 def fingerprint(kind: str = TOOLS) -> str:
@@ -80,54 +62,27 @@ def whole(kind: str = TOOLS) -> bool:
 def make(kind: str) -> None:
     """Make `.venv` anew, or add the tools to one without; the marker comes last: nothing half-made passes for whole.
 
-    Raises Failed.
+    Raises CalledProcessError, after what venv or pip says.
     """
-    began = time.monotonic()
-
-    def say(text: str) -> None:
-        minutes, seconds = divmod(int(time.monotonic() - began), 60)
-        print(f"[{minutes:2d}:{seconds:02d}] {text}", flush=True)
-
     if not whole(DRIVER):
         if ENVIRONMENT.exists():
             MARKER.unlink(missing_ok=True)
             shutil.rmtree(ENVIRONMENT)
-        ENVIRONMENT.mkdir()
-        say(f"making the driver environment .venv (about {EMPTY_S + INSTALL_S[kind]} s left)")
-        run([sys.executable, "-m", "venv", ENVIRONMENT])
+        print(f"making the driver environment .venv (about {EMPTY_S + INSTALL_S[kind]} s left)", flush=True)
+        run(sys.executable, "-m", "venv", ENVIRONMENT)
     MARKER.unlink(missing_ok=True)
     tools = "" if kind == DRIVER else " and the tools of its tests"
-    say(f"installing the command line{tools} into .venv (about {INSTALL_S[kind]} s left)")
-    pip = [ENVIRONMENT / "bin" / "python", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
-    run(
-        [*pip, "--progress-bar", "off", "--editable", REQUIREMENTS[kind]],
-        lambda: say(f"still installing; pip's output is in {LOG}"),
-    )
+    print(f"installing the command line{tools} into .venv (about {INSTALL_S[kind]} s left)", flush=True)
+    pip = ENVIRONMENT / "bin" / "python", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"
+    run(*pip, "-qq", "--editable", REQUIREMENTS[kind])
     fresh = MARKER.with_suffix(".new")
     fresh.write_text(fingerprint(kind))
     fresh.replace(MARKER)
 
 
-def run(command: list[str | Path], waiting: Callable[[], None] = lambda: None) -> None:
-    """Run a command into the log, with a call every half minute. Raises Failed, with the last lines that it printed."""
-    with LOG.open("a") as log:
-        log.write(f"$ {' '.join(map(str, command))}\n")
-        log.flush()
-        began = log.tell()
-        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as running:
-            while True:
-                try:
-                    status = running.wait(STILL_S)
-                    break
-                except subprocess.TimeoutExpired:
-                    waiting()
-    if status != 0:
-        with LOG.open(errors="replace") as log:
-            log.seek(began)
-            said = [line.rstrip() for line in log if line.strip()]
-        reported = [line for line in said if line.startswith("ERROR")] or said
-        tail = "".join(f"\n    {line}" for line in reported[-TAIL_LINES:])
-        raise Failed(f"making .venv failed (exit status {status}); the whole log: {LOG}{tail}")
+def run(*command: str | Path) -> None:
+    """Run a command to its end, which says no more than its errors. Raises CalledProcessError."""
+    subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=True)
 
 
 def main() -> int:
@@ -147,8 +102,8 @@ def main() -> int:
             return 0
         try:
             make(kind)
-        except Failed as error:
-            print(error, file=sys.stderr)
+        except subprocess.CalledProcessError as error:
+            print(f"making .venv failed (exit status {error.returncode})", file=sys.stderr)
             return 1
         except OSError as error:
             print(f"making .venv failed: {error.filename}: {error.strerror}", file=sys.stderr)

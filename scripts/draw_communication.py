@@ -82,10 +82,8 @@ def memory(axes: Axes) -> None:
 
 def lanes(axes: Axes) -> None:
     """Two hosts of two ranks, and what crosses between them."""
-    for host, x in enumerate((-0.9, 0.9)):
-        box = {"boxstyle": "round,pad=0.06", "fc": "#f4f4f4", "ec": "#999999"}
-        axes.add_patch(FancyBboxPatch((x - 0.42, -0.8), 0.84, 1.6, **box))
-        axes.text(x, 1.0, f"host {host}", ha="center", va="center", fontsize=9, color="#555555")
+    hosts(axes)
+    for x in (-0.9, 0.9):
         arrow(axes, (x - 0.1, 0.3), (x - 0.1, -0.3), "#777777", both=True)
         axes.text(x - 0.05, 0, "memory", ha="left", va="center", fontsize=8, color="#555555")
     for lane, y in enumerate((0.5, -0.5)):
@@ -100,10 +98,7 @@ def lanes(axes: Axes) -> None:
 def way(name: str, axes: Axes) -> None:
     """Two hosts of two ranks, and who sends to whom."""
     title, text, arrows = WAYS[name]
-    for host, x in enumerate((-0.9, 0.9)):
-        box = {"boxstyle": "round,pad=0.06", "fc": "#f4f4f4", "ec": "#999999"}
-        axes.add_patch(FancyBboxPatch((x - 0.42, -0.8), 0.84, 1.6, **box))
-        axes.text(x, 1.0, f"host {host}", ha="center", va="center", fontsize=9, color="#555555")
+    hosts(axes)
     for start, end, both in arrows:
         crosses = start // 2 != end // 2
         colour = COLOURS[0] if crosses else "#777777"
@@ -111,6 +106,14 @@ def way(name: str, axes: Axes) -> None:
     for number, place in enumerate(PLACES):
         rank(axes, place, number, "#444444")
     caption(axes, title, text)
+
+
+def hosts(axes: Axes) -> None:
+    """A box for each of two hosts."""
+    for host, x in enumerate((-0.9, 0.9)):
+        box = {"boxstyle": "round,pad=0.06", "fc": "#f4f4f4", "ec": "#999999"}
+        axes.add_patch(FancyBboxPatch((x - 0.42, -0.8), 0.84, 1.6, **box))
+        axes.text(x, 1.0, f"host {host}", ha="center", va="center", fontsize=9, color="#555555")
 
 
 def rank(axes: Axes, place: Point, number: int, colour: str | None = None) -> None:

@@ -10,7 +10,6 @@ import hashlib
 import re
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -62,29 +61,22 @@ def build(root: Path, folder: Path) -> tuple[Path, Path]:
         old.unlink()
     subprocess.run([sys.executable, "-m", "build", "--outdir", folder, root], check=True, stdout=subprocess.PIPE)
     (sdist,), (wheel,) = folder.glob("hvdkit-*.tar.gz"), folder.glob("hvdkit-*.whl")
-    for package in (sdist, wheel):
-        check(package, version_of(root))
+    check(wheel, version_of(root))
     sums = [f"{hashlib.sha256(made.read_bytes()).hexdigest()}  {made.name}\n" for made in (sdist, wheel)]
     (folder / SUMS).write_text("".join(sums))
     return sdist, wheel
 
 
-def check(package: Path, version: str) -> None:
+def check(wheel: Path, version: str) -> None:
     """Raise ValueError where the metadata is not valid, or of another version, or without what people read first."""
-    if package.suffix == ".whl":
-        with zipfile.ZipFile(package) as archive:
-            text = archive.read(f"hvdkit-{version}.dist-info/METADATA")
-    else:
-        with tarfile.open(package) as archive:
-            member = archive.extractfile(f"hvdkit-{version}/PKG-INFO")
-            assert member is not None
-            text = member.read()
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read(f"hvdkit-{version}.dist-info/METADATA")
     try:
         metadata = Metadata.from_email(text, validate=True)
     except ExceptionGroup as group:
-        raise ValueError("\n".join(f"{package.name}: {error}" for error in group.exceptions)) from group
+        raise ValueError("\n".join(f"{wheel.name}: {error}" for error in group.exceptions)) from group
     if str(metadata.version) != version or not metadata.description or not metadata.requires_python:
-        raise ValueError(f"{package.name}: expected version {version}, a description and the Python that it needs")
+        raise ValueError(f"{wheel.name}: expected version {version}, a description and the Python that it needs")
 
 
 def main() -> int:

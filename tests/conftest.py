@@ -152,7 +152,7 @@ def hvdkit(tmp_path: Path) -> Hvdkit:
     """Call the command line in an empty folder: `hvdkit("train", recipe, ...)`."""
 
     def call(*arguments: object, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "hvdkit", *map(str, arguments)]
+        command = [*warming.command_line(), *map(str, arguments)]
         return run(command, timeout, cwd=tmp_path, env=os.environ | environment)
 
     return call

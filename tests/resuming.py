@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from hvdkit.checkpoint import snapshots
 from hvdkit.core.session import Session
 from hvdkit.heartbeat import Heartbeat
 from hvdkit.recipe.schema import Recipe
@@ -99,10 +100,10 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def rewrite_record(path: Path, **changes: Any) -> None:
-    """Change keys of a `checkpoint.json`, and write it as earlier versions did: without a digest of its own."""
+    """Change keys of a `checkpoint.json`; None leaves one out."""
     record = json.loads(path.read_text())
     record = {key: value for key, value in (record | changes).items() if key != "sha256" and value is not None}
-    path.write_text(json.dumps(record | {"format": 1}))
+    path.write_text(snapshots.sealed(json.dumps(record, indent=1)))
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def test_the_bytes_of_sharding_are_what_was_measured() -> None:
         count, once = sharding.parameter_count(architecture), sharding.counting.gathered_once(architecture)
         sent = 4 * sharding.sharding.values_sent(count, sharding.RANKS, row["stage"], once=once)
         assert 1 <= row["sent_bytes"]["median"] / sent < 1.02, row
-        assert sharding.judged(row["ratio"], row["limit"]) == row["verdict"] not in ("missed", "in doubt"), row
+        assert harness.judged(row["ratio"], row["limit"]) == row["verdict"] not in ("missed", "in doubt"), row
 
 
 def test_the_foreseen_steps_of_sharding_are_as_near_as_documented() -> None:

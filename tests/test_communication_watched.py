@@ -121,8 +121,8 @@ def test_a_link_that_becomes_slow_and_fast_again_is_told(recipe: Path, tmp_path:
         return list(read_metrics(out / "metrics.jsonl"))
 
     with starving.network(2, 20.0) as network:
-        command = [sys.executable, "-m", "hvdkit", "train", str(recipe), "--framework", "pytorch", "-np", "2"]
-        where = ["-H", network.hosts_option(), "--out", str(out)]
+        command = [sys.executable, "-m", "hvdkit", "train", str(recipe), "--framework", "mxnet", "-np", "2"]
+        where = ["-H", network.hosts_option(), "--out", str(out), "batch_size=4"]
         options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         process = network.start([*command, *where, *FEW, "log_every=1", "epochs=1000", "steps=100"], **options)
         changed: list[int] = []

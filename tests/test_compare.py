@@ -273,7 +273,7 @@ def test_tables_tell_rivals_intervals_ties_and_noise() -> None:
     assert "| pytorch 1 | plain | 2 | 100.0 |" in text and "| 40 %, 1 of 3 noisy |" in text
     assert "| pytorch | 2 | plain | 2.000 | 1.900 | 2.100 | 3 | 75 % | faster |" in text
     assert "| pytorch | 2 | ddp | 1.000 | 0.995 | 1.005 | 3 | 75 % | tie |" in text
-    assert "confidence is at most 75 %; with 6 or more it is 95 %" in text and len(comparison_tables(found)) == 2
+    assert "at most 75 %; with 6 or more rounds it is 95 %" in text and len(comparison_tables(found)) == 2
 
 
 def test_the_models_state_is_shown_where_a_run_shards() -> None:

@@ -78,7 +78,7 @@ class Run:
             with contextlib.suppress(OSError):
                 marks = (entry / "environ").read_text(errors="replace").split("\0") if entry.name.isdigit() else []
                 trains = any(mark.startswith("HVDKIT_TRACE=worker") for mark in marks)
-                forked = "warm/client.py" in (entry / "cmdline").read_text()
+                forked = "warm/client.py" in (entry / "cmdline").read_text(errors="replace")
                 if trains and f"HVDKIT_RANK_DIR={self.out}/logs" in marks and not forked:
                     found.append(int(entry.name))
         return found
@@ -296,9 +296,12 @@ def test_sigterm_ends_it_behind_a_checkpoint(start: Any) -> None:
         ("#!/bin/sh\necho no cloud today >&2; exit 3", "failed with status 3: no cloud today"),
         ("#!/bin/sh\necho Error: the cloud is cloudy", "expected host:slots a line, got 'Error: the cloud is cloudy'"),
         ("#!/bin/sh\necho localhost:1; echo host.invalid:2", "host.invalid is not this machine"),
-        ("#!/bin/sh\nexec yes localhost:2", "it prints more than 1 MiB; expected host:slots a line, and an end"),
+        (
+            "#!/bin/sh\nexec yes localhost:2",
+            "it prints more than 1 MiB); expected a program that prints host:slots a line",
+        ),
         ("#!/bin/sh\necho localhost:999999", "ranks on this machine, 64 a core"),
-        ("#!/nowhere/sh\n", "cannot be run (No such file or directory); expected #! and an interpreter first"),
+        ("#!/nowhere/sh\n", "cannot be run (No such file or directory); expected a program"),
     ],
 )
 def test_a_discovery_script_is_tried_before_anything_starts(

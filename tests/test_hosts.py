@@ -197,10 +197,11 @@ def test_without_root() -> None:
 def test_a_command_runs_on_the_hosts_and_its_status_is_the_answer(network: Any, inside: Hvdkit) -> None:
     done = inside("hosts")
     assert (done.returncode, done.stdout) == (0, "this machine can play h1:1,h2:1, with links of 100 Mbit/s\n")
-    there = "nsenter --net=/run/netns/h3 ip -br address; echo $SLURM_JOB_NODELIST HOSTS; exit 3"
+    there = "nsenter --net=/run/netns/h3 ip -br address; echo $SLURM_JOB_NODELIST HOSTS $OMP_NUM_THREADS; exit 3"
     done = run([*HOSTS, "--n", "3", "--slots", "2", "sh", "-c", there], 60)
     assert done.returncode == 3 and "10.77.0.3/24" in done.stdout, done.stderr
-    assert "h1,h2,h3 h1:2,h2:2,h3:2\n" in done.stdout
+    threads = os.environ.get("OMP_NUM_THREADS", max(1, len(os.sched_getaffinity(0)) // 6))
+    assert f"h1,h2,h3 h1:2,h2:2,h3:2 {threads}\n" in done.stdout, "the six ranks share the cores"
     assert run([*HOSTS, "sh", "-c", "kill -9 $$"], 60).returncode == 137
 
 

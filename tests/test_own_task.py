@@ -306,8 +306,8 @@ def test_a_checkpoint_runs_under_the_framework_that_has_written_it(
     # hvdkit's own models are evaluated under another framework if that one is not here
     builtin = schema.load(ROOT / "recipes" / "resnet20-digits.yaml")
     assert plans.of_checkpoint(builtin, "mxnet", None, Placement(), "evaluate").framework == "mxnet"
-    monkeypatch.setattr(plans, "_has_runtime", lambda framework: framework == "keras")
-    assert plans.of_checkpoint(builtin, "mxnet", None, Placement(), "evaluate").framework == "keras"
+    monkeypatch.setattr(plans, "load", lambda runtime: runtime == "tensorflow")
+    assert plans.of_checkpoint(builtin, "mxnet", None, Placement(), "evaluate").framework == "tensorflow"
     assert plans.of_checkpoint(builtin, "mxnet", "pytorch", Placement(), "evaluate").framework == "pytorch"
 
 

@@ -43,6 +43,25 @@ def test_the_command_writes_a_page_and_markdown_beside_the_results(hvdkit: Hvdki
     assert "hvdkit report comparison --out elsewhere/new" in (real.parent / "elsewhere/new/report.md").read_text()
 
 
+def test_the_methods_can_be_pasted_into_a_paper(real: Path) -> None:
+    def said() -> str:
+        made = page.make(collect.read(real), "")
+        assert all(page.as_markdown(made).count(text) == 1 for text in made.methods)
+        return "\n".join(made.methods)
+
+    assert "ran once, so speeds have no interval" in said() and "resamples" not in said()
+    change(real, several_rounds)
+    document, text = json.loads((real / "compare.json").read_text()), said()
+    for result in document["runs"]:
+        assert f"{result['framework_version']}, Horovod {result['horovod_version']}" in text
+    runs, noisy = len(document["runs"]), sum(result["noisy"] for result in document["runs"])
+    assert "in each of 5 rounds" in text and "confidence is at most 94 %" in text, text
+    assert f"In {noisy} of {runs} runs" in text and noisy
+    assert document["machine"]["processor"] in text and f"{document['parity']['steps']} steps from the same" in text
+    change(real, lambda document: document.update(parity=None))
+    assert said().endswith("Whether all did the same work was not checked.")
+
+
 def test_a_tie_is_an_interval_that_holds_one(real: Path) -> None:
     def level(document: dict[str, Any]) -> None:
         several_rounds(document)

@@ -284,7 +284,7 @@ PATHS = st.text(st.characters(exclude_categories=("Cc", "Cs"), exclude_character
 def test_the_log_is_where_the_path_says(folder: str, array: bool) -> None:
     """Spaces, %, quotes, #, $ and any letters, for a job and for a task of an array."""
     log = Path("/runs") / folder / f"job-{submit.NUMBERS}.log"
-    text = submit.script(REQUEST, "name", ["true"], Path("/run"), log, ["a", "b"] if array else ())
+    text = submit.script(REQUEST, "name", ["true"], "/run/result.json", log, ["a", "b"] if array else ())
     [line] = [line for line in text.split("\n") if "--output=" in line]
     numbers = {"A": "7", "a": "1"} if array else {"j": "7"}
     expected = f"/runs/{folder}/job-{'7_1' if array else '7'}.log"
@@ -364,7 +364,7 @@ def test_nothing_reaches_the_shell_unquoted(words: list[str], folder: str) -> No
     """Every word of the command, and the run's folder, is one word of the script again."""
     words = [word.replace("\0", "") for word in words]
     run = Path("/") / re.sub(r"[\0\n/]", "", folder)
-    text = submit.script(REQUEST, "name", ["echo", *words, templating.TASK], run, Path("/log"))
+    text = submit.script(REQUEST, "name", ["echo", *words, templating.TASK], str(run / "result.json"), Path("/log"))
     command = text[text.index("\necho") + 1 : text.rindex(" &\ntraining=$!")]
     assert shlex.split(command) == ["echo", *words, "$SLURM_ARRAY_TASK_ID"]
     finished = text[text.rindex("\nfinished=") + 1 : text.rindex('\nif [ "$warned"')]

@@ -13,6 +13,8 @@ import shared
 import tensorflow as tf
 from keras import layers, ops
 
+hvd = shared.horovod("horovod.tensorflow")
+
 
 class Embedding(layers.Layer):
     """The vectors of tokens and positions; the same table gives the logits."""
@@ -60,11 +62,7 @@ class Clock(keras.callbacks.Callback):
 
 def main():
     args = shared.text_options()
-    hvd = None
-    if args.horovod:
-        import horovod.tensorflow as hvd
-
-        hvd.init()
+    hvd.init()
     tf.config.threading.set_intra_op_parallelism_threads(args.threads)
     tf.config.threading.set_inter_op_parallelism_threads(args.threads)
     keras.utils.set_random_seed(1)
@@ -73,7 +71,7 @@ def main():
         """On gradients averaged over all ranks, if there are several."""
 
         def apply(self, grads, trainable_variables=None):
-            if hvd:
+            if args.horovod:
                 grads = [tf.convert_to_tensor(each) for each in grads]
                 grads = hvd.grouped_allreduce(grads, op=hvd.Average, name="gradients")
             return super().apply(grads, trainable_variables)
@@ -96,12 +94,11 @@ def main():
     optimizer.exclude_from_weight_decay(var_names=["bias", "beta", "gamma"])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     # Keras would compile by XLA, which Horovod's operations do not know here.
-    model.compile(optimizer, loss, jit_compile=False if hvd else "auto")
+    model.compile(optimizer, loss, jit_compile=False if args.horovod else "auto")
     optimizer.build(model.trainable_variables)
-    if hvd:
-        hvd.broadcast_variables([each.value for each in [*model.variables, *optimizer.variables]], root_rank=0)
+    hvd.broadcast_variables([each.value for each in [*model.variables, *optimizer.variables]], root_rank=0)
 
-    drawn = shared.Text(args, hvd.rank() if hvd else 0)
+    drawn = shared.Text(args, hvd.rank())
     callback = Clock(args)
 
     def batches():

@@ -9,6 +9,8 @@ import shared
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+hvd = shared.horovod("horovod.mxnet")
+
 
 @mx.optimizer.register
 class AdamW(mx.optimizer.Optimizer):
@@ -74,11 +76,7 @@ class GPT(nn.HybridBlock):
 
 def main():
     args = shared.text_options()
-    hvd = None
-    if args.horovod:
-        import horovod.mxnet as hvd
-
-        hvd.init()
+    hvd.init()
     mx.random.seed(1)
     net = GPT(args)
     net.initialize(mx.init.Normal(0.02))
@@ -87,10 +85,8 @@ def main():
     for name, each in params.items():
         each.wd_mult = 1.0 if name.endswith(("weight", "wte", "wpe")) else 0.0
     settings = {"learning_rate": shared.RATE, "wd": shared.DECAY}
-    size = hvd.size() if hvd else 1
-    trainer = hvd.DistributedTrainer(params, "adamw", settings) if hvd else gluon.Trainer(params, "adamw", settings)
-    if hvd:
-        hvd.broadcast_parameters(params, root_rank=0)
+    trainer = (hvd.DistributedTrainer if args.horovod else gluon.Trainer)(params, "adamw", settings)
+    hvd.broadcast_parameters(params, root_rank=0)
     criterion = gluon.loss.SoftmaxCrossEntropyLoss()
     trained = [each for each in params.values() if each.grad_req != "null"]
 
@@ -101,7 +97,7 @@ def main():
             loss = criterion(logits, mx.nd.array(following, dtype="int32")).mean()
         loss.backward()
         trainer.allreduce_grads()  # Horovod's sums
-        gluon.utils.clip_global_norm([each.grad() for each in trained], shared.CLIP * size)
+        gluon.utils.clip_global_norm([each.grad() for each in trained], shared.CLIP * hvd.size())
         trainer.update(1)
         return float(loss.asscalar())
 

@@ -4,10 +4,14 @@ python benchmarks/plain/gpt_pytorch.py
 horovodrun -np 2 python benchmarks/plain/gpt_pytorch.py --horovod
 """
 
+from contextlib import nullcontext
+
 import shared
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+hvd = shared.horovod("horovod.torch")
 
 
 class Block(nn.Module):
@@ -50,11 +54,7 @@ class GPT(nn.Module):
 
 def main():
     args = shared.text_options()
-    hvd = None
-    if args.horovod:
-        import horovod.torch as hvd
-
-        hvd.init()
+    hvd.init()
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
     model = GPT(args)
@@ -64,10 +64,9 @@ def main():
         {"params": [each for each in named.values() if each.dim() < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=shared.RATE, betas=shared.BETAS)
-    if hvd:
-        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named.items())
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named.items())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
     def step(tokens, following, rate):
         for group in optimizer.param_groups:
@@ -75,13 +74,10 @@ def main():
         logits = model(torch.from_numpy(tokens))
         loss = F.cross_entropy(logits.view(-1, logits.size(-1)), torch.from_numpy(following).reshape(-1))
         loss.backward()
-        if hvd:
+        if args.horovod:
             optimizer.synchronize()
         torch.nn.utils.clip_grad_norm_(model.parameters(), shared.CLIP)
-        if hvd:
-            with optimizer.skip_synchronize():
-                optimizer.step()
-        else:
+        with optimizer.skip_synchronize() if args.horovod else nullcontext():
             optimizer.step()
         optimizer.zero_grad()
         return loss.item()

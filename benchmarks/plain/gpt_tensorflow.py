@@ -8,6 +8,8 @@ import keras
 import shared
 import tensorflow as tf
 
+hvd = shared.horovod("horovod.tensorflow")
+
 
 class Linear(tf.Module):
     def __init__(self, inputs, outputs, deviation=0.02):
@@ -65,11 +67,7 @@ class GPT(tf.Module):
 
 def main():
     args = shared.text_options()
-    hvd = None
-    if args.horovod:
-        import horovod.tensorflow as hvd
-
-        hvd.init()
+    hvd.init()
     tf.config.threading.set_intra_op_parallelism_threads(args.threads)
     tf.config.threading.set_inter_op_parallelism_threads(args.threads)
     tf.random.set_seed(1)
@@ -89,9 +87,8 @@ def main():
             logits = model(tokens)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.reshape(following, [-1]), logits)
             loss = tf.reduce_mean(losses)
-        if hvd:
-            tape = hvd.DistributedGradientTape(tape)
-        gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, variables), shared.CLIP)
+        gradients = hvd.DistributedGradientTape(tape).gradient(loss, variables)
+        gradients, _ = tf.clip_by_global_norm(gradients, shared.CLIP)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
@@ -99,8 +96,7 @@ def main():
         optimizer.learning_rate.assign(rate)
         return float(train_step(tf.constant(tokens), tf.constant(following)))
 
-    if hvd:
-        hvd.broadcast_variables([*variables, *(each.value for each in optimizer.variables)], root_rank=0)
+    hvd.broadcast_variables([*variables, *(each.value for each in optimizer.variables)], root_rank=0)
     shared.train_text(args, hvd, step)
 
 

@@ -191,7 +191,7 @@ def train(args: argparse.Namespace, hvd: Any, step: Callable, correct: Callable,
 
 def train_text(args: argparse.Namespace, hvd: Any, step: Callable[[np.ndarray, np.ndarray, float], float]) -> None:
     """Train a GPT and report; `step(bytes, following, rate)` is one update, and returns the rank's loss."""
-    text, clock, loss = Text(args, hvd.rank() if hvd else 0), Clock(), math.nan
+    text, clock, loss = Text(args, hvd.rank()), Clock(), math.nan
     for number in range(args.steps):
         loss = step(*text.batch(), text_rate(number, args.steps))
         clock.tick()
@@ -214,10 +214,10 @@ def report(args: argparse.Namespace, hvd: Any, clock: Clock, unit: str, per_step
     A rank computes `per_step` units a step. A step takes as long as on the rank that was slowest at it, as in hvdkit.
     """
     mine = clock.seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    ranks = hvd.allgather_object(mine, name="report") if hvd else [mine]
+    ranks = hvd.allgather_object(mine, name="report")
     slowest = np.max([seconds for seconds, _ in ranks], axis=0)
     measured = slowest[min(args.warmup_steps, len(slowest) - 1) :]
-    if hvd is None or hvd.rank() == 0:
+    if hvd.rank() == 0:
         result = {
             f"{unit}_per_second": per_step * len(ranks) * len(measured) / float(measured.sum()),
             "step_ms": 1e3 * float(np.median(measured)),
@@ -228,5 +228,4 @@ def report(args: argparse.Namespace, hvd: Any, clock: Clock, unit: str, per_step
         print(text, flush=True)
         if args.out:
             args.out.write_text(text + "\n", encoding="utf-8")
-    if hvd:
-        hvd.shutdown()
+    hvd.shutdown()

@@ -31,7 +31,9 @@ class HorovodAdapter(Adapter):
     overwrites = True  # whether Horovod has functions that overwrite their tensors
     on_gpu = False
     counted_cross_entropy: Callable[[Loss, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
-    batch_norms: str | None = None  # the module that synchronizes them; most runs do not need it
+    # Modules that most runs do not need: one that synchronizes batch norms, and one for parts of layers.
+    batch_norms: str | None = None
+    layer_parts: str
 
     def __init__(self) -> None:
         self._sets: dict[Ranks, ProcessSet] = {}
@@ -126,6 +128,12 @@ class HorovodAdapter(Adapter):
     def process_set(self, ranks: Ranks) -> ProcessSet:
         return self._sets[ranks] if ranks in self._sets else self.horovod.add_process_set(list(ranks))
 
+    def enter_parts(self, tensor: Tensor, group: Group, name: str) -> Tensor:
+        return import_module(self.layer_parts).use(self, tensor, group, name, forward=False)
+
+    def leave_parts(self, tensor: Tensor, group: Group, name: str) -> Tensor:
+        return import_module(self.layer_parts).use(self, tensor, group, name, forward=True)
+
     def cross_entropy(self, loss: Loss) -> CountedLoss:
         counted = self.counted_cross_entropy
         return super().cross_entropy(loss) if counted is None else partial(counted, loss)
@@ -133,7 +141,7 @@ class HorovodAdapter(Adapter):
     def synchronize_batch_norms(self, model: Model, group: Group, every: bool = True) -> list[str]:
         if self.batch_norms is None:
             return super().synchronize_batch_norms(model, group, every)
-        from hvdkit.adapters.batch_statistics import BatchStatistics  # most runs do not need it
+        from hvdkit.adapters.batch_statistics import BatchStatistics
 
         def statistics(layer: str) -> BatchStatistics | None:
             return BatchStatistics(self, group, layer) if group.size > 1 else None

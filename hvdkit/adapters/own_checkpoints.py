@@ -87,7 +87,8 @@ class OwnCheckpoints:
     def _newest(self) -> tuple[dict[str, Tree], dict[str, Any]]:
         """The parts' trees and the values of the newest file, else what the parts have now."""
         if not (files := self._files()):
-            return {name: _to_numpy(get()) for name, (get, _) in self._parts.items()}, {}
+            tensors: dict[str, np.ndarray] = {}
+            return {name: _unpack(_pack(get(), name, tensors), tensors) for name, (get, _) in self._parts.items()}, {}
         path = files[-1]
         try:
             with safe_open(path, framework="numpy") as file:
@@ -179,26 +180,14 @@ def _gluon_trainer(trainer: Any) -> Access:
     return get, put
 
 
-def _map(tree: Tree, leaf: Callable[[Any], Any]) -> Tree:
-    if isinstance(tree, Mapping):
-        return {key: _map(value, leaf) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_map(value, leaf) for value in tree)
-    return leaf(tree)
-
-
-def _to_numpy(tree: Tree) -> Tree:
-    def own(leaf: Any) -> Any:
-        array = as_array(leaf)
-        return leaf if array is None else array
-
-    return _map(tree, own)
-
-
 def _to_torch(tree: Tree) -> Tree:
     from torch import from_numpy
 
-    return _map(tree, lambda leaf: from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf)
+    if isinstance(tree, Mapping):
+        return {key: _to_torch(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(map(_to_torch, tree))
+    return from_numpy(tree) if isinstance(tree, np.ndarray) else tree
 
 
 def _pack(tree: Tree, path: str, tensors: dict[str, np.ndarray]) -> Any:
@@ -208,7 +197,8 @@ def _pack(tree: Tree, path: str, tensors: dict[str, np.ndarray]) -> Any:
         if all(isinstance(key, _PLAIN) for key, _ in items):
             return {"dict": items}
     elif isinstance(tree, list | tuple):
-        return {type(tree).__name__: [_pack(value, f"{path}.{i}", tensors) for i, value in enumerate(tree)]}
+        kind = "tuple" if isinstance(tree, tuple) else "list"
+        return {kind: [_pack(value, f"{path}.{i}", tensors) for i, value in enumerate(tree)]}
     elif (array := as_array(tree)) is not None:
         tensors[path] = array
         return {"tensor": path}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hvdkit.data.dataset import converted
 from hvdkit.errors import RequestError
 
 if TYPE_CHECKING:
@@ -31,17 +32,9 @@ def horovod(caller: str) -> ModuleType:
 
 def as_array(leaf: Any) -> np.ndarray | None:
     """A tensor of any framework as an array of its own memory; None for other values. bfloat16 becomes float32."""
-    if hasattr(leaf, "asnumpy"):  # MXNet's
-        leaf = leaf.asnumpy()
-    elif hasattr(leaf, "detach"):  # PyTorch's
-        leaf = leaf.detach().cpu()
-        leaf = (leaf.float() if str(leaf.dtype) == "torch.bfloat16" else leaf).numpy()
-    elif not isinstance(leaf, np.ndarray | np.generic) and hasattr(leaf, "numpy"):
-        leaf = leaf.numpy()
-    if not isinstance(leaf, np.ndarray | np.generic):
-        return None
-    array = np.array(leaf, order="C")
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    if isinstance(leaf, np.ndarray | np.generic) or any(hasattr(leaf, name) for name in ("asnumpy", "detach", "numpy")):
+        return np.array(converted("hvdkit", leaf), order="C")
+    return None
 
 
 def scaled(rate: float, step: int | None = None, *, warmup_steps: int = 0) -> float:

@@ -14,8 +14,6 @@ A checkpoint is written to a temporary folder and renamed (`checkpoint/writing.p
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -29,14 +27,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from hvdkit.core.state import AVERAGE, averaged_state, has_average, is_averaged, model_state, slot_name
-from hvdkit.core.step_plan import Progress, StepPlan
+from hvdkit.core.step_plan import Progress
 from hvdkit.data.dataset import Fingerprint, Preprocessing
-from hvdkit.errors import LARGEST, RequestError, first_fault
+from hvdkit.errors import RequestError, first_fault
 from hvdkit.files import open_regular, read_bounded
-from hvdkit.recipe.schema import OwnData, Recipe
 
 FORMAT = 2
-_UNSEALED = 1  # the format of earlier versions, whose record has no digest of its own
 MODEL, OPTIMIZER, RECORD = "model.safetensors", "optimizer.safetensors", "checkpoint.json"
 COMMUNICATION, AVERAGED = "communication.safetensors", "average.safetensors"
 LAST, BEST = "last", "best"
@@ -97,8 +93,13 @@ class CheckpointRecord(BaseModel):
 
     def sealed(self) -> str:
         """The text of the file, with its own SHA-256 at the end."""
-        text = self.model_dump_json(indent=1).removesuffix(_END)
-        return f'{text},\n "sha256": "{hashlib.sha256(text.encode()).hexdigest()}"{_END}\n'
+        return sealed(self.model_dump_json(indent=1))
+
+
+def sealed(document: str) -> str:
+    """A record as JSON with its SHA-256 at the end."""
+    text = document.removesuffix(_END)
+    return f'{text},\n "sha256": "{hashlib.sha256(text.encode()).hexdigest()}"{_END}\n'
 
 
 @dataclass(frozen=True)
@@ -184,78 +185,18 @@ def read_record(folder: Path) -> CheckpointRecord:
             "RUN/checkpoints/best"
         ) from None
     seal = _SEAL.search(content)
-    if seal is not None:
-        _compare(path, hashlib.sha256(content[: seal.start()]).hexdigest(), seal[1].decode(), "its end")
-        content = content[: seal.start()] + _END.encode()
+    if seal is None:
+        raise RequestError(f"{path}: damaged, or no checkpoint of hvdkit: it does not end with its SHA-256")
+    _compare(path, hashlib.sha256(content[: seal.start()]).hexdigest(), seal[1].decode(), "its end")
     try:
-        json.loads(content.decode(), object_pairs_hook=_distinct, parse_float=_finite, parse_constant=_finite)
-        record = CheckpointRecord.model_validate_json(content, strict=True)
+        record = CheckpointRecord.model_validate_json(content[: seal.start()] + _END.encode(), strict=True)
     except ValidationError as error:
         raise RequestError(f"{path}: not a checkpoint of hvdkit: {first_fault(error)}") from None
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{path}: not a checkpoint of hvdkit: {error}") from None
-    if record.format not in (FORMAT, _UNSEALED):
+    if record.format != FORMAT:
         raise RequestError(f"{path}: format: expected {FORMAT}, got {record.format}; it was written by another hvdkit")
-    if record.format == FORMAT and seal is None:
-        raise RequestError(f"{path}: damaged: it does not end with its SHA-256; use another checkpoint")
     if set(record.files) - {COMMUNICATION, AVERAGED} != {MODEL, OPTIMIZER}:
         raise RequestError(f"{path}: files: expected {MODEL} and {OPTIMIZER}, got {', '.join(record.files) or 'none'}")
-    if fault := _senseless(record, bool(seal)):
-        raise RequestError(f"{path}: not a checkpoint of hvdkit: {fault}; use another checkpoint")
     return record
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(mapping := dict(pairs)) < len(pairs):
-        raise ValueError("a key is there twice")
-    return mapping
-
-
-def _finite(number: str) -> float:
-    if not math.isfinite(value := float(number)):
-        raise ValueError(f"expected finite numbers, got {number}")
-    return value
-
-
-def _senseless(record: CheckpointRecord, sealed: bool) -> str | None:
-    """What cannot be in a record, in words; None where all can be.
-
-    A record whose bytes are those that were written (`sealed`) may be of a run that was resumed with another plan, so
-    its position is not compared with its recipe.
-    """
-    progress = record.progress
-    for name in ("step", "epoch", "samples", "line_steps", "epoch_steps", "best_epoch"):
-        count = getattr(progress, name)
-        if not 0 <= count <= LARGEST:
-            return f"progress: {name}: expected no negative counts, and none above 2^53, got {count}"
-    if not 1 <= record.np <= LARGEST:
-        return f"np: expected 1 or more ranks, got {record.np}"
-    if sealed:
-        return None
-    try:
-        recipe = Recipe.model_validate(record.recipe)
-    except ValidationError:
-        return None  # who uses the recipe says what is wrong with it
-    if progress.epoch > recipe.epochs:
-        return f"progress: epoch: expected at most {recipe.epochs}, as the recipe says, got {progress.epoch}"
-    if recipe.steps is not None and progress.step > recipe.steps:
-        return f"progress: step: expected at most {recipe.steps}, as the recipe says, got {progress.step}"
-    shares = isinstance(recipe.data, OwnData) and recipe.data.shares
-    if not record.data or "train" not in record.data or shares:
-        return None
-    try:
-        plan = StepPlan(recipe, record.data["train"].samples, recipe.data_ranks(record.np))
-    except RequestError as error:
-        return f"np: {error}"
-    if progress.samples > plan.samples:
-        return f"progress: images: expected at most {plan.samples}, got {progress.samples}"
-    step = plan.step_at(progress.epoch, progress.samples)
-    if progress.step != step:
-        return (
-            f"progress: {progress.samples} images of epoch {progress.epoch} are step {step} with {record.np} ranks, "
-            f"got step {progress.step}"
-        )
-    return None
 
 
 def check_digest(path: Path, expected: str) -> None:

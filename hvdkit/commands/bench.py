@@ -7,7 +7,6 @@ import math
 import os
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -75,30 +74,10 @@ class BenchRequest(fields.StartsRanks):
     add_to: Annotated[Path | None, Option("a cluster file to add the result to, in a new file")] = None
 
 
-@dataclass(frozen=True)
-class BenchPlan:
-    """A bench that has passed every check that can be made before it starts."""
-
-    request: BenchRequest
-    measure: BenchSpec
-    runtime: Runtime
-    placement: Placement
-    known: Cluster | None  # an earlier cluster file, which this is added to
-
-    def cluster_with(self, bench: Bench) -> Cluster:
-        """The cluster file that a finished bench makes."""
-        if self.known is None:
-            return network(bench)
-        row = measured(bench)
-        key = (row.operation, row.ranks, row.ranks_per_host, row.algorithm)
-        others = [m for m in self.known.measured if (m.operation, m.ranks, m.ranks_per_host, m.algorithm) != key]
-        return with_level(self.known, row).model_copy(update={"measured": [*others, row]})
-
-
-def plan(request: BenchRequest) -> BenchPlan:
-    """Check a request. Raises RequestError with all its faults."""
+def _checked(request: BenchRequest, placement: Placement) -> tuple[Runtime, Cluster | None]:
+    """The runtime, and the cluster file that the result is added to. Raises RequestError with all faults."""
     framework, dtype, np = request.framework, request.dtype, request.np
-    placement, faults, known = Placement.of(request), Faults(), None
+    faults, known = Faults(), None
     with faults.collected():
         runtime = find(framework)
     faults += placement.faults(framework, elastic=False)
@@ -118,16 +97,7 @@ def plan(request: BenchRequest) -> BenchPlan:
     except RequestError as error:
         faults.append(f"--add-to: {error}")
     faults.report()
-    step = step_bytes(request.collective, dtype, np)
-    measure = BenchSpec(
-        collective=request.collective,
-        dtype=dtype,
-        redop=request.redop,
-        sizes_bytes=sizes(request.min_bytes, request.max_bytes, request.factor, step),
-        seconds=request.seconds,
-        device=request.device,
-    )
-    return BenchPlan(request, measure, runtime, placement, known)
+    return runtime, known
 
 
 def sizes(min_bytes: int, max_bytes: int, factor: float, step: int) -> list[int]:
@@ -144,12 +114,15 @@ def sizes(min_bytes: int, max_bytes: int, factor: float, step: int) -> list[int]
 
 def run(request: BenchRequest) -> Bench:
     """Measure; each row is printed on standard error as soon as it is known. Raises what the launcher raises."""
-    checked = plan(request)
+    placement = Placement.of(request)
+    runtime, known = _checked(request, placement)
     with paths.claimed(
         request.out or paths.default_out(request.collective, "bench"), request.overwrite, inputs=[request.add_to]
     ) as folder:
-        say([] if request.device == "gpu" or checked.runtime.gpu else checked.placement.crowding)
-        result = _measure(checked, folder)
+        say([] if request.device == "gpu" or runtime.gpu else placement.crowding)
+        result = _measure(request, runtime, placement, folder)
+        csv_files.save(folder / "bench.csv", result.records())
+        cluster.save(network(result) if known is None else added(known, measured(result)), folder / "cluster.yaml")
         bench_plot(result, measured(result), folder / "bench.png")
         return result
 
@@ -166,23 +139,24 @@ def status(result: Bench) -> int:
     return int(any(row.wrong for row in result.rows))
 
 
-def _measure(plan: BenchPlan, folder: Path) -> Bench:
-    """Measure, into `folder` (absolute, existing, empty): bench.json and cluster.yaml."""
-    framework, placement, environment = plan.request.framework, plan.placement, dict(plan.runtime.environment)
+def _measure(request: BenchRequest, runtime: Runtime, placement: Placement, folder: Path) -> Bench:
+    """Measure, and write bench.json into `folder` (absolute, existing, empty)."""
+    environment, step = dict(runtime.environment), step_bytes(request.collective, request.dtype, request.np)
+    spec = BenchSpec(
+        collective=request.collective,
+        dtype=request.dtype,
+        redop=request.redop,
+        sizes_bytes=sizes(request.min_bytes, request.max_bytes, request.factor, step),
+        seconds=request.seconds,
+        device=request.device,
+    )
     if placement.here:
         environment["OMP_NUM_THREADS"] = str(threads_per_rank(None, placement.np))
     if tuning.CYCLE not in os.environ:
         environment[tuning.IDLE] = os.environ.get(tuning.IDLE, str(tuning.IDLE_MS))  # as in training on CPUs
     job = Job(
-        python=plan.runtime.python,
-        arguments=[
-            "-P",
-            "-m",
-            "hvdkit.worker.bench",
-            framework,
-            plan.measure.model_dump_json(),
-            str(folder),
-        ],
+        python=runtime.python,
+        arguments=["-P", "-m", "hvdkit.worker.bench", request.framework, spec.model_dump_json(), str(folder)],
         np=placement.np,
         hosts=placement.hosts,
         environment=environment,
@@ -195,8 +169,8 @@ def _measure(plan: BenchPlan, folder: Path) -> Bench:
     def look() -> None:
         content = (folder / ROWS).read_bytes() if (folder / ROWS).exists() else b"[]"
         for row in _ROWS.validate_json(content)[len(rows) :]:
-            if plan.request.link_mbit_per_s:
-                row = row.model_copy(update={"of_link": row.busbw_mbit_per_s / plan.request.link_mbit_per_s})
+            if request.link_mbit_per_s:
+                row = row.model_copy(update={"of_link": row.busbw_mbit_per_s / request.link_mbit_per_s})
             rows.append(row)
             say([row_line(row)])
 
@@ -204,17 +178,17 @@ def _measure(plan: BenchPlan, folder: Path) -> Bench:
     look()
     ranks = json.loads((folder / RANKS).read_text())
     result = Bench(
-        collective=plan.request.collective,
-        framework=framework,
+        collective=request.collective,
+        framework=request.framework,
         framework_version=ranks["versions"]["framework"],
         horovod_version=ranks["versions"].get("horovod"),
         hvdkit_version=hvdkit.__version__,
         np=placement.np,
         hosts=ranks["hosts"],
         device=ranks["device"],
-        algorithm="memory" if ranks["shared_memory_ranks"] and _in_memory(plan, ranks) else "ring",
+        algorithm="memory" if ranks["shared_memory_ranks"] and _in_memory(request, ranks) else "ring",
         shared_memory_ranks=ranks["shared_memory_ranks"],
-        link_mbit_per_s=plan.request.link_mbit_per_s,
+        link_mbit_per_s=request.link_mbit_per_s,
         memory_bytes_per_s=ranks["memory_bytes_per_s"],
         settings={key: value for key, value in sorted(ranks["settings"].items()) if key not in _OF_A_RANK},
         rows=rows,
@@ -222,10 +196,7 @@ def _measure(plan: BenchPlan, folder: Path) -> Bench:
     )
     for name in (ROWS, RANKS):
         (folder / name).unlink()
-    result.written(folder)
-    csv_files.save(folder / "bench.csv", result.records())
-    cluster.save(plan.cluster_with(result), folder / "cluster.yaml")
-    return result
+    return result.written(folder)
 
 
 def measured(bench: Bench) -> Measured:
@@ -248,9 +219,16 @@ def measured(bench: Bench) -> Measured:
     )
 
 
-def _in_memory(plan: BenchPlan, ranks: dict[str, Any]) -> bool:
+def _in_memory(request: BenchRequest, ranks: dict[str, Any]) -> bool:
     """Whether ranks that share memory within hosts exchange tensors through it."""
-    return ranks["device"] == "cpu" and (plan.request.collective != "alltoall" or len(set(ranks["hosts"])) == 1)
+    return ranks["device"] == "cpu" and (request.collective != "alltoall" or len(set(ranks["hosts"])) == 1)
+
+
+def added(known: Cluster, row: Measured) -> Cluster:
+    """An earlier cluster file with this measurement, in place of one of the same collective and ranks."""
+    key = (row.operation, row.ranks, row.ranks_per_host, row.algorithm)
+    others = [m for m in known.measured if (m.operation, m.ranks, m.ranks_per_host, m.algorithm) != key]
+    return with_level(known, row).model_copy(update={"measured": [*others, row]})
 
 
 def with_level(known: Cluster, row: Measured) -> Cluster:

@@ -14,7 +14,7 @@ from pydantic import Field
 
 import hvdkit
 from hvdkit import paths
-from hvdkit.commands import doctor, fields
+from hvdkit.commands import doctor
 from hvdkit.commands.request import Form, Option, say
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import Host
@@ -32,17 +32,12 @@ _MORE = 1.5  # times what is rated: another network, or another figure
 _OF_90_PERCENT = 1.645  # standard deviations, of a normal distribution
 
 
-class BenchLinksRequest(fields.WritesFolder):
+class BenchLinksRequest(doctor.AsksHosts):
     """Measure latency and bandwidth between every two hosts, one pair at a time, beside the rated figure.
 
     Writes a table, a heat map and a cluster file for `predict`.
     """
 
-    hosts: Annotated[
-        str | None, Option("host:slots,...: between these", ("-H", "--hosts"), shown="the allocation's")
-    ] = None
-    hostfile: fields.HostFile = None
-    interface: fields.Interface = None
     rated: Annotated[
         float | None, Option("Mbit/s that the links are sold as", shown="the interface's"), Field(gt=0)
     ] = None

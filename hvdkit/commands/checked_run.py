@@ -22,7 +22,6 @@ from hvdkit.core import cuts
 from hvdkit.core.group import coordinates, threads_per_rank
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.data.counts import Counts
-from hvdkit.defaults import FRAMEWORK
 from hvdkit.errors import Faults, HvdkitError, RequestError, RunError
 from hvdkit.files import open_regular
 from hvdkit.heartbeat import NOTED
@@ -37,7 +36,7 @@ from hvdkit.recipe.schema import OwnModel, Recipe
 from hvdkit.results.train import MetricLine
 from hvdkit.runtimes import machine
 from hvdkit.runtimes.pins import FRAMEWORKS
-from hvdkit.runtimes.store import Runtime, find
+from hvdkit.runtimes.store import Runtime, find, load
 from hvdkit.worker import tuning
 from hvdkit.worker.unreached import unreached
 
@@ -105,9 +104,9 @@ def make_plan(
     Without a `framework` it is that of the recipe's script, or else the default.
     """
     np, elastic = placement.np, recipe.elastic
-    theirs = own_script.framework_of(recipe)
-    framework = framework or theirs or FRAMEWORK
-    faults = Faults()
+    faults, framework = Faults(), framework or own_script.framework_for(recipe, None)
+    with faults.collected():
+        own_script.framework_for(recipe, framework)
     with faults.collected():
         runtime = find(framework, registry.runtime_of(rival))
         device = recipe.device
@@ -127,11 +126,9 @@ def make_plan(
     if rival is not None:
         faults += registry.check([rival], [framework], [np])
         faults += ["batch_size: expected a number with --rival, got auto"] if recipe.finds_batch_size else []
-    if isinstance(recipe.model, OwnModel) and not (script := own_script.location(recipe.model)).is_file():
+    if isinstance(recipe.model, OwnModel) and not (script := Path(recipe.model.script)).is_file():
         where = "" if script.is_absolute() else f", neither beside the recipe nor in {Path.cwd()}"
         faults.append(f"model.script: {script}: no such file{where}; expected a Python script (docs/own-model.md)")
-    elif theirs not in (None, framework):
-        faults.append(own_script.wrong_framework(script, theirs, framework))
     notes: list[str] = []
     with faults.collected():
         samples = checks.check(recipe, framework, placement, use, rival if rival in registry.RIVALS else None, notes)
@@ -176,16 +173,8 @@ def of_checkpoint(recipe: Recipe, writer: str, given: str | None, placement: Pla
     """
     recipe = recipe.model_copy(update={"elastic": None, "sharding": "none", "parallel": Parallel()})
     others = () if isinstance(recipe.model, OwnModel) else FRAMEWORKS
-    built = (name for name in (writer, *others) if _has_runtime(name))
+    built = (name for name in (writer, *others) if name in FRAMEWORKS and load(FRAMEWORKS[name]))
     return make_plan(recipe, given or next(built, writer), placement, use=use)
-
-
-def _has_runtime(framework: str) -> bool:
-    try:
-        find(framework)
-    except HvdkitError:
-        return False
-    return True
 
 
 def launch(
@@ -232,7 +221,7 @@ def program(plan: CheckedRun) -> list[str]:
     if plan.script is not None:
         return [str(plan.script)]
     if isinstance(model, OwnModel):
-        return [str(paths.program("own_task")), plan.framework, str(own_script.location(model))]
+        return [str(paths.program("own_task")), plan.framework, model.script]
     return [str(paths.script(plan.framework, model.SCRIPT))]
 
 

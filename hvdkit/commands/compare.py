@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 from rich.table import Table
@@ -289,20 +289,16 @@ def earlier(path: Path, margin: float, recipe: Recipe, plans: list[CheckedRun]) 
         has = ", ".join(f"{group.label} at {group.np} rank(s)" for group in by_kind(map(Run, old.runs)).values())
         raise RequestError(f"--earlier {path}: expected some of the runs that are asked for; it has {has}")
     # What must be equal for images per second to mean the same, by the keys of TrainResult.
-    mine = {
+    mine: dict[str, Any] = {
         "recipe": recipe.name,
         "model": recipe.model.name,
         "launcher": plans[0].placement.launcher,
-        "batch_size": recipe.batch_size,
         "compression": str(recipe.compression),
         "optimizer": recipe.optimizer.name,
-        "precision": recipe.precision,
-        "accumulate": recipe.accumulate,
-        "recompute": recipe.recompute,
         "sync": recipe.sync and recipe.sync.model_dump(),
-        "allreduce": recipe.allreduce,
-        "sharding": recipe.sharding,
     }
+    same = ("batch_size", "precision", "accumulate", "recompute", "allreduce", "sharding")
+    mine |= {key: getattr(recipe, key) for key in same}
     if plans[0].recipe.threads != "auto":
         mine["threads"] = plans[0].recipe.threads
     places = {(plan.framework, plan.np): [place.hostname for place in plan.placement.places] for plan in plans}

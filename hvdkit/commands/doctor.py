@@ -35,14 +35,18 @@ _NCCL = [f"nvidia-nccl-cu{version}" for version in (11, 12, 13)]
 _PACKAGES = ["horovod", "numpy", "keras", "pydantic", "safetensors", *_NCCL]
 
 
-class DoctorRequest(fields.WritesFolder):
-    """Show what is installed and what is broken, with the command that repairs it: here, or on other hosts."""
+class AsksHosts(fields.WritesFolder):
+    """A command that starts a probe on hosts and no ranks."""
 
-    hosts: Annotated[
-        str | None, Option("host:slots,...: examine these", ("-H", "--hosts"), shown="the allocation's")
+    hosts: Annotated[str | None, Option("host:slots,...: these", ("-H", "--hosts"), shown="the allocation's")] = None
+    hostfile: Annotated[Path | None, Option("a file of hosts, as MPI's and horovodrun's")] = None
+    interface: Annotated[
+        str | None, Option("such as eth0 or 10.0.0.0/8", metavar="NAME|NETWORK", shown="the ranks'")
     ] = None
-    hostfile: fields.HostFile = None
-    interface: fields.Interface = None
+
+
+class DoctorRequest(AsksHosts):
+    """Show what is installed and what is broken, with the command that repairs it: here, or on other hosts."""
 
 
 def run(request: DoctorRequest) -> Report | HostsReport:

@@ -62,16 +62,15 @@ def described(
     """What a command with this recipe would start: each plan so many times."""
     former = _former_results([Path("runs"), out.parent])
     runs = [_run(plan, times, former) for plan, times in plans]
-    lines = dict.fromkeys([*notes, *(line for plan, _ in plans for line in plan.warnings)])
-    lines |= dict.fromkeys(
-        line for (plan, _), run in zip(plans, runs, strict=True) for line in _too_large(plan, run.memory)
-    )
-    lines |= dict.fromkeys(line for plan, _ in plans for line in _few_samples(plan))
-    lines |= dict.fromkeys(_images(plans[0][0]))
+    lines = [*notes, *(line for plan, _ in plans for line in plan.warnings)]
+    lines += [line for (plan, _), run in zip(plans, runs, strict=True) for line in _too_large(plan, run.memory)]
+    lines += [line for plan, _ in plans for line in _few_samples(plan)]
+    lines += _images(plans[0][0])
     if recipe.finds_batch_size:
         most = recipe.max_batch_size or MOST_FOUND
-        lines[f"batch_size: found when the run starts: the largest that fits, up to {most:,}"] = None
-    return DryRun(command=command, recipe=recipe.model_dump(mode="json"), out=str(out), runs=runs, notes=list(lines))
+        lines.append(f"batch_size: found when the run starts: the largest that fits, up to {most:,}")
+    once = list(dict.fromkeys(lines))
+    return DryRun(command=command, recipe=recipe.model_dump(mode="json"), out=str(out), runs=runs, notes=once)
 
 
 def _run(plan: CheckedRun, times: int, former: list[tuple[Path, TrainResult]]) -> PlannedRun:

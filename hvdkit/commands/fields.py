@@ -105,8 +105,6 @@ Hosts = Annotated[
     OF_HOSTS,
     Option("host:slots,..., or ./FILE of hosts", ("-H", "--hosts"), shown="this machine"),
 ]
-HostFile = Annotated[Path | None, Option("a file of hosts, as MPI's and horovodrun's")]
-Interface = Annotated[str | None, Option("such as eth0 or 10.0.0.0/8", metavar="NAME|NETWORK", shown="the ranks'")]
 Rivals = Annotated[list[str] | None, Option(f"{RIVALS}; may be repeated", ("--rival",))]
 Debug = Annotated[bool, Option("collect Horovod's and NCCL's own logs in RUN/debug, by rank")]
 Log = Annotated[

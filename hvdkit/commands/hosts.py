@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,7 +56,8 @@ def run(request: HostsRequest) -> Played:
                 return Played(hosts, None)
             with caught_signals() as caught:
                 # It hears of a Ctrl-C from here, once.
-                process = network.start([word.replace(WORD, hosts) for word in request.command], start_new_session=True)
+                command = [*_threads(request), *(word.replace(WORD, hosts) for word in request.command)]
+                process = network.start(command, start_new_session=True)
                 while process.poll() is None:
                     while caught:
                         process.send_signal(caught.pop(0))
@@ -64,6 +66,13 @@ def run(request: HostsRequest) -> Played:
                 return Played(hosts, process.returncode)
     except Unavailable as error:
         raise RequestError(str(error)) from None
+
+
+def _threads(request: HostsRequest) -> list[str]:
+    """A command prefix for ranks that share this machine's cores, though each host has all of them."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return []
+    return ["env", f"OMP_NUM_THREADS={max(1, len(os.sched_getaffinity(0)) // (request.n * request.slots))}"]
 
 
 def lines(request: HostsRequest, result: Played) -> Iterator[str]:

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -115,42 +114,16 @@ class LaunchRequest(fields.StartsRanks):
     gloo: Annotated[bool, Option(f"{_LIKE_HOROVODRUN}; what ranks use anyway")] = False
 
 
-@dataclass(frozen=True)
-class _Checked:
-    """A program that has passed every check that can be made before it starts; `job` has no folder yet."""
-
-    command: list[str]
-    framework: str | None
-    python: Path
-    environment: dict[str, str]
-    placement: Placement
-    elastic: ElasticBounds | None
-    out: Path
-
-
 def run(request: LaunchRequest) -> Launched:
     """Run it to its end. Raises what the launcher raises; a rank's exit code is then the command's exit status."""
-    checked = _checked(request)
-    placement = checked.placement
-    script = Path(request.program[0])
+    script, placement = Path(request.program[0]), Placement.of(request)
+    out = request.out or paths.default_out(script.stem, "launch")
+    job, framework = _checked(request, placement, out.absolute())
     say(own_script.train_apart(script, request.np) if script.suffix == ".py" else [])
-    with paths.claimed(checked.out, request.overwrite) as folder:
-        timeline = {"HOROVOD_TIMELINE": str(folder / TIMELINE)} if request.profile else {}
-        job = Job(
-            python=checked.python,
-            arguments=[],
-            program=checked.command,
-            np=placement.np,
-            hosts=placement.hosts,
-            environment=checked.environment | timeline,
-            log_dir=folder / "logs",
-            stall_timeout_s=placement.stall_timeout_s,
-            grace_s=_GRACE_S,
-            elastic=checked.elastic,
-        )
+    with paths.claimed(out, request.overwrite) as folder:
         if request.network_interface and placement.launcher == "direct":
             say([f"--network-interface {request.network_interface}: all ranks are here, and use lo"])
-        say([*placement.crowding, f"{shlex.join(checked.command)}: {_ranks(request.np)}, logs in {job.log_dir}"])
+        say([*placement.crowding, f"{shlex.join(job.command())}: {_ranks(request.np)}, logs in {job.log_dir}"])
         then = "the ranks continue, and the result is"
         removals, began = Removals(folder, lambda line: say([f"warning: {line}"]), then), time.monotonic()
         try:
@@ -161,24 +134,26 @@ def run(request: LaunchRequest) -> Launched:
                 error.args = (str(error).replace(LESS_MEMORY, "use a smaller batch"),)  # it has no recipe
                 error.exit_status = _status(error)
             with suppress(RunError, OSError):  # the failure matters more; before a rank has started there is no file
-                _result(checked, job, began, str(error) or "interrupted").written(folder)
+                _result(job, placement, framework, began, str(error) or "interrupted").written(folder)
             raise
         finally:
             if request.debug:
                 collected(job)
-        result = _result(checked, job, began)
+        result = _result(job, placement, framework, began)
         if request.profile:
             result.collectives = _collectives(folder / TIMELINE, placement.np)
         return result.written(folder)
 
 
-def _result(checked: _Checked, job: Job, began: float, failure: str | None = None) -> Launched:
+def _result(
+    job: Job, placement: Placement, framework: str | None, began: float, failure: str | None = None
+) -> Launched:
     ends = json.loads((job.log_dir / "exits.json").read_text())
     return Launched(
-        command=checked.command,
-        framework=checked.framework,
+        command=job.command(),
+        framework=framework,
         np=job.np,
-        launcher=checked.placement.launcher,
+        launcher=placement.launcher,
         seconds=round(time.monotonic() - began, 3),
         ranks=[LaunchedRank(**{key: end[key] for key in LaunchedRank.model_fields}) for end in ends],
         failure=failure,
@@ -220,8 +195,11 @@ def _ranks(number: int) -> str:
     return f"{number} rank{'s' if number != 1 else ''}"
 
 
-def _checked(request: LaunchRequest) -> _Checked:
-    """Check all that can be checked before anything starts. Raises RequestError with all faults."""
+def _checked(request: LaunchRequest, placement: Placement, folder: Path) -> tuple[Job, str | None]:
+    """The job, which is to run in the folder, and the program's framework, if it is known.
+
+    All is checked that can be before anything starts. Raises RequestError with all faults.
+    """
     faults, words = Faults(), request.program
     by_python = request.module or words[0].endswith(".py")
     script = own_script.module_file(words[0]) if request.module else Path(words[0])
@@ -237,13 +215,23 @@ def _checked(request: LaunchRequest) -> _Checked:
     if not by_python and shutil.which(words[0], path=environment.get("PATH")) is None:
         faults.append(f"{words[0]}: no such command; expected a script, a module after -m, or a command after --")
     elastic = _elastic(request, faults)
-    placement = Placement.of(request)
     faults += placement.faults(framework or "", elastic is not None, program=True)
-    environment |= _settings(request, faults)
+    environment |= _settings(request, folder, faults)
     faults.report()
     command = [str(python), *(["-m"] if request.module else []), *words] if by_python else words
-    out = request.out or paths.default_out(Path(words[0]).stem, "launch")
-    return _Checked(command, framework, python, environment, placement, elastic, out)
+    job = Job(
+        python=python,
+        arguments=[],
+        program=command,
+        np=placement.np,
+        hosts=placement.hosts,
+        environment=environment,
+        log_dir=folder / "logs",
+        stall_timeout_s=placement.stall_timeout_s,
+        grace_s=_GRACE_S,
+        elastic=elastic,
+    )
+    return job, framework
 
 
 def _interpreter(request: LaunchRequest, framework: str | None, by_python: bool) -> tuple[Path, dict[str, str]]:
@@ -300,8 +288,8 @@ def _elastic(request: LaunchRequest, faults: Faults) -> ElasticBounds | None:
     return ElasticBounds(least, most, request.host_discovery_script)
 
 
-def _settings(request: LaunchRequest, faults: Faults) -> dict[str, str]:
-    """The variables for horovodrun's options, --debug and -x."""
+def _settings(request: LaunchRequest, folder: Path, faults: Faults) -> dict[str, str]:
+    """The variables for horovodrun's options, --debug, --profile and -x."""
     settings = {name: value for name, value in VARIABLES.items() if request.debug and name not in os.environ}
     if request.fusion_threshold_mb is not None:
         settings["HOROVOD_FUSION_THRESHOLD"] = str(int(request.fusion_threshold_mb * 2**20))
@@ -322,7 +310,7 @@ def _settings(request: LaunchRequest, faults: Faults) -> dict[str, str]:
         if not equals and name not in os.environ:
             faults.append(f"-x {name}: expected a variable that is set, or {name}=VALUE")
         settings[name] = value if equals else os.environ.get(name, "")
-    return settings
+    return settings | ({"HOROVOD_TIMELINE": str(folder / TIMELINE)} if request.profile else {})
 
 
 def option_of_horovodrun(option: str) -> str | None:

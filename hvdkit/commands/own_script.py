@@ -34,15 +34,10 @@ def located(recipe: Recipe, folder: Path | None, overrides: Iterable[str]) -> Re
     folders = [folder or Path(), Path()]
     if any(text.partition("=")[0].strip() in ("model", "model.script") for text in overrides):
         folders.reverse()
-    script = next((path for base in folders if (path := base / location(recipe.model)).is_file()), None)
+    script = next((path for base in folders if (path := base / recipe.model.script).is_file()), None)
     if script is None:
         return recipe
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"script": str(script.resolve())})})
-
-
-def location(model: OwnModel) -> Path:
-    """The script's path."""
-    return Path(model.script)
 
 
 def modules_of(script: Path) -> list[str]:
@@ -147,7 +142,7 @@ def framework_of(recipe: Recipe) -> str | None:
 
     None without a script, or with none or several.
     """
-    names = _imports(location(recipe.model))[1] if isinstance(recipe.model, OwnModel) else ()
+    names = _imports(Path(recipe.model.script))[1] if isinstance(recipe.model, OwnModel) else ()
     known = [name for name in FRAMEWORKS if any(f"{found}.".startswith(f"{_ADAPTERS}.{name}.") for found in names)]
     return known[0] if len(known) == 1 else None
 
@@ -159,13 +154,8 @@ def framework_for(recipe: Recipe, given: str | None) -> str:
     """
     theirs = framework_of(recipe)
     if isinstance(recipe.model, OwnModel) and given and theirs and theirs != given:
-        raise RequestError(wrong_framework(location(recipe.model), theirs, given))
+        raise RequestError(
+            f"model.script: {recipe.model.script}: it trains with {theirs}, got --framework {given}; "
+            f"give --framework {theirs}, or a script for {given}"
+        )
     return given or theirs or FRAMEWORK
-
-
-def wrong_framework(script: Path | str, theirs: str, given: str) -> str:
-    """The message for a script that is started under another framework than its own."""
-    return (
-        f"model.script: {script}: it trains with {theirs}, got --framework {given}; "
-        f"give --framework {theirs}, or a script for {given}"
-    )

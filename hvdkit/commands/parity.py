@@ -23,7 +23,7 @@ from hvdkit.checkpoint.resume import deciding
 from hvdkit.commands import dry_run, fields, own_script
 from hvdkit.commands.checked_run import CheckedRun, launch, make_plan
 from hvdkit.commands.loading import loaded
-from hvdkit.commands.parity_verdict import MARKS, missed, verdict
+from hvdkit.commands.parity_verdict import missed, verdict
 from hvdkit.commands.request import Option
 from hvdkit.core.update_rules import rule_of
 from hvdkit.defaults import PROFILED_RANKS, STEPS
@@ -39,7 +39,7 @@ from hvdkit.report.progress import StageProgress
 from hvdkit.report.tabular import terminal
 from hvdkit.results.dry_run import DryRun
 from hvdkit.results.machine import this_machine
-from hvdkit.results.parity import Parity
+from hvdkit.results.parity import MARKS, Parity
 from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.tasks.task import parameter_count
 from hvdkit.worker.parity import NO_MEAN_OF_MICROBATCHES, SINGLE_BATCHES

@@ -6,20 +6,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from hvdkit.results.parity import FrameworkParity
+from hvdkit.results.parity import MARKS, FrameworkParity
 from hvdkit.worker.parity_trace import INCOMPARABLE
 
-# Largest errors that pass, in float64; batches and initial weights must be equal bit by bit.
-MARKS = {
-    "logits_f64": 1e-11,
-    "gradients_f64": 1e-9,
-    "applied_f64": 1e-12,
-    "buffers_f64": 1e-9,
-    "weights_f64": 1e-9,
-    "losses_f64": 1e-8,
-    "step_f64": 1e-9,
-    "evaluation_f64": 1e-9,
-}
 # Float32 may be so many times as far from float64 as the reference's own. Where a model has batch norms, and the
 # framework's adds up one value after the other, their statistics alone are so far off (docs/parity.md shows it).
 F32_FACTOR, F32_FACTOR_PLAIN_SUMS = 3.0, 50.0

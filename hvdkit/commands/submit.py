@@ -139,21 +139,21 @@ def _for_nodes(request: SubmitRequest, command: AnyCommand | None) -> Submission
     faults += _unprintable("--out", run)
     faults.report()
     folder = run / TASK if array else run
-    trains = ["train", f"{base}{number}.yaml", *_common(request),
-              "--launcher", request.to, "--out", str(folder), "--resume"]  # fmt: skip
-    words = [sys.executable, "-m", "hvdkit", *(command.line(request, str(run)) if command else trains)]
+    words = [sys.executable, "-m", "hvdkit"]
+    words += command.line(request, str(run)) if command else _trains(request, f"{base}{number}.yaml", str(folder))
+    continues = command is None or command.resumes
     notes = [f"all nodes must see: {needed}"] if (needed := recipe_paths.needed(about)) else []
     beside = {path: schema.dump(recipe) for path, recipe in files.items()}
     if ray:
-        continues = command is None or command.resumes
         values = _values(request, name=called, command=words, folder=str(Path.cwd()), continues=continues)
         follow = f"follow it with: {shlex.join([programs.RAY, 'job', 'logs', '-f', called])}"
         described, by_hand = [f"job {NUMBERS}: its results go to {run}", follow], [programs.RAY, *programs.ray_job(out)]
         text = render("ray.sh.j2", request.template, values)
         return Submission({**beside, out: text}, out, partial(programs.ray, out, called), by_hand, described, notes)
     log = out.with_name(f"{base.name}-{NUMBERS}.log")
-    text = script(request, name, words, folder, log, list(recipes) if array else (), command)
-
+    # A script writes none of ours: one that SIGTERM has ended is not finished.
+    finished = str(folder / (command.file if command else "result.json")) if continues else ""
+    text = script(request, name, words, finished, log, list(recipes) if array else ())
     described = [f"job {NUMBERS}: its output goes to {log}, its results to {run}"]
     if array:
         first = str(log).replace(NUMBERS, f"{NUMBERS}_0")
@@ -164,16 +164,9 @@ def _for_nodes(request: SubmitRequest, command: AnyCommand | None) -> Submission
 
 
 def script(
-    request: SubmitRequest,
-    name: str,
-    command: list[str],
-    run: Path,
-    log: Path,
-    tasks: Sequence[str] = (),
-    other: AnyCommand | None = None,
+    request: SubmitRequest, name: str, command: list[str], finished: str, log: Path, tasks: Sequence[str] = ()
 ) -> str:
-    """The batch script of a job that runs `command`: training, which continues from checkpoints in the folder `run`, or
-    what `other` says.
+    """The batch script of a job that runs `command`, again until the file `finished` is there; "": only with --requeue.
 
     With `tasks` it is an array of them, each described by a text; `TASK` in a word or a path stands for its number.
     """
@@ -188,9 +181,8 @@ def script(
         array=[" ".join(text.split()) for text in tasks],
         log=path if _PLAIN.fullmatch(path) else '"' + path.replace('"', '\\"') + '"',
         command=command,
-        # A script writes none of ours: one that SIGTERM has ended is not finished.
-        finished=str(run / (other.file if other else "result.json")) if other is None or other.resumes else "",
-        continues=request.requeue or other is None or other.resumes,
+        finished=finished,
+        continues=request.requeue or bool(finished),
     )
     return render("slurm.sbatch.j2", request.template, values)
 
@@ -216,9 +208,9 @@ def _for_kubernetes(request: SubmitRequest, command: AnyCommand | None) -> Submi
     faults.report()
     needed = recipe_paths.needed(recipes, [volume.partition(":")[2] for volume in request.volumes or []])
     file, out_there = f"{JOB_FILES}/recipe.yaml", f"{RUNS}/{name}"
-    words = command.line(request, out_there, file if recipe else None) if command else None
-    about = schema.dump(recipe) if recipe else ""
-    text = manifest(request, about, _common(request) if command is None else [], bounds is not None, words)
+    given = file if recipe else None
+    words = command.line(request, out_there, given) if command else _trains(request, file, out_there)
+    text = manifest(request, schema.dump(recipe) if recipe else "", words, bounds is not None)
 
     where = ["-n", request.namespace] if request.namespace else []
     launcher = f"job/{name}-launcher{'' if request.kind == 'mpijob' else '-0'}"
@@ -271,16 +263,13 @@ def pod_faults(request: SubmitRequest, elastic: bool) -> Faults:
     return faults
 
 
-def manifest(
-    request: SubmitRequest, recipe: str, command: list[str], elastic: bool, other: list[str] | None = None
-) -> str:
+def manifest(request: SubmitRequest, recipe: str, command: list[str], elastic: bool) -> str:
     """The job `name` as YAML: Kubeflow's MPIJob (v2beta1) or TrainJob (Trainer v2), with the recipe, a YAML.
 
-    It runs `command`, training, with the recipe's file and the run's folder added, or the words of an `other` command.
-    Raises RequestError where the user's own template has a fault, or what it writes is no manifest.
+    It runs a command of hvdkit. Raises RequestError where the user's own template has a fault, or what it writes is no
+    manifest.
     """
-    trains = ["train", f"{JOB_FILES}/recipe.yaml", *command, "--out", f"{RUNS}/{request.name}", "--resume"]
-    words = ["hvdkit", *(other or trains)]
+    words = ["hvdkit", *command]
     if elastic:
         words += ["--launcher", "horovodrun", "--host-discovery-script", f"{JOB_FILES}/discover-hosts.sh"]
     tolerations = [match for text in request.tolerations or [] if (match := re.fullmatch(TOLERATION, text, re.ASCII))]
@@ -349,7 +338,9 @@ def _under(request: SubmitRequest, recipe: Recipe) -> SubmitRequest:
     return request.model_copy(update={"framework": own_script.framework_for(recipe, request.framework)})
 
 
-def _common(request: SubmitRequest) -> list[str]:
-    """Options of `hvdkit train`, whatever the scheduler."""
+def _trains(request: SubmitRequest, recipe: str, folder: str) -> list[str]:
+    """The words of training into the folder; on Kubernetes the launcher is found there."""
     rival = ["--rival", request.rival] if request.rival else []
-    return ["--framework", str(request.framework), "-np", str(request.np), *rival]
+    launcher = [] if request.to == "kubernetes" else ["--launcher", request.to]
+    options = ["--framework", str(request.framework), "-np", str(request.np), *rival, *launcher]
+    return ["train", recipe, *options, "--out", folder, "--resume"]

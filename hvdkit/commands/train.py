@@ -221,7 +221,7 @@ def trained(
         newest = _newest(folder)
         if newest and isinstance(error, RunError):
             error.add_note(f"the newest checkpoint is {newest}; continue with --resume")
-        if _size(metrics) == (lines or 0) and _checkpoints(folder) == kept:
+        if (_checked_size(metrics) or 0) == (lines or 0) and _checkpoints(folder) == kept:
             for path, content in before.items():  # nothing was trained, so the earlier run's files still hold
                 write_atomic(path, content)
         else:
@@ -301,10 +301,6 @@ def _checkpoints(folder: Path) -> list[Path]:
 def _newest(folder: Path) -> Path | None:
     """The newest checkpoint of the run in the folder."""
     return max(_checkpoints(folder), default=None)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _save_csv(folder: Path) -> None:

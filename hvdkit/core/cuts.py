@@ -18,7 +18,6 @@ from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.schedules import Action, actions, alive
 from hvdkit.core.update_rules import rule_of
 from hvdkit.recipe.parallel import microbatches_of
-from hvdkit.tasks import resnet_divided
 from hvdkit.tasks.parts import balanced
 from hvdkit.tasks.resnet import ResNet
 from hvdkit.tasks.task import parameter_count
@@ -97,7 +96,7 @@ def passes_ms(axes: Parallel, microbatches: int) -> list[float] | None:
 
 def costs_of(table: Architecture) -> list[float]:
     """About the time of each block, in multiply-adds; empty where they are unknown."""
-    return list((resnet_divided.cost_by_block(table) if isinstance(table, ResNet) else table.work_by_block()).values())
+    return list(table.cost_by_block().values())
 
 
 def passes_of(recipe: Recipe) -> int:

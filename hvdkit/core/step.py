@@ -48,6 +48,7 @@ class Step:
         self._adds = pipeline is not None and pipeline.adds
         self._count = 1  # microbatches of the current update
         self._sends = False  # whether gradients that backward reports are sent after this microbatch
+        self.on_batch: Callable[[], None] = lambda: None  # is called as each microbatch begins
         self._compiled: dict[Stamp, dict[str, Callable[..., object]]] = defaultdict(dict)
         # Sending during backward saves time where it overlaps, and memory where each rank keeps shares only.
         during = strategy.overlaps and (trainable.overlaps or strategy.keeps_shares or strategy.by_layer)
@@ -95,6 +96,7 @@ class Step:
 
     def to_device(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """A batch's inputs and targets on the device."""
+        self.on_batch()
         self._mark(trace_events.BEGIN)
         inputs = self._trainable.inputs(batch)
         self._mark(trace_events.INPUTS)

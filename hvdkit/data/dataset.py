@@ -158,7 +158,7 @@ def array_of(name: str, values: Any) -> np.ndarray:
 
     A bfloat16 tensor becomes float32, as NumPy has no such dtype. Raises RequestError for anything but real numbers.
     """
-    array = values if type(values) in (np.ndarray, np.memmap) else _converted(name, values)
+    array = values if type(values) in (np.ndarray, np.memmap) else converted(name, values)
     if array.dtype.kind not in "biuf":
         of = "" if isinstance(values, np.ndarray) else f" of a {type(values).__name__}"
         raise RequestError(f"{name}: expected numbers, got the dtype {array.dtype}{of}")
@@ -184,7 +184,8 @@ def prepared(name: str, values: Any, integers: str = "") -> np.ndarray:
     return np.array(array, wanted, order="C")  # copies
 
 
-def _converted(name: str, values: Any) -> np.ndarray:
+def converted(name: str, values: Any) -> np.ndarray:
+    """A tensor of any framework, or what NumPy takes, as an array of its dtype; bfloat16 becomes float32."""
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
         raise RequestError(f"{name}: expected numbers, got a masked array with values that are masked; fill them")
     for method in ("detach", "cpu"):  # of a tensor that has a gradient, or is on a GPU

@@ -77,7 +77,7 @@ class MetricsFile:
         except OSError as error:
             raise unwritable(self._path, error, "and start again") from error
         if self._events:
-            self._events.write(line)
+            self._events.write([line])
 
     def keep(self) -> None:
         """Make the file again where it, or its folder, was removed or replaced. Raises RunError if that fails."""
@@ -106,13 +106,8 @@ def _is_open(file: BinaryIO, path: Path) -> bool:
         return False
 
 
-def _open_nonblocking(path: str, flags: int) -> int:
-    """Open without blocking: the file in the folder of a resumed run may be a FIFO."""
-    return os.open(path, flags | os.O_NONBLOCK, 0o644)
-
-
 def _appended(path: Path) -> BinaryIO:
-    try:
-        return open(path, "a+b", opener=_open_nonblocking)
+    try:  # without blocking: the file in the folder of a resumed run may be a FIFO
+        return open(path, "a+b", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o644))
     except OSError as error:
         raise unwritable(path, error, "and start again") from error

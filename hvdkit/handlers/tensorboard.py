@@ -64,23 +64,19 @@ class EventFile:
             for earlier in self._folder.glob("events.out.tfevents.*"):
                 earlier.unlink()
             self._file = EventsWriter(str(self._folder / "events"))
-            for line in lines:
-                self._append(line)
-            self._file.flush()
         except OSError as error:
             raise unwritable(self._folder, error, "and start again") from error
+        self.write(lines)
 
-    def write(self, line: MetricLine) -> None:
-        """Append one line's scalars. Raises RunError if the disk is full."""
-        try:
-            self._append(line)
-            self._file.flush()
-        except OSError as error:
-            raise unwritable(self._folder, error, "and start again") from error
-
-    def _append(self, line: MetricLine) -> None:
+    def write(self, lines: Iterable[MetricLine]) -> None:
+        """Append the scalars of lines. Raises RunError if the disk is full."""
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(line).items()]
-        self._file.write_event(Event(wall_time=time.time(), step=line.step, summary=Summary(value=values)))
+        try:
+            for line in lines:
+                values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(line).items()]
+                self._file.write_event(Event(wall_time=time.time(), step=line.step, summary=Summary(value=values)))
+            self._file.flush()
+        except OSError as error:
+            raise unwritable(self._folder, error, "and start again") from error

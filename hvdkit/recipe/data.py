@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, PlainSerializer, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 MOST_FOUND = 1024  # samples of batch_size: auto, without max_batch_size
+# Of keys that need something of each other: whether that is broken, the key, what is expected, what is given.
+Rules = Iterator[tuple[object, str, str, object]]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"  # the pattern of names
 
 

@@ -5,11 +5,11 @@ docs/parallelism.md says what each axis is for, and what goes together with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hvdkit.errors import RequestError
 from hvdkit.recipe.communication import Parallel
+from hvdkit.recipe.data import Rules
 
 _PER_STAGE = 4  # microbatches for each stage, from which the bubble is small (Huang et al. 2019, section 4)
 
@@ -42,13 +42,10 @@ def microbatches_of(parallel: Parallel, batch_size: int) -> int:
     return next((parts for parts in allowed if batch_size % parts == 0), 0)
 
 
-def rules(recipe: Mapping[str, Any], parallel: Parallel) -> Iterator[tuple[object, str, str, object]]:
-    """As the rules of `schema.py`, of a recipe's values: whether it is broken, the key, what is expected, the value.
-
-    Most are of what is not built yet.
-    """
-    stages, batch_size, name = parallel.pipeline, recipe["batch_size"], recipe["model"]["name"]
-    method, sync, loss = recipe["compression"]["method"], recipe["sync"], recipe["loss"]
+def rules(recipe: Any) -> Rules:
+    """As those of `together.py`. Most are of what is not built yet."""
+    parallel, batch_size, name = recipe.parallel, recipe.batch_size, recipe.model.name
+    stages, method, sync, loss = parallel.pipeline, recipe.compression.method, recipe.sync, recipe.loss
     if stages > 1 and not microbatches_of(parallel, batch_size):
         fits = f"a multiple of parallel.microbatches, {parallel.microbatches}"
         if parallel.microbatches == "auto":
@@ -65,13 +62,13 @@ def rules(recipe: Mapping[str, Any], parallel: Parallel) -> Iterator[tuple[objec
     for broken, key, expected, got in (
         (parallel.tensor > 1 and name == "own", "model.name", "a model of hvdkit's", name),
         (method != "none", "compression", "none", method),
-        (sync, "sync", "none", sync and f"every {sync['every']}"),
-        (recipe["allreduce"] != "ring", "allreduce", "ring", recipe["allreduce"]),
-        (recipe["order"] != "none", "order", "none", recipe["order"]),
-        (recipe["sharding"] not in whole, "sharding", " or ".join(whole), recipe["sharding"]),
-        ((chunks or has_norms) and recipe["average_weights"], "average_weights", "null", "an average"),
-        (recipe["elastic"], "elastic", "null", "elastic training"),
-        (parts and loss["ignored_label"] is not None, "loss.ignored_label", "none", loss["ignored_label"]),
-        (recipe["tune"] == "measure", "tune", "rule or none", "measure"),
+        (sync, "sync", "none", sync and f"every {sync.every}"),
+        (recipe.allreduce != "ring", "allreduce", "ring", recipe.allreduce),
+        (recipe.order != "none", "order", "none", recipe.order),
+        (recipe.sharding not in whole, "sharding", " or ".join(whole), recipe.sharding),
+        ((chunks or has_norms) and recipe.average_weights, "average_weights", "null", "an average"),
+        (recipe.elastic, "elastic", "null", "elastic training"),
+        (parts and loss.ignored_label is not None, "loss.ignored_label", "none", loss.ignored_label),
+        (recipe.tune == "measure", "tune", "rule or none", "measure"),
     ):
         yield broken, key, f"{expected} {divided}, as no more is built yet", got

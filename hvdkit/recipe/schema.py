@@ -7,7 +7,6 @@ received, before anything is started or written.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,6 +28,7 @@ from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's class
     Mnist5k,
     Native,
     OwnData,
+    Rules,
     Strict,
     Synthetic,
     SyntheticText,
@@ -190,24 +190,21 @@ class Recipe(Strict):
 
 def _faults(recipe: Recipe) -> list[str]:
     """A line for each rule about keys of different sections that the recipe breaks."""
-    rules = (*_of_models(recipe),)
+    rules = [*_of_models(recipe)]
     found = recipe.finds_batch_size or recipe.accumulate_rest or recipe.max_batch_size is not None
     compression, others = recipe.compression.method, (recipe.allreduce, recipe.order, recipe.sharding)
     if found or compression != "none" or recipe.sync is not None or others != ("ring", "none", "none"):
         from hvdkit.recipe import together  # most runs do not need it
 
-        rules = (*together.rules(recipe), *rules)
+        rules = [*together.rules(recipe), *rules]
     if recipe.parallel.divides and not recipe.finds_batch_size:
         from hvdkit.recipe import parallel  # most runs do not need it
 
-        rules = (*rules, *parallel.rules(recipe.model_dump(), recipe.parallel))
+        rules += parallel.rules(recipe)
     return [f"{key}: expected {expected}, got {got}" for broken, key, expected, got in rules if broken]
 
 
-_Rules = Iterator[tuple[object, str, str, object]]  # whether it is broken, the key, what is expected, what is given
-
-
-def _of_models(recipe: Recipe) -> _Rules:
+def _of_models(recipe: Recipe) -> Rules:
     model, data, loss_weights = recipe.model, recipe.data, recipe.loss.class_weights
     if isinstance(data, OwnData):
         yield not isinstance(model, OwnModel), "data.name", "model.name own, as own needs a script", model.name

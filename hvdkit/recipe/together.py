@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from hvdkit.recipe import order
 from hvdkit.recipe.communication import SUMMED
+from hvdkit.recipe.data import Rules
 
 
-def rules(recipe: Any) -> Iterator[tuple[object, str, str, object]]:
-    """As the rules of `schema.py`: whether one is broken, the key, what is expected, the value."""
+def rules(recipe: Any) -> Rules:
+    """What `hvdkit/recipe/schema.py` checks beside what models and data need."""
     compression, method, algorithm = recipe.compression, recipe.compression.method, recipe.allreduce
     optimizer, sync, every = recipe.optimizer, recipe.sync is not None, recipe.sync and recipe.sync.every
     with_shares = f"with sharding {recipe.sharding}"
@@ -31,7 +30,7 @@ def rules(recipe: Any) -> Iterator[tuple[object, str, str, object]]:
         yield method not in SUMMED, "allreduce", sums, algorithm
         yield recipe.elastic, "allreduce", "ring where elastic is given", algorithm
     if recipe.order == "priority":
-        yield from order.rules(recipe.model_dump())
+        yield from _of_priority(recipe)
     if recipe.sharding != "none":
         own_share = f"none or fp16 {with_shares}, which sends each rank only its share of the gradients"
         yield method not in ("none", "fp16"), "compression", own_share, method
@@ -44,7 +43,24 @@ def rules(recipe: Any) -> Iterator[tuple[object, str, str, object]]:
         yield algorithm != "ring", "allreduce", f"ring {with_shares}, whose gradients are not allreduced", algorithm
 
 
-def _of_found_batches(recipe: Any) -> Iterator[tuple[object, str, str, object]]:
+def _of_priority(recipe: Any) -> Rules:
+    """What `order: priority` does not go with: whatever needs all gradients, or all weights, at once."""
+    clip, method, sync = recipe.optimizer.clip_norm, recipe.compression.method, recipe.sync
+    for broken, key, expected, why, got in (
+        (clip is not None, "optimizer.clip_norm", "null", "a norm of all gradients comes before any update", clip),
+        (recipe.precision == "fp16", "precision", "fp32, fp64 or bf16", "an overflow skips all updates", "fp16"),
+        (method not in ("none", "fp16"), "compression", "none or fp16", "others need whole gradients", method),
+        (sync, "sync", "none", "ranks that update alone wait for no gradients", sync and f"every {sync.every}"),
+        (recipe.allreduce != "ring", "allreduce", "ring", "Horovod orders pieces", recipe.allreduce),
+        (recipe.sharding != "none", "sharding", "none", "weights are gathered at the end", recipe.sharding),
+        (recipe.recompute, "recompute", "false", "a gradient may then come in two parts", "true"),
+        (recipe.average_weights, "average_weights", "null", "it is of the weights of one update", "an average"),
+        (recipe.elastic, "elastic", "null", "the loss of a rank would end updates half-way", "elastic training"),
+    ):
+        yield broken, key, f"{expected} with order priority, as {why}", got
+
+
+def _of_found_batches(recipe: Any) -> Rules:
     found, needs = recipe.finds_batch_size, "batch_size auto with it"
     yield not found and recipe.max_batch_size is not None, "max_batch_size", needs, f"batch_size {recipe.batch_size}"
     yield not found and recipe.accumulate_rest, "accumulate_rest", needs, f"batch_size {recipe.batch_size}"

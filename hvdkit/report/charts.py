@@ -66,29 +66,21 @@ class Charts:
 
     def speed(self) -> Iterator[Chart]:
         """Images (or the task's other units) per second of each group, with its rounds and its interval."""
-        unit = self.groups[0].first.unit
-        best = max(self.groups, key=lambda group: group.speed.middle)
-        most = f"{best.label} at {ranks(best.np)}, {best.speed.text()} {unit}/s"
-        summary = f"{unit.capitalize()} per second, all ranks together. The most: {most}."
-        yield self._bars("speed", "Throughput", f"{unit}/s", "images_per_second", summary)
+        yield self._bars(
+            "speed", "Throughput, all ranks together", f"{self.groups[0].first.unit}/s", "images_per_second"
+        )
 
     def memory(self) -> Iterator[Chart]:
         """Peak memory of the largest rank."""
-        group = max(self.groups, key=lambda group: max(group.values("peak_rss_mib")))
-        most = f"{group.label} at {ranks(group.np)}, {max(group.values('peak_rss_mib')):,.0f} MiB"
-        summary = f"Peak resident memory in MiB. The most: {most}."
-        yield self._bars("memory", "Peak memory of the largest rank", "MiB", "peak_rss_mib", summary, digits=0)
+        yield self._bars("memory", "Peak resident memory of the largest rank", "MiB", "peak_rss_mib", digits=0)
 
     def extra(self) -> Iterator[Chart]:
         """CPU time per image, or per 1,000 tokens, and start-up time, if they were measured."""
         of, factor = self.groups[0].first.cpu_of
-        wanted = [
-            ("cpu", f"CPU time per {of}, all ranks", "ms", "cpu_s_per_image", factor),
-            ("startup", "Start-up, to the end of the first step", "s", "startup_s", 1.0),
-        ]
-        for key, title, unit, name, times in wanted:
-            if any(group.values(name) for group in self.groups):
-                yield self._bars(key, title, unit, name, f"{title}, in {unit}.", factor=times)
+        if any(group.values("cpu_s_per_image") for group in self.groups):
+            yield self._bars("cpu", f"CPU time per {of}, all ranks", "ms", "cpu_s_per_image", factor=factor)
+        if any(group.values("startup_s") for group in self.groups):
+            yield self._bars("startup", "Start-up, to the end of the first step", "s", "startup_s")
 
     def course(self) -> Iterator[Chart]:
         """The speed and the bandwidth of collectives over the steps of a single run."""
@@ -125,9 +117,7 @@ class Charts:
             whole_numbers(axes)
             yield canvas.chart(summary, note)
 
-    def _bars(
-        self, key: str, title: str, unit: str, name: str, summary: str, digits: int = 1, factor: float = 1.0
-    ) -> Chart:
+    def _bars(self, key: str, title: str, unit: str, name: str, digits: int = 1, factor: float = 1.0) -> Chart:
         shown = [group for group in self.groups if group.values(name)]
         height = 44 + 21 * len(shown) + 26 * len({group.np for group in shown})
         with drawing(height, key, title, ["framework", "ranks", "n", unit, "low", "high"]) as canvas:
@@ -145,7 +135,9 @@ class Charts:
                 axes.text(end, row, f"{estimate.middle:,.{digits}f}", va="center", fontsize=11)
                 canvas.table.rows.append(_interval_row(group, estimate, digits))
             axes.set(xlim=(0, 1.19 * largest), xlabel=unit)
-            return canvas.chart(summary)
+            most = max(shown, key=lambda group: group.middle(name) or 0.0)
+            figure = interval(most.values(name)).times(factor).text(digits)
+            return canvas.chart(f"{title}, in {unit}. The most: {most.label} at {ranks(most.np)}, {figure}.")
 
     def _rows(self, canvas: Canvas, groups: list[RunGroup]) -> Iterator[tuple[Axes, int, RunGroup]]:
         """A row for each group, in a panel for each number of ranks; all panels have the same x axis."""

@@ -6,7 +6,7 @@ from rich.table import Table as RichTable
 
 from hvdkit.report.collect import Run
 from hvdkit.report.documents import render
-from hvdkit.report.findings import above_one
+from hvdkit.report.findings import above_one, legend
 from hvdkit.report.parity import deviations, reference
 from hvdkit.report.rounds import RunGroup, by_kind
 from hvdkit.report.tables import baseline_table, groups_table, ratios_table
@@ -39,12 +39,11 @@ def comparison_markdown(comparison: Comparison) -> str:
         main=groups_table(_groups(comparison), comparison, "markdown"),
         titles={"ratios": _RATIOS, "baseline": _against(comparison)},
         ratios=ratios_table(comparison.ratios),
-        sure=min((ratio.confidence for ratio in comparison.ratios), default=1.0),
         baseline=baseline_table(comparison.baseline or []),
         deviations=deviations(parity) if parity else [],
         reference=reference(parity) if parity else "",
         notes=above_one(_groups(comparison)),
-        over_hosts=any(group.hosts > 1 for group in _groups(comparison)),
+        legend=legend(_groups(comparison), comparison),
         hosts=on_hosts(max(comparison.runs, key=lambda run: run.np).hosts),
     )
 

@@ -98,7 +98,7 @@ def comparison(result: Comparison) -> list[Row]:
                 "rounds": len(group.runs),
                 **{key: spread(group.values(key)) for key in _FIGURES},
                 "unit": group.first.unit,
-                "validation": {name: spread(group.scores(name)) for name in own_metrics(group.runs)},
+                "validation": {name: spread(group.values(name, True)) for name in own_metrics(group.runs)},
                 "noisy_rounds": sum(run.result.noisy for run in group.runs),
                 "efficiency": of_ratio(alone),
                 "ratio": of_ratio(against, "verdict"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hvdkit.baselines.registry import label
 from hvdkit.report.canvas import ranks
 from hvdkit.report.collect import CollectedRuns
+from hvdkit.report.documents import render
 from hvdkit.report.parity import reference
 from hvdkit.report.rounds import RunGroup, efficiency, ratio, unscaled
 from hvdkit.results import intervals
@@ -37,7 +38,7 @@ def findings(given: CollectedRuns, groups: list[RunGroup]) -> list[Headline]:
     own = [group for group in groups if group.rival is None]
     nps = sorted({group.np for group in own})
     lines = [_fastest([group for group in own if group.np == np]) for np in nps[:-1]]
-    parity = _parity(given.comparison)
+    parity = parity_finding(given.comparison)
     lines += [*_scaling(own), *_rivals(given.comparison, own[0].first.unit)]
     if given.comparison.baseline is not None:
         lines.append(_baseline(given.comparison.baseline))
@@ -52,6 +53,19 @@ def findings(given: CollectedRuns, groups: list[RunGroup]) -> list[Headline]:
     answer = _answer([group for group in own if group.np == nps[-1]], given.comparison)
     first = [parity, answer] if parity.kind == "bad" else [answer, parity]  # nothing is compared if parity failed
     return [*first[:1], *_few_rounds(groups), *first[1:], *lines]
+
+
+def legend(groups: list[RunGroup], comparison: Comparison | None) -> str:
+    """How to read the table of results."""
+    rounds = comparison.rounds if comparison else 0
+    return render(
+        "legend.txt",
+        first=groups[0].first,
+        rounds=rounds,
+        confidence=intervals.confidence(rounds),
+        tie=intervals.TIE,
+        over_hosts=any(group.hosts > 1 for group in groups),
+    ).strip()
 
 
 def _answer(groups: list[RunGroup], comparison: Comparison) -> Headline:
@@ -77,18 +91,11 @@ def _few_rounds(groups: list[RunGroup]) -> list[Headline]:
     if intervals.confidence(rounds) > _CONFIDENT:
         return []
     enough = next(count for count in range(rounds, 100) if intervals.confidence(count) >= intervals.CONFIDENCE)
-    if rounds == 1:
-        lead = "One run each: do not choose by these speeds yet"
-        text = (
-            "The next run of the same command may well be a few percent faster or slower, and one run does not show by "
-            f"how much. Measure again on an idle machine with --rounds {enough}: every figure then has a 95 % interval."
-        )
-    else:
+    lead, why = "One run each: do not choose by these speeds yet", "one run does not show by how much the next differs"
+    if rounds > 1:
         lead = f"Only {rounds} rounds: treat close results as ties"
-        text = (
-            f"With {rounds} rounds, an interval contains the true median with a probability of at most "
-            f"{100 * intervals.confidence(rounds):.0f} %. With --rounds {enough} it is 95 %."
-        )
+        why = f"now it holds the true median with a probability of at most {100 * intervals.confidence(rounds):.0f} %"
+    text = f"Measure again on an idle machine with --rounds {enough}: each figure then has a 95 % interval; {why}."
     return [Headline("caution", lead, text)]
 
 
@@ -187,7 +194,8 @@ def above_one(groups: list[RunGroup]) -> list[str]:
     return notes
 
 
-def _parity(comparison: Comparison) -> Headline:
+def parity_finding(comparison: Comparison) -> Headline:
+    """Whether all computed the same."""
     parity = comparison.parity
     if parity is None:
         return Headline("open", "Parity", "Not checked (--no-parity): it is not known whether all did the same work.")

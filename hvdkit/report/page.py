@@ -18,12 +18,12 @@ from hvdkit.report.canvas import Chart, ranks
 from hvdkit.report.charts import Charts
 from hvdkit.report.collect import CollectedRuns, Run
 from hvdkit.report.documents import TEMPLATES, render
-from hvdkit.report.findings import above_one, findings, why_accuracies_differ
+from hvdkit.report.findings import above_one, findings, legend, why_accuracies_differ
+from hvdkit.report.methods import methods
 from hvdkit.report.parity import deviations, parity_table, reference
 from hvdkit.report.rounds import RunGroup, grouped, own_metrics
 from hvdkit.report.sections import Page, Section
 from hvdkit.report.tables import baseline_table, groups_table, machine_table, runs_table, tuning_table
-from hvdkit.results import intervals
 
 _OF_A_RUN = ("learning", "steps", "course")  # charts
 _OF_A_COMPARISON = ("learning", "steps", "extra", "scaling", "memory", "speed", "ratios")
@@ -71,6 +71,7 @@ def make(given: CollectedRuns, own_command: str, target: Path = Path()) -> Page:
         notes=_notes(given, groups),
         sections=_sections(given, groups),
         machine=machine_table(given),
+        methods=methods(given, groups, _length(given.runs)),
         commands=[*filter(None, [reproduce.of_all(given)]), *commands],
         own_command=own_command,
     )
@@ -88,28 +89,7 @@ def _length(runs: list[Run]) -> str:
 def _notes(given: CollectedRuns, groups: list[RunGroup]) -> list[str]:
     """The notes below the results: how to read them."""
     results = [run.result for run in given.runs]
-    unit = results[0].unit
-    speed = f"{unit}/s: all ranks together, after the warm-up."
-    if results[0].model_flop_per_second:
-        speed += " GFLOP/s: arithmetic of the model, as PaLM counts it (Chowdhery et al. 2022, appendix B)."
-    step = (
-        "Step: the time on its slowest rank; p50 is the median, p90 is exceeded by one step in ten. Memory: resident "
-        "memory of the largest rank."
-    )
-    notes = [f"{speed} {step}"]
-    if given.comparison:
-        notes = [
-            f"n: the number of runs; the table shows their median and, in brackets, its interval. {speed} Efficiency: "
-            f"{unit}/s ÷ (ranks × {unit}/s of one rank). {step} Parity: the largest relative error in float64.",
-            *above_one(groups),
-        ]
-    if given.comparison and given.comparison.rounds > 1:
-        rounds = given.comparison.rounds
-        notes.append(
-            f"Intervals: percentile bootstrap of the median over {rounds} rounds, with a confidence of at most "
-            f"{100 * intervals.confidence(rounds):.0f} %. A ratio whose interval touches {1 - intervals.TIE:g} to "
-            f"{1 + intervals.TIE:g} is a tie."
-        )
+    notes = [legend(groups, given.comparison), *(above_one(groups) if given.comparison else [])]
     if given.comparison and not any(result.rival for result in results):
         notes.append(
             "Only hvdkit was measured. --rival ddp, for example, measures PyTorch's DistributedDataParallel too."
@@ -135,7 +115,9 @@ def _notes(given: CollectedRuns, groups: list[RunGroup]) -> list[str]:
 
 def _sections(given: CollectedRuns, groups: list[RunGroup]) -> list[Section]:
     """All sections, in order. A single run has no scaling, no parity and no list of runs."""
-    drawn, comparison = _charts(given, groups), given.comparison
+    charts_of, comparison = Charts(given, groups), given.comparison
+    names = _OF_A_RUN if comparison is None else _OF_A_COMPARISON
+    drawn: dict[str, list[Chart]] = {name: list(getattr(charts_of, name)()) for name in names}
     unread = "the metrics.jsonl is missing or cannot be read"
     if any(run.lines for run in given.runs):
         unread = "fewer than two points were logged (log_every=1 logs each step)"
@@ -188,13 +170,6 @@ def _sections(given: CollectedRuns, groups: list[RunGroup]) -> list[Section]:
             Section("baseline", "Against the earlier comparison", text, [], [baseline_table(comparison.baseline)])
         )
     return [*sections, tuning, Section("runs", "Every run", [], [], [runs_table(given)])]
-
-
-def _charts(given: CollectedRuns, groups: list[RunGroup]) -> dict[str, list[Chart]]:
-    """All charts, by what they show."""
-    charts = Charts(given, groups)
-    names = _OF_A_RUN if given.comparison is None else _OF_A_COMPARISON
-    return {name: list(getattr(charts, name)()) for name in names}
 
 
 def as_html(page: Page) -> str:

@@ -68,24 +68,15 @@ class RunGroup:
         """The number of hosts; 1 in results of earlier versions."""
         return len(set(self.first.hosts)) or 1
 
-    def values(self, key: str) -> tuple[float, ...]:
-        """A figure of each round that has it."""
-        values = [getattr(run.result, key) for run in self.runs]
+    def values(self, key: str, of_validation: bool = False) -> tuple[float, ...]:
+        """A figure, or a validation metric, of each round that has it."""
+        results = [run.result for run in self.runs]
+        values = [(one.validation or {}).get(key) if of_validation else getattr(one, key) for one in results]
         return tuple(value for value in values if value is not None)
 
-    def middle(self, key: str) -> float | None:
-        """The median of a figure over the rounds that have it."""
-        values = self.values(key)
-        return median(values) if values else None
-
-    def scores(self, name: str) -> tuple[float, ...]:
-        """A validation metric of each round that has it."""
-        values = [(run.result.validation or {}).get(name) for run in self.runs]
-        return tuple(value for value in values if value is not None)
-
-    def score(self, name: str) -> float | None:
-        """The median of a validation metric over the rounds that have it."""
-        values = self.scores(name)
+    def middle(self, key: str, of_validation: bool = False) -> float | None:
+        """The median of a figure, or of a validation metric, over the rounds that have it."""
+        values = self.values(key, of_validation)
         return median(values) if values else None
 
     @property

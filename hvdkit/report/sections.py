@@ -25,7 +25,9 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What the templates show. `accuracies` says why accuracies differ, `parity_link` leads to docs/parity.md."""
+    """What the templates show. `accuracies` says why accuracies differ, `parity_link` leads to docs/parity.md,
+    `methods` are paragraphs for a paper.
+    """
 
     title: str
     about: str
@@ -36,6 +38,7 @@ class Page:
     notes: list[str] = field(default_factory=list)
     sections: list[Section]
     machine: Table
+    methods: list[str] = field(default_factory=list)
     commands: list[CommandLine]
     own_command: str
     written: str = field(default_factory=lambda: time.strftime("%-d %B %Y"))

@@ -73,7 +73,7 @@ def _speed(estimate: Estimate | None) -> Cell:
 
 
 def _score(name: str, group: RunGroup) -> Cell:
-    return number(group.score(name), 4)
+    return number(group.middle(name, of_validation=True), 4)
 
 
 def _is_sharded(group: RunGroup) -> bool:

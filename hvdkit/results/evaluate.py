@@ -6,28 +6,20 @@ from typing import Any
 
 from pydantic import Field
 
-from hvdkit.results.json_files import Figures, Result
+from hvdkit.results.json_files import OfCheckpoint, Result
 from hvdkit.results.train import readable
 
 
-class EvaluationResult(Figures, Result, file="evaluate.json", of="the result of an evaluation"):
-    """`evaluate.json`: a checkpoint `trained_by` one framework and evaluated by `framework` on `total` samples.
-    `hosts` has the host of each rank.
+class EvaluationResult(OfCheckpoint, Result, file="evaluate.json", of="the result of an evaluation"):
+    """`evaluate.json`: a checkpoint that is evaluated on `total` samples. `hosts` has the host of each rank.
 
-    `averaged` says whether these are the averaged weights. `metrics` are the means of the task's metrics by name. Those
-    of a classifier are `accuracy` and `loss` too, and `correct` counts its right answers.
+    `metrics` are the means of the task's metrics by name. Those of a classifier are `accuracy` and `loss` too, and
+    `correct` counts its right answers.
     """
 
-    framework: str
-    framework_version: str
-    hvdkit_version: str
     recipe: str
-    model: str
     np: int
     hosts: list[str] = Field(default_factory=list)
-    trained_by: str
-    step: int
-    averaged: bool = False
     correct: int | None = None
     total: int
     accuracy: float | None = None

@@ -48,6 +48,21 @@ class Figures(Record):
         return self
 
 
+class OfCheckpoint(Figures):
+    """What a rank under `framework` says of a checkpoint that is `trained_by` one, after its update `step`.
+
+    `averaged` says whether its weights are averaged ones.
+    """
+
+    framework: str
+    framework_version: str
+    hvdkit_version: str
+    model: str
+    trained_by: str
+    step: int
+    averaged: bool = False
+
+
 class Result(BaseModel):
     """A whole file that a command has written, named `FILE`; `OF` is what messages call one."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvdkit.results.json_files import Figures, Record, Result
+from hvdkit.results.json_files import Figures, OfCheckpoint, Record, Result
 
 
 class Guess(Figures):
@@ -22,21 +22,11 @@ class Picture(Record):
     classes: list[Guess]
 
 
-class ImagePredictions(Record, Result, file="predict-images.json", of="what `hvdkit predict-images` has written"):
-    """`predict-images.json`: what a checkpoint `trained_by` one framework says, under `framework`, about pictures.
+class ImagePredictions(OfCheckpoint, Result, file="predict-images.json", of="what `hvdkit predict-images` has written"):
+    """`predict-images.json`: what a checkpoint's model says about pictures."""
 
-    `averaged` says whether its weights are averaged ones.
-    """
-
-    framework: str
-    framework_version: str
-    hvdkit_version: str
     recipe: str
-    model: str
     checkpoint: str
-    trained_by: str
-    step: int
-    averaged: bool = False
     pictures: list[Picture]
 
     def records(self) -> list[dict[str, Any]]:

@@ -178,10 +178,7 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
             return None
         after, (low, high) = point_of(fitted, expected), gains(fitted, now, change, gain)
         paid = money.at(change.cluster) if change.other_machines else money
-        bill, (risk, points_lost) = (
-            paid.of(after.step_ms, after.batch_size, change.ranks),
-            _risk(change.evidence, same_task),
-        )
+        bill, risk = paid.of(after.step_ms, after.batch_size, change.ranks), _risk(change.evidence, same_task)
         saved = None
         if paid.currency == money.currency and before.train_cost is not None and bill.train_cost is not None:
             saved = before.train_cost - bill.train_cost
@@ -198,9 +195,9 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
             sure=not taken and low > 1 and _as_before(case, after_case),
             currency=None if paid.price is None else paid.currency,
             saved=saved,
-            points_lost=points_lost,
+            points_lost=risk[1],
             effort=change.effort,
-            risk=risk,
+            risk=risk[0],
         )
 
     pairs = sorted(suggested(candidates.software(fitted, now)), key=lambda pair: -pair[1].gain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,12 +50,8 @@ class Candidate:
 
 def software(fitted: Calibration, now: Candidate) -> Iterator[Candidate]:
     """Each change that costs no money, by itself. `now` is how the recipe is run today."""
-
-    def with_keys(what: str, keys: dict[str, Any], *evidence: str) -> Candidate:
-        return _with_keys(now, what, keys, *evidence)
-
-    tuned = _tuned(fitted, now)
-    if tuned is not None:
+    with_keys = partial(_with_keys, now)
+    if tuned := _tuned(fitted, now):
         yield replace(tuned, usual=True)
     # On CPUs communication takes the cores that backward needs, and overlap is slower (benchmarks/notes.md).
     if not fitted.on_cpu or now.cluster.device.relative_speed:
@@ -81,7 +78,8 @@ def software(fitted: Calibration, now: Candidate) -> Iterator[Candidate]:
     own = now.settings.batch_size or work.batch_size
     today = fitted.case(now.cluster, now.ranks, now.settings)
     room = case_memory.largest_batch(today)
-    for size in dict.fromkeys(_larger(own, room)):
+    fullest = {room} if room and own < room < 4 * own else set()
+    for size in sorted({2 * own, 4 * own, *fullest}):
         keys: dict[str, Any] = {"batch_size": size}
         units = size * work.units_per_sample
         what = f"{f'{units:,}' if work.units_per_sample > 1 else units} {work.unit} per rank and step"
@@ -121,12 +119,6 @@ def _fits_recomputed(fitted: Calibration, now: Candidate, keys: dict[str, Any]) 
 def _with_keys(now: Candidate, what: str, keys: dict[str, Any], *evidence: str) -> Candidate:
     settings = Settings.model_validate(now.settings.model_dump() | keys)
     return replace(now, what=what, settings=settings, changed=keys, recipe=keys, evidence=evidence)
-
-
-def _larger(own: int, room: int | None) -> list[int]:
-    """Twice and four times the batch, and the largest that fits if that is less."""
-    largest = [room] if room and own < room < 4 * own else []
-    return sorted({2 * own, 4 * own, *largest})
 
 
 def _tuned(fitted: Calibration, now: Candidate) -> Candidate | None:

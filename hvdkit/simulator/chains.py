@@ -6,7 +6,8 @@ The values that are moved are an estimate of what is not matrix products, the sm
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from hvdkit import tasks
 from hvdkit.core.precision import PRECISIONS
@@ -55,7 +56,7 @@ def _gpt(table: GPT, tokens: int) -> list[BlockWork]:
     width, blocks = table.width, list[BlockWork]()
     work, held = table.work_by_block(), _parameters(table)
     for index, name in enumerate(table.blocks):
-        whole, parts = held(name)
+        whole, parts = held[name]
         moved = _PARTS * width + _OF_SCORES * table.heads * tokens
         sums = [float(tokens * width)] * 2
         if index == 0:  # the table of tokens
@@ -89,10 +90,10 @@ def _resnet(table: ResNet, height: int, width: int) -> list[BlockWork]:
         own = {name: of for name, of in maps.items() if name.startswith(f"{block.name}.")}
         if index == 0:
             own = {table.stem.name: maps[table.stem.name]} | own
-        whole, parts = held(block.name)
+        whole, parts = held[block.name]
         ends = [table.stem.name, table.stem.norm] * (index == 0) + ["fc"] * (index == len(table.blocks) - 1)
         for name in ends:
-            more = held(name)
+            more = held[name]
             whole, parts = whole + more[0], parts + more[1]
         linear = table.features * table.classes if "fc" in ends else 0
         last, area = own[f"{block.name}.{block.convs[-1].name}"]
@@ -116,14 +117,9 @@ def _resnet(table: ResNet, height: int, width: int) -> list[BlockWork]:
     return blocks
 
 
-def _parameters(table: Architecture) -> Callable[[str], tuple[float, float]]:
+def _parameters(table: Architecture) -> Mapping[str, Sequence[float]]:
     """Of a block, by name: the parameters that each rank of a tensor group has whole, and those that are divided."""
-    cuts, held = table.cuts(), dict[str, list[float]]()
+    cuts, held = table.cuts(), defaultdict[str, list[float]](lambda: [0.0, 0.0])
     for name, shape in table.parameter_shapes().items():
-        held.setdefault(block_of(name), [0.0, 0.0])[name in cuts] += math.prod(shape)
-
-    def of_block(name: str) -> tuple[float, float]:
-        whole, parts = held.get(name, [0.0, 0.0])
-        return whole, parts
-
-    return of_block
+        held[block_of(name)][name in cuts] += math.prod(shape)
+    return held

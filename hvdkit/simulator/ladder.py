@@ -134,7 +134,11 @@ def remedies(situation: Situation) -> str:
         keys = " ".join(f"{key}={_text(value)}" for key, value in rung.changes.items())
         listed.append(f"{keys} ({_gib(rung.total_bytes or 0)} GiB)")
     least = f"a rank needs at least {_gib(needed.total)} GiB"
-    return f"{least}; less takes {', or '.join(listed)}" if listed else least
+    if listed:
+        return f"{least}; less takes {', or '.join(listed)}"
+    if situation.room is None or situation.room > most:
+        return least
+    return f"{least}; no smaller batch, sharding or stages fit into the {_gib(situation.room)} GiB that it has here"
 
 
 def trainable_ranks(recipe: Recipe, ranks: int, samples: int | None) -> int:

@@ -31,7 +31,6 @@ class LocalSgd(Compressed):
         # The last common weights and the outer optimizer's velocity, each one vector as `Session.weights` returns.
         self._anchor: Tensor = None
         self._velocity: Tensor = None
-        self._velocity_shapes: dict[str, tuple[int, ...]] = {}
 
     def _mean(self, vector: Tensor) -> Tensor:
         return vector if self._local else super()._mean(vector)
@@ -113,9 +112,8 @@ class LocalSgd(Compressed):
         state = super().state()
         state |= {f"{PREFIX}differences.{name}": value for name, value in self._differences.state().items()}
         if self._velocity is not None:
-            shapes = self._velocity_shapes or self.session.shapes
-            parts = self._adapter.part(self._velocity, list(shapes.values()))
-            named = zip(shapes, parts, strict=True)
+            parts = self._adapter.part(self._velocity, list(self.session.shapes.values()))
+            named = zip(self.session.shapes, parts, strict=True)
             state |= {f"{PREFIX}outer.momentum.{name}": self._adapter.to_numpy(part) for name, part in named}
         return state
 
@@ -124,8 +122,6 @@ class LocalSgd(Compressed):
         super().load_state(state)
         parts = parts_of(state)
         self._differences.load_state(parts.get("differences", {}))
-        outer = parts.get("outer", {})
-        held = {name.removeprefix("momentum."): outer[name] for name in sorted(outer)}
-        if held:
-            self._velocity_shapes = {name: value.shape for name, value in held.items()}
-            self._velocity = self._adapter.from_numpy(np.concatenate([value.reshape(-1) for value in held.values()]))
+        if outer := parts.get("outer"):
+            velocities = [outer[f"momentum.{name}"].reshape(-1) for name in self.session.shapes]
+            self._velocity = self._adapter.from_numpy(np.concatenate(velocities))

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import RequestError
-from hvdkit.tasks.parts import BlockRange, Cut, block_of, bounds, check_stages, stage_of
+from hvdkit.tasks.parts import BlockRange, Cut, block_of, bounds, check_stages
 from hvdkit.tasks.task import Activations, Architecture, parameter_count
 
 if TYPE_CHECKING:
@@ -61,9 +61,6 @@ class GPT(Architecture):
     def here(self) -> BlockRange:
         """The stage that this rank has, which may be all of the model."""
         return self.stage or BlockRange(0, self.layers, self.layers)
-
-    def staged(self, parallel: Parallel, index: int) -> GPT:
-        return replace(self, stage=stage_of(parallel, index, list(self.work_by_block().values())))
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the trainable parameters, in forward order."""

@@ -12,17 +12,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from hvdkit.tasks.task import Architecture, NormalizedLayer
+from hvdkit.errors import RequestError
+from hvdkit.tasks.task import Activations, Architecture, NormalizedLayer
 
 if TYPE_CHECKING:
     import numpy as np
 
     from hvdkit.recipe.communication import Parallel
     from hvdkit.tasks.parts import Cut
-    from hvdkit.tasks.task import Activations
 
 BN_MOMENTUM = 0.9  # share of the old running statistic that is kept; PyTorch calls 1 - 0.9 its momentum
 BN_EPSILON = 1e-5
+# Multiply-adds in the time that an output of a convolution takes beside them: 19 and 24 for each of the four times that
+# it is moved, by two runs of ResNet-20 under PyTorch on a CPU (docs/parallelism.md).
+_OF_OUTPUT = 4 * 20
 
 
 @dataclass(frozen=True)
@@ -129,14 +132,46 @@ class ResNet(Architecture):
         return work | {"fc": self.features * self.classes}
 
     def work_by_block(self) -> dict[str, int]:
-        from hvdkit.tasks import resnet_divided
+        """Of an image of the usual size."""
+        names = [block.name for block in self.blocks]
+        work, ends = dict.fromkeys(names, 0), {self.stem.name: names[0], "fc": names[-1]}
+        for layer, amount in self.work_by_layer(self.usual_side).items():
+            work[ends.get(layer) or ".".join(layer.split(".")[:2])] += amount
+        return work
 
-        return resnet_divided.work_by_block(self)
+    def cost_by_block(self) -> dict[str, float]:
+        """A block's multiply-adds, and what its maps take that are written, normalized, activated and read."""
+        side, costs = self.usual_side, dict[str, float](self.work_by_block())
+        for name, conv, rows, columns in self.maps(side, side):
+            block = ".".join(name.split(".")[:2])
+            costs[block if block in costs else self.blocks[0].name] += _OF_OUTPUT * conv.outputs * rows * columns
+        return costs
 
     def activations(self, shape: tuple[int, ...], recompute: bool = False) -> Activations:
-        from hvdkit.tasks import resnet_activations  # training does not need it
+        """About what of one image of `shape` is kept until backward.
 
-        return resnet_activations.activations(self, shape, recompute)
+        Counted are each convolution's output, which its batch norm needs, and the normalized one, which the next layer
+        needs; and the output of the max pooling with the places of its values, 8 bytes each. With `recompute` these are
+        the blocks' inputs, and all of the largest block. Of a stage, also what it receives; of what a tensor group
+        divides, this rank's part.
+        """
+        outputs = {name: conv.outputs * height * width for name, conv, height, width in self.maps(*shape[:2])}
+        first, parts = self.blocks[0], self.tensor.size if self.tensor else 1
+        # A first block has the pooled map's size: the stride of its convolutions is 1.
+        x = outputs[f"{first.name}.conv1"] * first.convs[0].inputs // first.convs[0].outputs
+        pooled = x if self.max_pool and self.is_first else 0
+        begin = 2 * outputs[self.stem.name] if self.is_first else 0
+        inputs, inner = list[int](), list[int]()
+        for block in self.blocks:
+            kept = [2 * outputs[f"{block.name}.{conv.name}"] for conv in block.convs]
+            if block in self.own_blocks:
+                begin += 0 if self.is_first or inputs or recompute else x
+                inputs.append(x)
+                all_of_it = kept[0] // parts + sum(kept[1:])
+                inner.append(all_of_it + (outputs[f"{block.name}.{block.projection.name}"] if block.projection else 0))
+            x = kept[-1] // 2
+        blocks = sum(inputs) + max(inner) if recompute else pooled + sum(inner)
+        return Activations(compute=begin + blocks, full=2 * pooled)
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the trainable parameters: kernels OIHW, the linear layer (classes, features)."""
@@ -150,20 +185,32 @@ class ResNet(Architecture):
         return shapes
 
     def cuts(self) -> dict[str, Cut]:
-        from hvdkit.tasks import resnet_divided  # most models are whole
+        """The channels between the first two convolutions of each block are divided, with their batch norm.
 
-        return resnet_divided.cuts(self)
+        The first is cut by its outputs, the second by its inputs; its products are added up.
+        """
+        from hvdkit.tasks.parts import Cut  # most models are whole
 
-    def staged(self, parallel: Parallel, index: int) -> ResNet:
-        from hvdkit.tasks import resnet_divided
-
-        stage = resnet_divided.stage(self, parallel, index)
-        return replace(self, stage=stage)
+        divided = dict[str, Cut]()
+        for block in self.own_blocks:
+            first, second = block.convs[:2]
+            leaves = ("weight", "bias", "running_mean", "running_var")
+            names = [f"{first.name}.weight", *(f"{first.norm}.{leaf}" for leaf in leaves)]
+            divided |= {f"{block.name}.{name}": Cut(0) for name in names}
+            divided[f"{block.name}.{second.name}.weight"] = Cut(1)
+        return divided
 
     def check_parallel(self, parallel: Parallel) -> None:
-        from hvdkit.tasks import resnet_divided
+        """Raise RequestError unless each stage has a block, and each part of a block as many channels."""
+        from hvdkit.tasks.parts import check_stages
 
-        resnet_divided.check(self, parallel)
+        check_stages(parallel, len(self.blocks))
+        fewest = min(block.convs[0].outputs for block in self.blocks)  # of which all are multiples
+        if fewest % parallel.tensor:
+            raise RequestError(
+                f"parallel.tensor: expected a divisor of {fewest}, the channels in the first block of {self.name}, got "
+                f"{parallel.tensor}"
+            )
 
     def from_file(self, given: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The tensors under torchvision's names, which timm has too, where they have transformers'.

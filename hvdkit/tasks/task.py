@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from hvdkit.errors import RequestError, RunError
 
@@ -81,9 +81,15 @@ class Architecture:
         comes before it, with the last that of what comes after. Empty where it is unknown."""
         return {}
 
-    def staged(self, parallel: Parallel, index: int) -> Architecture:
+    def cost_by_block(self) -> Mapping[str, float]:
+        """About the time of each block, in multiply-adds; empty where it is unknown."""
+        return self.work_by_block()
+
+    def staged(self, parallel: Parallel, index: int) -> Self:
         """The table of run `index` of those into which a pipeline's chain of blocks is cut (`Parallel.runs`)."""
-        raise NotImplementedError
+        from hvdkit.tasks.parts import stage_of  # most models are whole
+
+        return replace(self, stage=stage_of(parallel, index, list(self.cost_by_block().values())))
 
     def check_parallel(self, parallel: Parallel) -> None:
         """Raise RequestError if the model cannot be divided over ranks so."""

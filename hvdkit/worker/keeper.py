@@ -91,12 +91,8 @@ class Keeper:
     def commit(self, progress: Progress) -> None:
         """Keep the state in memory; collective. Raises HostsChanged if hosts have been added or removed."""
         if self.commits:
-            self.commits.take(self._snapshot(progress), self.setup.mesh.world)
-
-    def _snapshot(self, progress: Progress) -> Checkpoint:
-        rest = self.session.strategy.state()
-        record = _record(self.setup, progress)
-        return Checkpoint(record, self.session.state() | rest)
+            rest, record = self.session.strategy.state(), _record(self.setup, progress)
+            self.commits.take(Checkpoint(record, self.session.state() | rest), self.setup.mesh.world)
 
 
 def _record(setup: Setup, progress: Progress) -> CheckpointRecord:

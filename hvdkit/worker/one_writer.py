@@ -9,6 +9,7 @@ from hvdkit.core.group import Mesh
 from hvdkit.core.seam import Adapter
 from hvdkit.errors import RequestError
 from hvdkit.folder_lock import FolderLock
+from hvdkit.paths import settled
 
 
 class OneWriter:
@@ -28,19 +29,14 @@ class OneWriter:
         if not any(adapter.allgather_object(self._lock is not None, mesh.world, name="locked")):
             if mesh.is_root:
                 try:
-                    self._take()
+                    if replaced.left(self._folder):
+                        settled(self._folder)
+                    self._lock = FolderLock(self._folder)
                 except RequestError as error:
                     refusal = str(error)
             refusal = adapter.allgather_object(refusal, mesh.world, name="writer")[0]
         if refusal:
             raise RequestError(refusal)
-
-    def _take(self) -> None:
-        if replaced.left(self._folder):
-            from hvdkit.paths import settled
-
-            settled(self._folder)
-        self._lock = FolderLock(self._folder)
 
     def release(self) -> None:
         """Remove the lock, if this rank has it."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from hvdkit import paths
 from hvdkit.runtimes import pins, store
 from tests import hygiene
-from tests.warm.client import variables
+from tests.warm.client import COMMAND, variables
 from tests.warm.server import ROOM
 
 HERE = Path(__file__).resolve().parent
@@ -38,7 +38,6 @@ def runtimes() -> Iterator[Path]:
     with ExitStack() as stack:
         # not in pytest's own folder: the path of a socket is short
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdkit-warm-")))
-        (folder / "imported.json").write_text(json.dumps(variables(environment)))
         for name, runtime in {name: store.load(name) for name in pins.RUNTIMES}.items():
             if runtime is None:
                 continue  # who needs it is told so by hvdkit
@@ -53,14 +52,24 @@ def runtimes() -> Iterator[Path]:
         for framework, name in pins.FRAMEWORKS.items():
             runtime = store.load(name)
             if runtime is not None:
-                command = [runtime.python, HERE / "server.py", folder / f"{framework}.socket", paths.script(framework)]
-                stack.enter_context(server(command, environment))
+                stack.enter_context(server(folder / framework, runtime.python, paths.script(framework), environment))
+        stack.enter_context(server(folder / COMMAND.stem, Path(sys.executable), COMMAND, environment))
         yield folder
 
 
+def command_line() -> list[str]:
+    """The words before a command: in a process with its imports where the runtimes in force are `runtimes()`."""
+    folder = Path(os.environ.get("HVDKIT_RUNTIMES", ""))
+    if not (folder / f"{COMMAND.stem}.socket").exists():
+        return [sys.executable, "-m", "hvdkit"]
+    return [sys.executable, "-IS", str(HERE / "client.py"), sys.executable, str(folder), str(COMMAND)]
+
+
 @contextmanager
-def server(command: list[Path], environment: dict[str, str]) -> Iterator[None]:
-    """A framework's server, which imports nothing before it is asked for a rank."""
+def server(place: Path, python: Path, script: Path, environment: dict[str, str]) -> Iterator[None]:
+    """A server at PLACE.socket, which makes the script's imports when it is first asked for a process."""
+    place.with_suffix(".json").write_text(json.dumps(variables(environment)))
+    command = [python, HERE / "server.py", place.with_suffix(".socket"), script]
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     ) as process:

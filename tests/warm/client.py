@@ -2,9 +2,10 @@
 
     python -IS client.py PYTHON FOLDER ARGUMENTS...
 
-A script that lies in a framework's folder, imports its adapter or has its name as first argument runs in a process that
-the server at FOLDER/<framework>.socket forks. Anything else runs under PYTHON itself, and so does a script in whose
-environment the import would have been another one.
+A script that lies in a framework's folder, imports its adapter or Horovod for it or has its name as first argument runs
+in a process that the server at FOLDER/<framework>.socket forks; command.py, the command line, in one of that at
+FOLDER/command.socket. Anything else runs under PYTHON itself, and so does a script in whose environment the import
+would have been another one.
 """
 
 import array
@@ -16,7 +17,9 @@ import socket
 import sys
 from pathlib import Path
 
+COMMAND = Path(__file__).resolve().with_name("command.py")
 CHECKOUT = str(Path(__file__).resolve().parents[2])
+IMPORTS = ("from hvdkit.adapters import ", "import horovod.")
 # Which frameworks and Python itself read while they are imported.
 READ_AT_IMPORT = (
     "CUDA_", "DMLC_", "GOMP_", "KERAS_", "KMP_", "LD_", "MALLOC_", "MKL_", "MXNET_", "OMP_", "ONEDNN_", "OPENBLAS_",
@@ -27,20 +30,25 @@ READ_AT_IMPORT = (
 def variables(environment: "dict[str, str]") -> "dict[str, str]":
     """Those of the environment that make a difference to what is imported.
 
-    hvdkit hashes strings by seed 0. The checkout in PYTHONPATH makes none.
+    hvdkit hashes strings by seed 0. The checkout in PYTHONPATH makes none, and the server's processes have no buffers.
     """
     read = {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
+    read.pop("PYTHONUNBUFFERED", None)
     places = [place for place in read.pop("PYTHONPATH", "").split(os.pathsep) if place not in ("", CHECKOUT)]
     return {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(places), **read}
 
 
 def server(folder: str, arguments: "list[str]") -> "str | None":
-    """The socket of the script's framework; None where it is not known or it is no script."""
+    """The socket of the script or of its framework; None where it is not known or it is no script."""
     if not arguments or not arguments[0].endswith(".py"):
         return None
     script = Path(arguments[0])
-    imports = script.read_text().partition("\nfrom hvdkit.adapters import ")[2] if script.exists() else ""
-    for word in (script.parent.name, *imports.split(maxsplit=1)[:1], *arguments[1:2]):
+    if script == COMMAND:
+        return str(Path(folder, "command.socket"))
+    text = script.read_text() if script.exists() else ""
+    imported = [text.partition(f"\n{line}")[2].partition("\n")[0].partition(" ")[0] for line in IMPORTS]
+    for word in (script.parent.name, *imported, *arguments[1:2]):
+        word = "pytorch" if word == "torch" else word
         path = Path(folder, word.partition("-")[0] + ".socket")
         if path.exists():
             return str(path)
@@ -50,7 +58,7 @@ def server(folder: str, arguments: "list[str]") -> "str | None":
 def main(python: str, folder: str, arguments: "list[str]") -> None:
     environment = dict(os.environ)
     path = server(folder, arguments)
-    if path is None or variables(environment) != json.loads(Path(folder, "imported.json").read_text()):
+    if path is None or variables(environment) != json.loads(Path(path).with_suffix(".json").read_text()):
         os.execv(python, [python, *arguments])
     asker = socket.socket(socket.AF_UNIX)
     asker.connect(path)

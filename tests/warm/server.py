@@ -1,6 +1,7 @@
 """A process that has a framework imported and forks one rank after the other: `python server.py SOCKET SCRIPT`.
 
-It runs under a runtime's interpreter. When it is first asked for a process it makes the imports of SCRIPT, a recipe's.
+It runs under a runtime's interpreter. When it is first asked for a process it makes the imports of SCRIPT, a recipe's,
+or command.py's: then it forks command lines.
 Each connection of client.py asks for one process: a JSON line with its arguments, environment and folder, together with
 its standard streams. The answer is the process's id, then its status as waitpid has it once it has ended. A process
 ends when its connection closes, and all end with the server, which ends when its standard input closes.
@@ -12,6 +13,7 @@ import array
 import contextlib
 import ctypes
 import gc
+import io
 import json
 import os
 import random
@@ -82,6 +84,17 @@ def show_environment() -> None:
     ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
+def restore_generators() -> None:
+    """As after the imports: Python seeds its generator anew in a child."""
+    import numpy
+
+    from hvdkit.worker import startup
+
+    assert startup._seeded
+    random.setstate(startup._seeded[0])
+    numpy.random.set_state(startup._seeded[1])
+
+
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
@@ -111,16 +124,20 @@ def become(asked: dict[str, Any], streams: array.array[int]) -> NoReturn:
         os.environ.clear()
         os.environ.update(asked["environment"])
         show_environment()
-        assert startup._seeded  # Python seeds its generator anew in a child
-        random.setstate(startup._seeded[0])
-        numpy.random.set_state(startup._seeded[1])
         sys.argv = asked["arguments"]
+        if Path(sys.argv[0]).parent != Path(__file__).parent:  # no command line
+            restore_generators()
         given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         sys.path[:1] = [str(Path(sys.argv[0]).resolve().parent), *given]  # as a new interpreter has it
-        sys.stdout.reconfigure(write_through=True)  # as PYTHONUNBUFFERED has it
+        for name in ("stdout", "stderr"):  # as PYTHONUNBUFFERED has them; a pipe now, a file before
+            before = getattr(sys, name)
+            raw = os.fdopen(before.fileno(), "wb", buffering=0, closefd=False)
+            setattr(sys, name, io.TextIOWrapper(raw, before.encoding, before.errors, write_through=True))
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        if isinstance(leaving.code, str):
+            print(leaving.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
         status = 1
@@ -130,9 +147,8 @@ def become(asked: dict[str, Any], streams: array.array[int]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    from hvdkit.worker import startup
+    if Path(sys.argv[2]).parent != Path(__file__).parent:
+        from hvdkit.worker import startup
 
-    startup.begin()  # as the scripts do, before the framework
-    import numpy
-
+        startup.begin()  # as the scripts do, before the framework
     serve(sys.argv[1], sys.argv[2])

@@ -37,7 +37,7 @@ class MXNet(MXNetTensors, HorovodAdapter):
     NAME = "mxnet"
     CAPABILITIES = capabilities.CAPABILITIES[NAME]
     CHOSEN = capabilities.CHOSEN[NAME]
-    batch_norms = "hvdkit.adapters.mxnet.synchronized"
+    batch_norms, layer_parts = "hvdkit.adapters.mxnet.synchronized", "hvdkit.adapters.mxnet.parts"
     counted_cross_entropy = staticmethod(training.counted_cross_entropy)
     horovod, framework = hvd, mx
 
@@ -62,16 +62,6 @@ class MXNet(MXNetTensors, HorovodAdapter):
         model.apply(lambda block: synchronized.append(block) if isinstance(block, SyncBatchNorm) else None)
         self.check_synchronized(block.name for block in synchronized if "by_operator" not in vars(block))
         return training.TrainableModel(model, loss, precision, self.context)
-
-    def enter_parts(self, tensor: Tensor, group: Group, name: str) -> Tensor:
-        from hvdkit.adapters.mxnet import parts  # only divided models need it
-
-        return parts.use(tensor, self, group, name, forward=False)
-
-    def leave_parts(self, tensor: Tensor, group: Group, name: str) -> Tensor:
-        from hvdkit.adapters.mxnet import parts
-
-        return parts.use(tensor, self, group, name, forward=True)
 
     def start_broadcast(self, tensor: Tensor, group: Group, root_rank: int, name: str) -> Pending:
         from hvdkit.adapters.mxnet.stages import Message  # only stages need it

@@ -18,7 +18,7 @@ _OPERATOR = "hvdkit_parts"
 _uses: dict[str, tuple[Adapter, Group, str, bool]] = {}  # by key: also whether forward sums, or else backward
 
 
-def use(x: Any, adapter: Adapter, group: Group, name: str, forward: bool) -> Any:
+def use(adapter: Adapter, x: Any, group: Group, name: str, forward: bool) -> Any:
     """A symbol or an array: summed over ranks, with the identity as its gradient (g), or the other way round (f)."""
     key = f"{name}.{forward}.{'.'.join(map(str, group.ranks))}"
     _uses[key] = adapter, group, name, forward

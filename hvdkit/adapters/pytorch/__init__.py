@@ -15,14 +15,13 @@ from hvdkit.adapters.pytorch import training
 from hvdkit.adapters.pytorch.collectives import TorchCollectives
 from hvdkit.adapters.pytorch.tensors import TorchTensors
 from hvdkit.core import trace_events
-from hvdkit.core.group import Group, Topology, threads_per_rank, wants_gpu
+from hvdkit.core.group import Topology, threads_per_rank, wants_gpu
 from hvdkit.core.seam import AnyLoss, Observer
 from hvdkit.core.trainable import Trainable
 from hvdkit.errors import RequestError
 
 if TYPE_CHECKING:
     from hvdkit.core.passes import Chain, Stage
-    from hvdkit.recipe.schema import Loss
 
 
 class PyTorch(TorchTensors, TorchCollectives):
@@ -31,8 +30,9 @@ class PyTorch(TorchTensors, TorchCollectives):
     NAME = "pytorch"
     CAPABILITIES = capabilities.CAPABILITIES[NAME]
     CHOSEN = capabilities.CHOSEN[NAME]
-    batch_norms = "hvdkit.adapters.pytorch.synchronized"
+    batch_norms, layer_parts = "hvdkit.adapters.pytorch.synchronized", "hvdkit.adapters.pytorch.parts"
 
+    counted_cross_entropy = staticmethod(training.counted_cross_entropy)
     trainable_class = training.TrainableModel
     layout: torch.memory_format | None = None  # of images; None: that in which the model's step is fastest
 
@@ -73,21 +73,6 @@ class PyTorch(TorchTensors, TorchCollectives):
         self.check_synchronized(name for name, m in modules if isinstance(m, kind) and "statistics" not in vars(m))
         layout = self.layout or training.fastest_layout(model, self.device)
         return self.trainable_class(model, loss, precision, self.device, layout)
-
-    def counted_cross_entropy(self, loss: Loss, logits: Any, labels: Any) -> tuple[Any, Any]:
-        from hvdkit.adapters.pytorch.counted import counted_cross_entropy  # most losses are means
-
-        return counted_cross_entropy(loss, logits, labels)
-
-    def enter_parts(self, tensor: torch.Tensor, group: Group, name: str) -> torch.Tensor:
-        from hvdkit.adapters.pytorch.parts import use  # only divided models need it
-
-        return use(self, tensor, group, name, forward=False)
-
-    def leave_parts(self, tensor: torch.Tensor, group: Group, name: str) -> torch.Tensor:
-        from hvdkit.adapters.pytorch.parts import use
-
-        return use(self, tensor, group, name, forward=True)
 
     def stage(self, trainable: Trainable) -> Stage:
         from hvdkit.adapters.pytorch.stages import TorchStage

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from hvdkit.adapters.pytorch.collectives import dense
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import AnyLoss
+from hvdkit.core.seam import AnyLoss, class_weights
 from hvdkit.core.state import COUNT, cast_lines, check_kinds
 from hvdkit.core.tensors import Scalar, Shape
 from hvdkit.core.trainable import Block, Divisible, Hooks, Slots, Trainable, UpdateKernel, Uses, one_tensor
@@ -330,6 +330,17 @@ def _fault(tensor: torch.Tensor) -> str | None:
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, **how: Any) -> torch.Tensor:
     """Softmax cross-entropy of `logits` (…, classes) and `labels` (…), by `torch.nn.functional.cross_entropy`."""
     return torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), **how)
+
+
+def counted_cross_entropy(loss: Loss, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of `cross_entropy`, with ignored labels and class weights, and its count (`Adapter.cross_entropy`)."""
+    ignored = torch.iinfo(torch.int64).min if loss.ignored_label is None else loss.ignored_label
+    counts = labels != ignored
+    weights = None if loss.class_weights is None else logits.new_tensor(class_weights(loss, logits.shape))
+    total = cross_entropy(
+        logits, labels, weight=weights, ignore_index=ignored, label_smoothing=loss.label_smoothing, reduction="sum"
+    )
+    return total, counts.sum() if weights is None else weights[labels[counts]].sum()
 
 
 Weights = list[torch.Tensor]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.adapters.loading import without
@@ -34,7 +33,7 @@ class TensorFlow(TensorFlowTensors, HorovodAdapter):
     NAME = "tensorflow"
     CAPABILITIES = capabilities.CAPABILITIES[NAME]
     CHOSEN = capabilities.CHOSEN[NAME]
-    batch_norms = "hvdkit.adapters.tensorflow.synchronized"
+    batch_norms, layer_parts = "hvdkit.adapters.tensorflow.synchronized", "hvdkit.adapters.tensorflow.parts"
     counted_cross_entropy = staticmethod(training.counted_cross_entropy)
     horovod, framework = hvd, tf
     overwrites = False
@@ -67,19 +66,6 @@ class TensorFlow(TensorFlowTensors, HorovodAdapter):
 
     def bind(self, model: tf.Module, loss: AnyLoss, precision: str) -> training.TrainableModel:
         return training.ModuleModel(model, loss, precision)
-
-    def enter_parts(self, tensor: tf.Tensor, group: Group, name: str) -> tf.Tensor:
-        from hvdkit.adapters.tensorflow import parts  # only divided models need it
-
-        return parts.use(tensor, tf.identity, partial(self._sum, group, name))
-
-    def leave_parts(self, tensor: tf.Tensor, group: Group, name: str) -> tf.Tensor:
-        from hvdkit.adapters.tensorflow import parts
-
-        return parts.use(tensor, partial(self._sum, group, name), tf.identity)
-
-    def _sum(self, group: Group, name: str, tensor: tf.Tensor) -> tf.Tensor:
-        return tf.ensure_shape(self.allreduce([tensor], group, "sum", name)[0], tensor.shape)
 
     def start_broadcast(self, tensor: tf.Tensor, group: Group, root_rank: int, name: str) -> Pending:
         from hvdkit.adapters.tensorflow.stages import Messages  # only stages need it

@@ -5,19 +5,20 @@ Shoeybi et al. 2019, section 3. Gradients of Horovod's own functions do not serv
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import tensorflow as tf
 
 from hvdkit.core.group import Group
 from hvdkit.core.seam import Adapter
 
-Sum = Callable[[tf.Tensor], tf.Tensor]  # over ranks, or the identity
 
+def use(adapter: Adapter, x: tf.Tensor, group: Group, name: str, forward: bool) -> tf.Tensor:
+    """A tensor summed over ranks, with the identity as its gradient (g), or the other way round (f)."""
 
-def use(x: tf.Tensor, forward: Sum, backward: Sum) -> tf.Tensor:
-    """`forward` of a tensor, whose gradient is `backward` of the outputs': f and g take the sum over ranks once."""
-    return tf.custom_gradient(lambda x: (forward(x), backward))(x)
+    def summed(tensor: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(adapter.allreduce([tensor], group, "sum", name)[0], tensor.shape)
+
+    here, back = (summed, tf.identity) if forward else (tf.identity, summed)
+    return tf.custom_gradient(lambda x: (here(x), back))(x)
 
 
 class DividedOutputs:

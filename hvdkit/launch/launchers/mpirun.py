@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Mapping
 
@@ -14,7 +13,7 @@ from hvdkit.launch.agent.interfaces import ways_from
 from hvdkit.launch.hosts import Host, check_slots, parse_hosts, read_hostfile, shown
 from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import MPI_HOSTFILE, slurm, tasks
-from hvdkit.programs import answer
+from hvdkit.programs import said
 
 _TIMEOUT_S = 60.0
 _NAMES_S = 60.0
@@ -45,8 +44,8 @@ def hosts(option: str | None, np: int) -> list[Host]:
 
 def run(job: Job, on_tick: Tick | None = None) -> None:
     """As `Launcher.run`; every host needs the interpreter, the script and hvdkit under the same paths."""
-    said = version()
-    options = _hydra if any(mark in said for mark in _HYDRA) else _open_mpi
+    shown_version = version()
+    options = _hydra if any(mark in shown_version for mark in _HYDRA) else _open_mpi
     prepare(job)
     added = {name: os.environ.get(name, value) for name, value in _KEEPALIVE.items()}
     tasks.run(job, "mpirun", lambda names: ["mpirun", *options(job, names)], "mpirun", _others(job), on_tick, **added)
@@ -56,14 +55,8 @@ def version() -> str:
     """What `mpirun --version` prints. Raises RequestError where there is no mpirun, or one that does not work."""
     if shutil.which("mpirun") is None:
         raise RequestError("--launcher mpirun: mpirun: not found; install Open MPI or MPICH, or load its module")
-    try:
-        done = answer(["mpirun", "--version"], _TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RequestError(f"--launcher mpirun: `mpirun --version` cannot be run ({error})") from None
-    if done.returncode != 0:
-        said = done.stderr.strip().rpartition("\n")[2] or f"status {done.returncode}"
-        raise RequestError(f"--launcher mpirun: `mpirun --version` fails: {said}")
-    return done.stdout
+    remedy = "run that by hand; load another MPI, or what this one needs"
+    return said(["mpirun", "--version"], _TIMEOUT_S, "--launcher mpirun: `mpirun --version`", remedy)
 
 
 def _open_mpi(job: Job, environment: Mapping[str, str]) -> list[str]:

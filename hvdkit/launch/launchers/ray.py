@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import socket
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -16,7 +15,7 @@ from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import Host, parse_hosts, shown
 from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import tasks
-from hvdkit.programs import answer
+from hvdkit.programs import said
 
 _PROGRAM = str(Path(__file__).with_name("ray_program.py"))
 _CONNECT_S, _TIMEOUT_S = 5.0, 90.0
@@ -64,16 +63,9 @@ def _cluster(np: int) -> dict[str, Any]:
     if importlib.util.find_spec("ray") is None:
         raise RequestError(f"--launcher ray: Ray is not installed; run `{sys.executable} -m pip install 'hvdkit[ray]'`")
     _check(os.environ.get("RAY_ADDRESS", ""))
-    try:
-        done = answer([sys.executable, _PROGRAM, "nodes", str(np)], _TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise RequestError(
-            f"--launcher ray: no answer from the Ray cluster within {_TIMEOUT_S:.0f} s; see `ray status`"
-        ) from None
-    if done.returncode != 0:
-        said = done.stderr.strip().rpartition("\n")[2] or f"status {done.returncode}"
-        raise RequestError(f"--launcher ray: {said.rstrip('.')}; start a cluster with `ray start --head`")
-    described: dict[str, Any] = json.loads(done.stdout)
+    command = [sys.executable, _PROGRAM, "nodes", str(np)]
+    remedy = "see `ray status`; start a cluster with `ray start --head`"
+    described: dict[str, Any] = json.loads(said(command, _TIMEOUT_S, "--launcher ray: the Ray cluster", remedy))
     return described
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import Host, check_slots, parse_hosts, shown
 from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import tasks
-from hvdkit.programs import answer
+from hvdkit.programs import said
 
 # hvdkit decides when a failed rank ends the others, so srun does not. Steps share the allocation's resources.
 STEP = ("--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL", "--overlap", "--quiet")
@@ -41,7 +40,7 @@ def allocation() -> list[Host]:
         raise RequestError("--launcher slurm: expected a Slurm allocation; run this command inside salloc or sbatch")
     if shutil.which("srun") is None:
         raise RequestError("--launcher slurm: srun: not found; install Slurm's client programs")
-    expanded = _slurm("scontrol", "show", "hostnames", names).split()
+    expanded = _scontrol("show", "hostnames", names).split()
     counts = os.environ.get("SLURM_TASKS_PER_NODE") or os.environ.get("SLURM_JOB_CPUS_PER_NODE", "1")
     return [Host(name, slots) for name, slots in zip(expanded, _counts(counts), strict=True)]
 
@@ -63,23 +62,14 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
 
 def _addresses(nodes: list[str]) -> list[str]:
     """The nodes' addresses as Slurm knows them, which need no name service; else their names."""
-    described = _slurm("scontrol", "--oneliner", "show", "node", ",".join(nodes))
+    described = _scontrol("--oneliner", "show", "node", ",".join(nodes))
     address_of = dict(re.findall(r"NodeName=(\S+).*?NodeAddr=(\S+)", described))
     return [address_of.get(name, name) for name in nodes]
 
 
-def _slurm(*command: str) -> str:
-    """What a command of Slurm's prints. Raises RequestError where it fails."""
-    try:
-        done = answer(command, _TIMEOUT_S)
-    except OSError as error:
-        raise RequestError(f"{command[0]}: {error.strerror}; install Slurm's client programs") from error
-    except subprocess.TimeoutExpired:
-        raise RequestError(f"{command[0]}: no answer within {_TIMEOUT_S:.0f} s; look with `scontrol ping`") from None
-    if done.returncode != 0:
-        said = done.stderr.strip().rpartition("\n")[2] or "it said nothing"
-        raise RequestError(f"{' '.join(command)}: {said}")
-    return done.stdout
+def _scontrol(*words: str) -> str:
+    """What `scontrol show` prints. Raises RequestError where it fails."""
+    return said(("scontrol", *words), _TIMEOUT_S, "scontrol", "look with `scontrol ping`")
 
 
 def _counts(text: str) -> list[int]:
