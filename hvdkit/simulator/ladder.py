@@ -129,6 +129,8 @@ def remedies(situation: Situation) -> str:
     tighter = replace(situation, room=most if situation.room is None else min(most, situation.room))
     rungs = [rung for rung in climb(tighter) if rung.fits and rung.supported and not rung.changes_result]
     alone = [rung for rung in rungs if rung.name == "smaller batch" or rung.batch_size == situation.recipe.batch_size]
+    if not any(rung.name == "smaller batch" for rung in rungs):  # then it takes that and sharding, before stages
+        alone = rungs
     listed = []
     for rung in (alone or rungs)[:_MOST_REMEDIES]:
         keys = " ".join(f"{key}={_text(value)}" for key, value in rung.changes.items())
