@@ -71,6 +71,9 @@ KEEPS_ATTENTION_WEIGHTS = frozenset({"tensorflow", "keras", "mxnet"})
 # Frameworks whose gradients are parts of one vector on a CPU, which is sent as it is.
 JOINS_GRADIENTS = frozenset({"pytorch"})
 
+# Frameworks whose backward adds the gradients of a stage's microbatches to their sums (`core/passes.py`).
+ADDS_IN_BACKWARD = frozenset({"pytorch"})
+
 # Frameworks that join a group of tensors on a CPU before they reduce it, of which no copy comes back. Ranks that share
 # memory need no copy at all: grouped, ResNet-50 under MXNet needs 0.82 of the memory (990, 815 MiB; medians of 6 runs).
 REDUCES_AS_ONE = frozenset({"pytorch"})

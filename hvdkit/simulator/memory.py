@@ -79,7 +79,8 @@ def parts_of_stage(
     full, low = ITEM_BYTES[precision.parameters], ITEM_BYTES[precision.compute]
     count = sum(sizes.values())
     slots, averages = len(rule_of(recipe.optimizer).slots), int(recipe.average_weights is not None)
-    sums = recipe.accumulate > 1 or axes.pipeline > 1
+    staged = axes.pipeline > 1 and framework not in capabilities.ADDS_IN_BACKWARD
+    sums = (recipe.accumulate > 1 and axes.pipeline == 1) or staged
     state_bytes = States(full, full * (2 if sums else 1), full * (slots + averages))
     kept = sharding.held(state_bytes, count, ranks, stage)
     average = int(kept.optimizer) * averages // (slots + averages) if averages else 0  # divided as slots are
