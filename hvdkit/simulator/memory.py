@@ -32,7 +32,7 @@ _TARGET_BYTES = 8  # of a class or a token
 _AT_ONCE = 2  # blocks that stage `parameters` holds beside the root: the one that computes, and the next
 _OF_GPU = 0.9
 # What is known of the count where nothing was fitted to it (docs/memory.md).
-ON_CPUS = "on CPUs, under PyTorch, the count was 6 % below to 11 % above the peaks of ranks to which it was not fitted"
+ON_CPUS = "on CPUs, under PyTorch, the count was 8 % below to 11 % above the peaks of ranks to which it was not fitted"
 _ROUNDS = 3  # of cuts, each by what the one before it needs
 _LARGEST_BATCH = 2**24  # that a recipe takes
 
