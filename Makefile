@@ -35,7 +35,7 @@ bench: runtimes ## Speed and memory beside loops by hand, Horovod by hand, DDP a
 	@$(BIN)/python -m benchmarks.cost
 
 # The results that pages quote, in the order of their measurement, and what makes those that are not benchmarks.NAME.
-BENCHMARKS := parity cost start shared_memory accuracy tools elastic parallel sharding gpt_loss memory ways gpt_network bench-network data
+BENCHMARKS := parity cost start shared_memory accuracy tools elastic parallel sharding gpt_loss memory peaks ways gpt_network bench-network data
 RUN_parity := benchmarks.parities
 RUN_shared_memory := benchmarks.shared_memory --framework pytorch
 RUN_elastic := tests.cluster.elastic_chaos

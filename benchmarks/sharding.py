@@ -236,7 +236,7 @@ def foreseen_rows(
 def memory_keys(stage: str) -> list[str]:
     """Overrides of the recipe."""
     length = [f"steps={MEMORY_STEPS}", "batch_size=1", "schedule.warmup_epochs=0", "data.validation=0.0002"]
-    return [*GPT2, *length, "threads=1", "check_ranks=0", f"sharding={stage}"]
+    return [*GPT2, *length, "threads=1", "check_ranks=0", "checkpoint=null", f"sharding={stage}"]
 
 
 def memory_folder(stage: str, ranks: int, keep: Path) -> Path:

@@ -25,6 +25,7 @@ _TRAINING = ["hvdkit/core", "hvdkit/adapters", "hvdkit/strategies", "hvdkit/data
 MEASURES = {
     "shared_memory": ["hvdkit/runtimes/patches/31-shared-memory.patch"],
     "simulator": ["hvdkit/simulator"],
+    "peaks": ["hvdkit/adapters", "hvdkit/worker", "hvdkit/checkpoint"],
     "elastic": ["hvdkit/worker", "hvdkit/launch", "hvdkit/runtimes/patches"],
     "data": ["hvdkit/data"],
     "start": ["hvdkit/cli", "hvdkit/commands/train.py", "hvdkit/launch", "hvdkit/worker", "hvdkit/adapters"],
@@ -42,6 +43,7 @@ NO_PARITY = {
     "horovod-matrix": "nothing that is trained is compared",
     "largest": "no speeds are compared",
     "memory": "no speeds are compared",
+    "peaks": "no speeds are compared",
     "order": "tests/test_priority.py: the same bits in each order",
     "ways": "tests/hosts/ways.py: each way gives the right averages",
     "parity": "each check says whether it passed",

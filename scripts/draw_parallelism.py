@@ -16,8 +16,8 @@ from hvdkit.worker import stages
 
 MESH = Path(__file__).resolve().parent.parent / "docs" / "images" / "mesh.png"
 COLOURS = {
-    "pipeline": "#0072b2", "data": "#00875f", "tensor": "#d55e00", "ink": "#16191d", "muted": "#59626d",
-    "ground": "#ffffff",
+    "pipeline": "#0072b2", "ends": "#0072b2", "data": "#00875f", "tensor": "#d55e00",
+    "ink": "#16191d", "muted": "#59626d", "ground": "#ffffff",
 }  # fmt: skip
 
 

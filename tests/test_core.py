@@ -331,6 +331,19 @@ def test_training_learns_and_writes_a_line_a_logged_step_and_epoch(tmp_path: Pat
     assert len(loop.clock.seconds) == 88
 
 
+def test_each_batch_of_an_update_is_reported(tmp_path: Path) -> None:
+    """An update of many batches, as `hvdkit plan` writes them, takes longer than a rank may be silent."""
+    told = list[str]()
+    recipe = make_recipe(epochs=1, accumulate=4, steps=3)
+    adapter: Any = local_adapter.adapter
+    dataset = batches.open_dataset(recipe.data, 10, recipe.seed)
+    session = Session(adapter, Linear(32 * 32 * 3, 10), recipe.optimizer, recipe.loss)
+    Loop(
+        session, tasks.choose(recipe), recipe, Mesh(Topology()), dataset, lambda phase, step: told.append(phase)
+    ).train()
+    assert told.count("train step") == 3 * (1 + 4)
+
+
 def test_an_epochs_loss_is_the_mean_of_its_steps_whatever_is_logged_between(tmp_path: Path) -> None:
     losses = []
     for log_every in (1, 7, 1000):

@@ -27,13 +27,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw_folder(tmp_path_factory.mktemp("pictures"))
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_same_bytes_beside_every_framework(folder: Path, tmp_path: Path) -> None:
     cifar = write_cifar(tmp_path / "cifar")
     found = {}
     for name in RUNTIMES:
         frameworks = [framework for framework, runtime in RUNTIME_OF.items() if runtime == name]
         script = ROOT / "tests" / "data" / "pictures.py"
-        command = [find(frameworks[0]).python, script, folder, cifar, *frameworks]
+        command = [find(frameworks[0]).python, script, *frameworks, folder, cifar]
         done = run([str(word) for word in command], timeout=120)
         assert done.returncode == 0, done.stderr
         found |= json.loads(done.stdout.splitlines()[-1])

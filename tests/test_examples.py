@@ -122,13 +122,14 @@ def test_a_gpt_on_ones_own_text(hvdkit: Hvdkit, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("warm")
-def test_a_loop_of_ones_own_learns_and_goes_on_from_its_checkpoint(hvdkit: Hvdkit, tmp_path: Path) -> None:
+def test_a_loop_of_ones_own_learns_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """Under `hvdkit launch` such helpers are tried in tests/test_own_loop.py."""
     said = []
     for run in ("first", "again"):
         script = ROOT / "examples" / "own_loop_pytorch.py"
-        done = hvdkit("launch", "-np", "2", "--framework", "pytorch", "--out", run, script, tmp_path / "kept")
-        assert done.returncode == 0, done.stdout + done.stderr
-        said.append(re.findall(r"epoch (\d): accuracy ([\d.]+)", done.stdout))
+        job = framework_job("pytorch", tmp_path / run, script, tmp_path / "kept")
+        LAUNCHERS["direct"].run(job)
+        said.append(re.findall(r"epoch (\d): accuracy ([\d.]+)", job.log(0).read_text()))
     assert [epoch for epoch, _ in said[0]] == list("123456") and float(said[0][-1][1]) > 0.8
     assert said[1] == [], "all six epochs were done"
 

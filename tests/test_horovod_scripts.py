@@ -14,12 +14,12 @@ from tests.conftest import ROOT, Hvdkit, rest_thorough
 
 pytestmark = pytest.mark.long
 
-SCRIPTS = ("pytorch", "tensorflow1", "tensorflow2", "keras3", "mnist_pytorch", "mnist_keras")
+SCRIPTS = ("pytorch", "mxnet", "tensorflow1", "tensorflow2", "keras3", "mnist_pytorch", "mnist_keras")
 OPTIONS = ("--epochs", "8", "--fp16-allreduce", "--gradient-predivide-factor", "2")
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("script", [*rest_thorough(*SCRIPTS), "mxnet", "mnist_mxnet"])
+@pytest.mark.parametrize("script", [*rest_thorough(*SCRIPTS), "mnist_mxnet"])
 def test_a_script_trains_on_two_ranks(tmp_path: Path, script: str, hvdkit: Hvdkit) -> None:
     path = ROOT / "tests" / "horovod_scripts" / f"train_{script}.py"
     settings = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "HOROVOD_IDLE_CYCLE_TIME": "100"}

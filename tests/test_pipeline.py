@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hvdkit.adapters.capabilities import CAPABILITIES
+from hvdkit.adapters.capabilities import ADDS_IN_BACKWARD, CAPABILITIES
 from tests import hygiene
 from tests.conftest import Hvdkit, rest_thorough
 from tests.divided import SMALL, continues, far, reports
@@ -65,6 +65,8 @@ def test_stages_compute_what_the_whole_model_computes(framework: str, case: str,
         assert rank["evaluated"] == [2], "by microbatches, as in training"
         assert rank["loaded"] and rank["digest"][0] == rank["digest"][1]
         assert rank["bytes"][0]["parameters"] < rank["bytes"][1]["parameters"]
+        held = rank["bytes"][0]
+        assert held["gradients"] == held["parameters"] * (1 if framework in ADDS_IN_BACKWARD else 2)
     assert ("loss" in ranks[3]["gradients"]) == (stages == 4)
     first, last = ranks[0]["names"], ranks[3]["names"]
     assert set(first) & set(last) == {"transformer.wte.weight"}, "both ends have the table of tokens"

@@ -45,6 +45,12 @@ def test_who_talks_to_whom_over_what() -> None:
     assert len(grid.talks()) == 12
     whole = dict(mesh.lines(mesh_of(divided("parallel.tensor=2"), ["h1", "h2"])))
     assert whole.keys() == {"mesh", "stage 0", "along tensor"} and "through sockets" in whole["along tensor"]
+    four = dict(mesh.lines(mesh_of(divided("parallel.pipeline=4"), ["h1", "h1", "h2", "h2"])))
+    assert four["along pipeline"].startswith("ranks 0–1, 2–3 through memory; ranks 1–2 through sockets: ")
+    assert four["both ends"].startswith("ranks 0–3 through sockets: gradients"), "of the table of tokens"
+    chunks = divided("parallel.pipeline=4", "parallel.schedule=interleaved", "parallel.chunks=2", "model.layers=8")
+    ring = dict(mesh.lines(mesh_of(chunks, ["h1"] * 4)))
+    assert ring["along pipeline"].startswith("ranks 0–1, 1–2, 2–3, 0–3 through memory: ") and "both ends" not in ring
     assert mesh.blocks(["h.0", "h.1", "h.4", "stem"]) == "h.0–1, h.4, stem"
 
 

@@ -20,7 +20,6 @@ from tests import simulating
 
 pytestmark = pytest.mark.check
 
-ROCE = clusters.load(Path("p100-roce25"))
 CURVE = {
     "operation": "allreduce",
     "ranks": 4,

@@ -71,6 +71,9 @@ KEEPS_ATTENTION_WEIGHTS = frozenset({"tensorflow", "keras", "mxnet"})
 # Frameworks whose gradients are parts of one vector on a CPU, which is sent as it is.
 JOINS_GRADIENTS = frozenset({"pytorch"})
 
+# Frameworks whose backward adds the gradients of a stage's microbatches to their sums (`core/passes.py`).
+ADDS_IN_BACKWARD = frozenset({"pytorch"})
+
 # Frameworks that join a group of tensors on a CPU before they reduce it, of which no copy comes back. Ranks that share
 # memory need no copy at all: grouped, ResNet-50 under MXNet needs 0.82 of the memory (990, 815 MiB; medians of 6 runs).
 REDUCES_AS_ONE = frozenset({"pytorch"})
@@ -93,10 +96,14 @@ RESIDENT_MIB = {
     "mxnet": {"cpu": 187, "gpu": 1343},
 }
 
-# On a CPU: the part of a pass's activations that is in memory once more, in pieces that were freed and fit nothing, as
-# it seems because glibc wants more than a block's own size where PyTorch asks for an aligned one. Fitted to peaks of a
-# GPT and a ResNet on one and two ranks, in stages and in parts (docs/memory.md); others were not measured.
-UNUSED_OF_ACTIVATIONS = {"pytorch": 0.7}
+# MiB besides on a CPU: kernels of convolutions, as a rank has them that trains a ResNet-8 with batches of one image,
+# and what the first stage of a pipeline has more than the last, of a GPT of 33,000 parameters.
+MORE_RESIDENT_MIB = {"pytorch": {"convolutions": 29, "first stage": 31}}
+
+# On a CPU: what backward takes besides, as a part of the activations that are kept, in a pipeline of one microbatch's:
+# gradients of activations, and pieces that were freed and fit nothing, as it seems because glibc wants more than a
+# block's own size where PyTorch asks for an aligned one. Fitted to peaks (benchmarks/peaks.md), of PyTorch alone.
+UNUSED_OF_ACTIVATIONS = {"pytorch": {"data": 0.42, "tensor": 1.35, "pipeline": 1.4}}
 
 _THREADS = ("a number of threads, 1 or more", r"|0*[1-9][0-9]{0,3}")
 _POOLS = ("CPU_WORKER", "CPU_PRIORITY", "CPU_NNPACK", "GPU_WORKER", "GPU_COPY", "MP_WORKER")

@@ -76,7 +76,9 @@ EXAMPLES = {
         "hvdkit predict runs/profile/profile.json --cluster aws-p3-16xlarge --sweep n=8,16,...,1024",
     ),
     "advise": ("hvdkit advise runs/profile/profile.json --cluster aws-p3-16xlarge -n 64",),
-    "plan": ("hvdkit plan gpt2 model.name=gpt2-xl --cluster aws-p3-16xlarge -n 64 --new-recipe xl.yaml",),
+    "plan": (
+        "hvdkit plan gpt2 model.name=gpt2-xl precision=fp16 --cluster aws-p3-16xlarge -n 64 --new-recipe xl.yaml",
+    ),
     "memory": ("hvdkit memory resnet50-imagenet batch_size=128 -n 8 --device 16GiB",),
     "profile": (
         "hvdkit profile resnet20-digits --framework pytorch -np 2",

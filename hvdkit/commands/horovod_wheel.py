@@ -108,27 +108,20 @@ def install(python: Path, console: Console) -> None:
 def proved(target: Target, console: Console) -> Path:
     """Horovod's wheel for `target` in the cache, tested. Raises RunError if the build or the test fails."""
     name, cancelled = "horovod", Cancellation()
-    log = BuildLog(store.root() / "logs" / f"horovod-{os.getpid()}.log", cancelled)
-    try:
-        with (
-            BuildProgress(console, [name]) as progress,
-            tempfile.TemporaryDirectory(prefix="hvdkit-horovod-") as folder,
-        ):
-            try:
+    file = store.root() / "logs" / f"horovod-{os.getpid()}.log"
+    with BuildLog(file, cancelled) as log, BuildProgress(console, [name]) as progress:
+        try:
+            with tempfile.TemporaryDirectory(prefix="hvdkit-horovod-") as folder:
                 wheel = obtain(name, target, Path(folder) / "build", log, progress)
                 progress.stage(name, PROVE, f"testing it on {RANKS} processes")
                 prove(target, wheel, Path(folder) / "proof", log)
-            except BaseException:
-                progress.end(name, "failed", good=False)
-                raise
-            progress.end(name, f"tested: {wheel.name}", good=True)
-    except BaseException as error:
-        cancelled.set()
-        if isinstance(error, OSError):
-            raise unwritable(error, Path(tempfile.gettempdir())) from error
-        raise
-    finally:
-        log.close()
+        except BaseException as error:
+            cancelled.set()
+            progress.end(name, "failed", good=False)
+            if isinstance(error, OSError):
+                raise unwritable(error, Path(tempfile.gettempdir())) from error
+            raise
+        progress.end(name, f"tested: {wheel.name}", good=True)
     return wheel
 
 

@@ -99,6 +99,7 @@ class Loop:
     ) -> None:
         self.session, self.adapter, self.task = session, session.adapter, task
         self.recipe, self.mesh, self.dataset, self._report = recipe, mesh, dataset, report
+        session.step.on_batch = lambda: self.phase("train step")  # an update of many batches is no hang
         self.handlers: list[Handler] = []
         self.plan = StepPlan(recipe, len(dataset.train), mesh.data.size)
         self.total_steps, self.epochs, self.rate = self.plan.total_steps, self.plan.epochs, self.plan.rate

@@ -6,7 +6,7 @@ And, of a model of the user's own, the stages themselves.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,15 +24,21 @@ class Passed(ABC):
         """The gradients of the stage's inputs, None if they are samples, and of its parameters by name.
 
         `gradient` is that of the outputs; of a loss a number, or None for 1. Called once; what was kept is let go. The
-        next backward pass may overwrite the parameters' gradients.
+        next backward pass may overwrite the parameters' gradients. A stage that `adds` returns none of them.
         """
 
 
 class Stage(ABC):
     """The passes of a `Trainable` whose model is a stage of a pipeline. Several microbatches may be on their way.
 
-    What a pass computes is there when it returns, so that passes can be timed.
+    What a pass computes is there when it returns, so that passes can be timed. If it `adds`, backward adds the
+    parameters' gradients to sums, each as soon as it is computed, so that a microbatch's are never there all at once.
     """
+
+    adds = False
+
+    def sum_into(self, sums: Mapping[str, Tensor]) -> None:  # noqa: B027 - most need nothing
+        """Called before the passes of a step, with the sums by name."""
 
     @abstractmethod
     def forward(self, inputs: Tensor, targets: Tensor | None, received: bool) -> Passed:

@@ -58,7 +58,7 @@ class Pipeline:
 
     `shared` are the parameters that this rank and the other end of the pipeline both have. `bytes_per_step` is what
     this rank has sent in the last step, without gradients that are averaged. `busy` has the seconds of each step's
-    forward and backward passes.
+    forward and backward passes. `adds` says whether gradients are nowhere but in the sums.
     """
 
     def __init__(self, adapter: Adapter, trainable: Trainable, plan: PipelinePlan, shared: Sequence[str] = ()) -> None:
@@ -67,6 +67,7 @@ class Pipeline:
         self._adapter, self._trainable, self._ends, self._plan = adapter, trainable, mesh.ends, plan
         chunks = trainable.parts if isinstance(trainable, Chunks) else [trainable]
         self._chunks = [adapter.stage(chunk) for chunk in chunks]
+        self.adds = all(stage.adds for stage in self._chunks)
         numbers = range(stages.index, stages.size * plan.chunks, stages.size)
         before, after = mesh.before or mesh.ends, mesh.after or mesh.ends
         assert before and after
@@ -86,9 +87,12 @@ class Pipeline:
         batches: Sequence[Batch],
         to_device: Callable[[Batch], tuple[Tensor, Tensor]],
         scale: Scalar | None,
+        sums: Mapping[str, Tensor],
         add: Callable[[Mapping[str, Tensor]], None],
     ) -> tuple[Tensor | None, int]:
-        """Forward and backward of all batches, whose gradients are handed to `add` by microbatch, in their order.
+        """Forward and backward of all batches, whose gradients are added to `sums`, by microbatch, in their order.
+
+        `add` adds those that backward returns.
 
         Returns the mean loss, None but on the last stage, and the number of microbatches. Collective over the pipeline.
         """
@@ -98,6 +102,8 @@ class Pipeline:
         received: dict[tuple[int, int], Tensor] = {}
         losses: list[Tensor] = []
         self.bytes_per_step = 0.0
+        for stage in self._chunks:
+            stage.sum_into(sums)
         order = actions(plan.schedule, stages.index, stages.size, len(microbatches), plan.chunks)
         receives, coming = deque(action for action in order if action.kind in _RECEIVES), deque["Pending"]()
         busy, before_ns = 0, perf_counter_ns()

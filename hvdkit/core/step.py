@@ -34,7 +34,7 @@ class Step:
     """One update by the mean gradient of its microbatches, which is communicated once, and what it keeps in between.
 
     `sums` has the summed gradients of the update's earlier microbatches: zeros between updates, empty before `prepare`.
-    `gradient_bytes` is the size of the gradients with which an update begins, on this rank.
+    `gradient_bytes` is the size of the gradients with which an update begins, on this rank, apart from the sums.
     """
 
     def __init__(
@@ -45,8 +45,10 @@ class Step:
         self._strategy, self._update, self._counting, self._pipeline = strategy, update, counting, pipeline
         self.sums: dict[str, Tensor] = {}
         self.gradient_bytes = 0
+        self._adds = pipeline is not None and pipeline.adds
         self._count = 1  # microbatches of the current update
         self._sends = False  # whether gradients that backward reports are sent after this microbatch
+        self.on_batch: Callable[[], None] = lambda: None  # is called as each microbatch begins
         self._compiled: dict[Stamp, dict[str, Callable[..., object]]] = defaultdict(dict)
         # Sending during backward saves time where it overlaps, and memory where each rank keeps shares only.
         during = strategy.overlaps and (trainable.overlaps or strategy.keeps_shares or strategy.by_layer)
@@ -61,7 +63,7 @@ class Step:
         if self._pipeline is not None:
             self.prepare()
             add = self.compiled(self.add)
-            mean, self._count = self._pipeline(microbatches, self.to_device, self.scale, add)
+            mean, self._count = self._pipeline(microbatches, self.to_device, self.scale, self.sums, add)
             self._pipeline.share(self.sums)
             if self._counting is not None:
                 self._counting.tell_stages(self._pipeline)
@@ -94,6 +96,7 @@ class Step:
 
     def to_device(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """A batch's inputs and targets on the device."""
+        self.on_batch()
         self._mark(trace_events.BEGIN)
         inputs = self._trainable.inputs(batch)
         self._mark(trace_events.INPUTS)
@@ -112,13 +115,13 @@ class Step:
     def add(self, gradients: Mapping[str, Tensor]) -> None:
         """Add a microbatch's gradients to the sums; where ranks keep shares, this rank's share of their means."""
         for name, gradient in self._to_sum(gradients).items():  # of a pipeline, those of a chunk
-            total = self.sums[name]
-            self._adapter.assign(total, total + gradient)
+            self._adapter.add(self.sums[name], gradient)
 
     def finish(self, gradients: Mapping[str, Tensor] | None, count: Scalar | None = None) -> None:
         """Average and update by one microbatch's gradients; with `count`, by the mean of so many.
 
-        That is (`sums` + `gradients`) / count; `gradients` is None if all were added, as `end` has it.
+        That is (`sums` + `gradients`) / count; `gradients` is None if all were added, as `end` has it. The means are
+        then where the sums were.
         """
         if count is None:
             assert gradients is not None
@@ -126,13 +129,15 @@ class Step:
             return
         more = None if gradients is None else self._to_sum(gradients)
         totals = {name: total if more is None else total + more[name] for name, total in self.sums.items()}
-        means = {name: total / scalar(self._adapter, count, total) for name, total in totals.items()}
+        means = {
+            name: self._adapter.divided(total, scalar(self._adapter, count, total)) for name, total in totals.items()
+        }
         average: Reduction = (
             dict if self._strategy.keeps_shares else self._average_over_ranks
         )  # shares are averaged already
         self._average_and_update(means, average, count)
         for total in self.sums.values():
-            self._adapter.assign(total, self._adapter.zeros_like(total))
+            self._adapter.clear(total)
 
     def end(self, count: int) -> None:
         """Update by the mean of `count` microbatches whose gradients were added, by a framework's own loop."""
@@ -148,7 +153,7 @@ class Step:
     def _average_over_ranks(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The means over the ranks that hold the same parameters, and read other data; collective."""
         means = self._strategy.average(dict(gradients))
-        if not self.gradient_bytes:  # the same in each update, and slow to count
+        if not self.gradient_bytes and not self._adds:  # the same in each update, and slow to count
             kept = means if self._strategy.keeps_shares else gradients
             self.gradient_bytes = bytes_of(self._adapter, kept.values())
         return self._stamped((trace_events.REDUCED,), means)

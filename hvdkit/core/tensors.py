@@ -36,7 +36,7 @@ class Number:
 class Tensors(ABC):
     """A framework's tensor operations, on the rank's device. The rows of a matrix are its first axis.
 
-    Only `assign`, `blend`, `scaled` and `scatter_add` change an argument.
+    Only `assign`, `add`, `clear`, `blend`, `scaled`, `divided` and `scatter_add` change an argument.
     """
 
     @abstractmethod
@@ -68,6 +68,14 @@ class Tensors(ABC):
         """Overwrite a variable or a parameter with a tensor of its shape and dtype."""
         variable[...] = value
 
+    def add(self, variable: Tensor, value: Tensor) -> None:
+        """Add a tensor of its shape and dtype to a variable."""
+        variable += value
+
+    def clear(self, variable: Tensor) -> None:
+        """Overwrite a variable with zeros."""
+        variable[...] = 0
+
     def number(self, value: float) -> Number:
         """Create a `Number`."""
         return Number(value)
@@ -94,6 +102,11 @@ class Tensors(ABC):
     def scaled(self, tensor: Tensor, factor: Tensor) -> Tensor:
         """The tensor times a factor of one element; in the tensor's own memory where the framework can."""
         tensor *= factor if len(tensor.shape) else self.reshape(factor, ())
+        return tensor
+
+    def divided(self, tensor: Tensor, divisor: Scalar) -> Tensor:
+        """The tensor over a number, or a tensor of its dtype; in its own memory where the framework can."""
+        tensor /= divisor
         return tensor
 
     def blend(self, averages: Sequence[Tensor], values: Sequence[Tensor], kept: Scalar) -> None:

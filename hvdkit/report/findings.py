@@ -91,18 +91,11 @@ def _few_rounds(groups: list[RunGroup]) -> list[Headline]:
     if intervals.confidence(rounds) > _CONFIDENT:
         return []
     enough = next(count for count in range(rounds, 100) if intervals.confidence(count) >= intervals.CONFIDENCE)
-    if rounds == 1:
-        lead = "One run each: do not choose by these speeds yet"
-        text = (
-            "The next run of the same command may well be a few percent faster or slower, and one run does not show by "
-            f"how much. Measure again on an idle machine with --rounds {enough}: every figure then has a 95 % interval."
-        )
-    else:
+    lead, why = "One run each: do not choose by these speeds yet", "one run does not show by how much the next differs"
+    if rounds > 1:
         lead = f"Only {rounds} rounds: treat close results as ties"
-        text = (
-            f"With {rounds} rounds, an interval contains the true median with a probability of at most "
-            f"{100 * intervals.confidence(rounds):.0f} %. With --rounds {enough} it is 95 %."
-        )
+        why = f"now it holds the true median with a probability of at most {100 * intervals.confidence(rounds):.0f} %"
+    text = f"Measure again on an idle machine with --rounds {enough}: each figure then has a 95 % interval; {why}."
     return [Headline("caution", lead, text)]
 
 

@@ -18,11 +18,13 @@ _MOST_RANKS = 64  # of a picture
 _LISTED = 4  # groups that a line names
 WHAT = {
     "pipeline": "activations and their gradients, of each microbatch",
+    "ends": "gradients of what the first and the last stage have, once in a step",
     "data": "gradients, once in a step",
     "tensor": "sums of activations, in each layer of each microbatch",
 }
 _PAGE = {
-    "pipeline": series(0), "data": series(2), "tensor": series(1), "ink": INK, "muted": MUTED, "ground": SURFACE,
+    "pipeline": series(0), "ends": series(0), "data": series(2), "tensor": series(1),
+    "ink": INK, "muted": MUTED, "ground": SURFACE,
 }  # fmt: skip
 
 
@@ -69,7 +71,7 @@ class DrawnMesh(NamedTuple):
         return coordinates(rank, self.data * self.pipeline * self.tensor, self.pipeline, self.tensor)
 
     def talks(self) -> list[Talk]:
-        """Who talks to whom: neighbors along the pipeline, and groups along the other axes."""
+        """Who talks to whom: neighbors along the pipeline, its ends, and groups along the other axes."""
         found, hosts = [], self.hosts
         for number, axis in ((1, "pipeline"), (2, "tensor"), (0, "data")):
             lines: dict[tuple[int, ...], list[int]] = {}
@@ -77,10 +79,12 @@ class DrawnMesh(NamedTuple):
                 place = self.place(rank)
                 lines.setdefault(place[:number] + place[number + 1 :], []).append(rank)
             for line in lines.values():
-                groups = list(pairwise(line)) if axis == "pipeline" else [tuple(line)]
-                for ranks in groups if len(line) > 1 else ():
+                groups = [(axis, ranks) for ranks in (pairwise(line) if axis == "pipeline" else [tuple(line)])]
+                if axis == "pipeline" and len(line) > 2 and (what := self.stages[0].with_last):
+                    groups.append((axis if what == "activations" else "ends", (line[0], line[-1])))
+                for of, ranks in groups if len(line) > 1 else ():
                     one_host = len({hosts[rank] for rank in ranks}) == 1
-                    found.append(Talk(axis, ranks, "memory" if one_host and self.shares_memory else "sockets"))
+                    found.append(Talk(of, ranks, "memory" if one_host and self.shares_memory else "sockets"))
         return found
 
 
@@ -102,7 +106,7 @@ def lines(mesh: DrawnMesh) -> Iterator[tuple[str, str]]:
             more = f" and {len(groups) - _LISTED} more" if len(groups) > _LISTED else ""
             told.append(f"ranks {', '.join(groups[:_LISTED])}{more} through {way}")
         if told:
-            yield f"along {axis}", f"{'; '.join(told)}: {what}"
+            yield "both ends" if axis == "ends" else f"along {axis}", f"{'; '.join(told)}: {what}"
 
 
 def blocks(names: Sequence[str]) -> str:
@@ -139,6 +143,7 @@ def chart(mesh: DrawnMesh) -> Iterator[Chart]:
 def draw(axes: Axes, mesh: DrawnMesh, colours: Mapping[str, str] = _PAGE) -> None:
     """Draw a mesh in these colours, by default the page's."""
     from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+    from matplotlib.path import Path
 
     width, several = mesh.data * mesh.tensor, len(set(mesh.hosts.values())) > 1
     memory, high, half = mesh.memory, 0.17, min(0.4, 0.09 * max(4, 10 / width))
@@ -155,6 +160,11 @@ def draw(axes: Axes, mesh: DrawnMesh, colours: Mapping[str, str] = _PAGE) -> Non
         for first, second in pairwise(talk.ranks):
             (left, above), (right, below) = at(first), at(second)
             bend = "arc3"
+            if below - above > 1:  # the ends of a pipeline: beside the boxes between them
+                points = [(left - half, above + high / 2), *[(left - half - 0.13, y) for y in (above, below)]]
+                path = Path([*points, (right - half, below - high / 2)], [Path.MOVETO, *[Path.CURVE4] * 3])
+                axes.add_patch(FancyArrowPatch(path=path, **style))
+                continue
             if talk.axis == "pipeline":
                 above, below = above + high, below - high
             elif talk.axis == "tensor":
@@ -163,7 +173,7 @@ def draw(axes: Axes, mesh: DrawnMesh, colours: Mapping[str, str] = _PAGE) -> Non
                 bend = f"arc3,rad={0.22 / (right - left):.3f}"
                 left, right, above, below = left + 0.4 * half, right - 0.4 * half, above + high, below + high
             axes.add_patch(FancyArrowPatch((left, above), (right, below), connectionstyle=bend, **style))
-        if talk.axis not in labelled:
+        if talk.axis not in labelled | {"ends"}:
             axes.plot([], [], color=colours[talk.axis], lw=1.6, label=talk.axis)
             labelled.add(talk.axis)
     for rank, host in mesh.hosts.items():

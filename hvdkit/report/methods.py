@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from hvdkit.report.collect import CollectedRuns
 from hvdkit.report.findings import parity_finding
 from hvdkit.report.rounds import RunGroup
@@ -32,7 +34,7 @@ def _trained(results: list[TrainResult], groups: list[RunGroup], length: str, ma
     hosts = len(set(max(results, key=lambda result: result.np).hosts)) or 1
     threads = " and ".join(map(str, sorted({result.threads for result in results})))
     ended = [result.ended_at for result in results if result.ended_at]
-    when = f" on {max(ended):%-d %B %Y}" if ended else ""
+    when = f" on {max(ended, key=datetime.timestamp):%-d %B %Y}" if ended else ""
     return (
         f"We trained {first.model} ({first.parameters:,} parameters) by the recipe {first.recipe} of hvdkit "
         f"{first.hvdkit_version}: {length}, {first.optimizer}, {first.precision}, seed {first.seed}, {first.batch} per "

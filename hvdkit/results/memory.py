@@ -27,10 +27,10 @@ class Parts(Figures):
     communication: Count = Field(description="Horovod's fusion buffer; what compression and Local SGD keep")
     activations: Count | None = Field(description="what forward keeps for backward; null: unknown")
     batch: Count | None = Field(description="samples and targets; null: unknown")
-    copies: Count = Field(default=0, description="on CPUs: gradients that are there beside those that count above")
-    scratch: Count = Field(default=0, description="on CPUs: gradients of outputs, and memory that is left in pieces")
+    copies: Count = Field(default=0, description="on CPUs, in a pipeline: a microbatch's gradients, and the means")
+    scratch: Count = Field(default=0, description="on CPUs: what backward takes besides, and memory left in pieces")
     framework: Count = Field(description="the framework's own, before a model is there")
-    start: Count = Field(default=0, description="what the start needs beyond a step: the initial weights and a model")
+    start: Count = Field(default=0, description="what the start or a checkpoint needs beyond a step")
 
     @property
     def total(self) -> int:

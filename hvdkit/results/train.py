@@ -110,7 +110,8 @@ class PlannedStage(Figures):
     `parameters` counts those of all parts, `work` is their share (0 to 1) of a forward pass's multiply-adds, None where
     it is unknown. `hosts` has the host of each of the ranks. `needs_bytes` is what a rank keeps by the count of `hvdkit
     memory`, where that was asked. `passes_ms` is what the passes of a step take by the times of the blocks
-    (`parallel.costs`), None without such.
+    (`parallel.costs`), None without such. `with_last` is what the first stage exchanges with the last: activations
+    where stages have several chunks, else gradients of what both have, if there is such.
     """
 
     blocks: list[str]
@@ -120,6 +121,7 @@ class PlannedStage(Figures):
     hosts: list[str]
     needs_bytes: int | None = None
     passes_ms: float | None = None
+    with_last: Literal["activations", "gradients"] | None = None
 
 
 class TrainedStage(PlannedStage):

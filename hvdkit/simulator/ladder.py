@@ -129,12 +129,18 @@ def remedies(situation: Situation) -> str:
     tighter = replace(situation, room=most if situation.room is None else min(most, situation.room))
     rungs = [rung for rung in climb(tighter) if rung.fits and rung.supported and not rung.changes_result]
     alone = [rung for rung in rungs if rung.name == "smaller batch" or rung.batch_size == situation.recipe.batch_size]
+    if not any(rung.name == "smaller batch" for rung in rungs):  # then it takes that and sharding, before stages
+        alone = rungs
     listed = []
     for rung in (alone or rungs)[:_MOST_REMEDIES]:
         keys = " ".join(f"{key}={_text(value)}" for key, value in rung.changes.items())
         listed.append(f"{keys} ({_gib(rung.total_bytes or 0)} GiB)")
     least = f"a rank needs at least {_gib(needed.total)} GiB"
-    return f"{least}; less takes {', or '.join(listed)}" if listed else least
+    if listed:
+        return f"{least}; less takes {', or '.join(listed)}"
+    if situation.room is None or situation.room > most:
+        return least
+    return f"{least}; no smaller batch, sharding or stages fit into the {_gib(situation.room)} GiB that it has here"
 
 
 def trainable_ranks(recipe: Recipe, ranks: int, samples: int | None) -> int:

@@ -32,7 +32,7 @@ _TARGET_BYTES = 8  # of a class or a token
 _AT_ONCE = 2  # blocks that stage `parameters` holds beside the root: the one that computes, and the next
 _OF_GPU = 0.9
 # What is known of the count where nothing was fitted to it (docs/memory.md).
-ON_CPUS = "on CPUs the count was 18 % below to 16 % above the peaks of ten measured ranks"
+ON_CPUS = "on CPUs, under PyTorch, the count was 8 % below to 11 % above the peaks of ranks to which it was not fitted"
 _ROUNDS = 3  # of cuts, each by what the one before it needs
 _LARGEST_BATCH = 2**24  # that a recipe takes
 
@@ -79,7 +79,8 @@ def parts_of_stage(
     full, low = ITEM_BYTES[precision.parameters], ITEM_BYTES[precision.compute]
     count = sum(sizes.values())
     slots, averages = len(rule_of(recipe.optimizer).slots), int(recipe.average_weights is not None)
-    sums = recipe.accumulate > 1 or axes.pipeline > 1
+    staged = axes.pipeline > 1 and framework not in capabilities.ADDS_IN_BACKWARD
+    sums = (recipe.accumulate > 1 and axes.pipeline == 1) or staged
     state_bytes = States(full, full * (2 if sums else 1), full * (slots + averages))
     kept = sharding.held(state_bytes, count, ranks, stage)
     average = int(kept.optimizer) * averages // (slots + averages) if averages else 0  # divided as slots are
@@ -88,10 +89,21 @@ def parts_of_stage(
     # Backward keeps the casts of all weights, unless blocks are computed again.
     casts = (present if recipe.recompute else count) * low if low < full else 0
     gathered = present * full if gathers else 0
-    activations, batch, scratch = _of_samples(recipe, tables, shape, framework, number)
-    on_heap = not gpu and (stage == "none" or ranks == 1) and framework in capabilities.UNUSED_OF_ACTIVATIONS
-    # In backward, gradients find no place where activations were; after it, in a pipeline, nor do the means.
-    sets = 2 if axes.pipeline > 1 else int(ranks == 1 or not _joins(recipe, framework, gpu))
+    activations, batch, pass_bytes = _of_samples(recipe, tables, shape, framework, number)
+    on_heap = not gpu and (stage == "none" or ranks == 1)
+    way = "pipeline" if axes.pipeline > 1 else "tensor" if axes.tensor > 1 else "data"
+    unused = capabilities.UNUSED_OF_ACTIVATIONS.get(framework, {}).get(way, 0.0) * on_heap
+    scratch = unused * (pass_bytes if way == "pipeline" else activations or 0)
+    if unused and recipe.recompute and activations is not None:  # what a block computes again fits no freed piece
+        stored = _of_samples(recipe.model_copy(update={"recompute": False}), tables, shape, framework, number)[0]
+        scratch = max(scratch, (stored or 0) - activations)
+    # In a pipeline, neither microbatches' gradients nor the means find a place where activations were.
+    sets = 3 * (way == "pipeline" and unused > 0)
+    own = capabilities.RESIDENT_MIB[framework]["gpu" if gpu else "cpu"]
+    if not gpu:
+        more = capabilities.MORE_RESIDENT_MIB.get(framework, {})
+        own += more.get("convolutions", 0) * (not isinstance(recipe.model, GptModel))
+        own += more.get("first stage", 0) * (axes.pipeline > 1 and number == 0)
     values = list(sizes.values())
     communication = _communication(recipe, whole, values, framework, full, gpu, ranks, stage) if ranks > 1 else 0
     if axes.pipeline > 1:
@@ -108,14 +120,18 @@ def parts_of_stage(
         communication=communication,
         activations=activations,
         batch=batch,
-        copies=full * count * sets * on_heap,
-        scratch=scratch * on_heap,
-        framework=capabilities.RESIDENT_MIB[framework]["gpu" if gpu else "cpu"] * 2**20,
+        copies=full * count * sets,
+        scratch=round(scratch),
+        framework=own * 2**20,
     )
     initial = [math.prod(shape) for table in tables for shape in table.parameter_shapes().values()]
     # The initial weights are in main memory beside the model, and a tensor of them once more while it is set.
     start = 0 if gpu else counted.framework + full * (count + sum(initial) + max(initial, default=0))
-    return counted.model_copy(update={"start": max(0, start - counted.total)})
+    # A whole state is packed for a checkpoint, and a tensor of it twice more, when no activations are there.
+    saved = counted.parameters + counted.optimizer + counted.average + full * max(initial, default=0)
+    packs = on_heap and recipe.checkpoint is not None and axes.model == 1
+    checkpoint = packs * (counted.framework + counted.gradients + counted.communication + 2 * saved)
+    return counted.model_copy(update={"start": max(0, start - counted.total, checkpoint - counted.total)})
 
 
 def cut_within(
@@ -167,15 +183,18 @@ def largest_batch(needs: Parts, batch_size: int, room: int) -> int | None:
     """The largest batch size that fits into `room` bytes, if `batch_size` needs these; None if that is unknown."""
     if not needs.activations or needs.batch is None:
         return None
+    if needs.start and needs.total > room:  # whatever the batch
+        return 0
     of_batch = needs.activations + needs.batch + needs.scratch
-    return max(0, min(_LARGEST_BATCH, (room - (needs.total - of_batch)) * batch_size // of_batch))
+    fixed = needs.total - needs.start - of_batch
+    return max(0, min(_LARGEST_BATCH, (room - fixed) * batch_size // of_batch))
 
 
 def _of_samples(
     recipe: Recipe, tables: Sequence[Architecture], shape: tuple[int, ...] | None, framework: str, stage: int
 ) -> tuple[int | None, int | None, int]:
     """Bytes of the activations, in a pipeline of those microbatches that are kept at once, of the batch itself, and of
-    what backward of a pass takes besides: the gradients of the last outputs, and what is left of freed activations.
+    the activations of one microbatch and chunk.
 
     `tables` are a stage's chunks, or the model.
     """
@@ -197,8 +216,7 @@ def _of_samples(
         listed = actions(axes.schedule, stage, axes.pipeline, microbatches * recipe.accumulate, axes.chunks)
         at_once = alive(listed, of_sample)
     outputs = sum(each.outputs for each in kept if each)
-    unused = capabilities.UNUSED_OF_ACTIVATIONS.get(framework, 0.0) * (max(of_sample) + outputs * low)
-    return size * (at_once + outputs * low), recipe.batch_size * sample, round(size * (unused + 2 * outputs * full))
+    return size * (at_once + outputs * low), recipe.batch_size * sample, size * (max(of_sample) + outputs * low)
 
 
 def _communication(

@@ -332,7 +332,7 @@ def _of_stages(session: Session, batch: Batch) -> Gradients:
     step, pipeline, ops = session.step, session.pipeline, session.adapter
     assert pipeline
     step.prepare()
-    loss, count = pipeline([batch], step.to_device, step.scale, session.compiled(step.add))
+    loss, count = pipeline([batch], step.to_device, step.scale, step.sums, session.compiled(step.add))
     pipeline.share(step.sums)
     (mean,) = pipeline.from_last([0.0 if loss is None else float(ops.to_numpy(loss).mean())])
 
@@ -340,7 +340,7 @@ def _of_stages(session: Session, batch: Batch) -> Gradients:
         own = {name: total / scalar(ops, count, total) for name, total in step.sums.items()}
         means = session.strategy.average({name: gradient * 1 for name, gradient in own.items()})
         for total in step.sums.values():
-            ops.assign(total, ops.zeros_like(total))
+            ops.clear(total)
         return [session.update.unscaled(gradients) for gradients in (own, means)]
 
     both = [dict(session.update.partition.gather(gradients)) for gradients in session.compiled(averaged)(float(count))]

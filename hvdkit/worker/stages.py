@@ -26,12 +26,14 @@ def planned(
     A step has so many microbatches.
     """
     took = cuts.passes_ms(parallel, microbatches)
-    stages, size, work = [], len(hosts) // parallel.pipeline, architecture.work_by_block()
+    stages, size, work = list[PlannedStage](), len(hosts) // parallel.pipeline, architecture.work_by_block()
+    held = list[set[str]]()
     for number in range(parallel.pipeline):
         tables = [architecture]
         if parallel.pipeline > 1 and work:  # else only the script knows the blocks
             tables = [architecture.staged(parallel, run) for run in range(number, parallel.runs, parallel.pipeline)]
         shapes = [name for table in tables for name in table.parameter_shapes()]
+        held.append(set(shapes))
         named = [name for name in shapes if any(word.isdigit() for word in name.split("."))]
         blocks = list(dict.fromkeys(map(block_of, named)))
         ranks = range(number * size, (number + 1) * size)
@@ -45,6 +47,10 @@ def planned(
                 hosts=[hosts[rank] for rank in ranks],
             )
         )
+    if parallel.chunks > 1:
+        stages[0].with_last = "activations"
+    elif parallel.pipeline > 1 and work and held[0] & held[-1]:
+        stages[0].with_last = "gradients"
     return stages
 
 

@@ -65,6 +65,11 @@ def tensor_operations_are_numpys(adapter: Adapter, topology: Topology, make: Mak
         ops.assign(average, tensor)
         ops.blend([average], [there(x + 1)], 0.75)
         assert error(back(average), x + 0.25) < 1e-6
+        ops.add(average, tensor)
+        assert error(back(average), 2 * x + 0.25) < 1e-6 and same(back(tensor), x)
+        assert error(back(ops.divided(average, 4.0)), x / 2 + 0.0625) < 1e-6
+        ops.clear(average)
+        assert not back(average).any()
         random = [back(ops.uniform(tensor, seed)) for seed in (2**63 - 1, 2**63 - 1, 0)]
         assert random[0].dtype == x.dtype and random[0].shape == x.shape and same(random[0], random[1])
         assert not same(random[0], random[2])

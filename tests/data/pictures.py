@@ -1,5 +1,5 @@
 """Images that tests draw, and digests of what the data side makes of them; as a script it prints these, beside one
-framework after the other: `python pictures.py FOLDER CIFAR FRAMEWORK...`."""
+framework after the other: `python pictures.py FRAMEWORK... FOLDER CIFAR`."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def digests(folder: Path, cifar: Path | None = None, workers: int = 2, ranks: in
 
 
 if __name__ == "__main__":
-    found = {}
-    for framework in sys.argv[3:]:
+    found, (*frameworks, folder, cifar) = {}, sys.argv[1:]
+    for framework in frameworks:
         adapters.load(framework)  # frameworks bring libraries for images of their own
-        found[framework] = digests(Path(sys.argv[1]), Path(sys.argv[2]))
+        found[framework] = digests(Path(folder), Path(cifar))
     print("\n" + json.dumps(found))

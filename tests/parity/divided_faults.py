@@ -24,15 +24,19 @@ def changed(owner: type, name: str, make: Callable[[Any], Callable[..., Any]]) -
 def dropped(sound: Callable[..., Any]) -> Callable[..., Any]:
     """Of each second gradients of microbatches nothing is added."""
 
-    def passes(pipeline: Any, batches: Any, to_device: Any, scale: Any, add: Callable[[Any], None]) -> Any:
-        calls = []
+    def passes(pipeline: Any, batches: Any, to_device: Any, scale: Any, sums: Any, add: Callable[[Any], None]) -> Any:
+        calls, kept = [], {}
 
         def add_some(gradients: Any) -> None:
             calls.append(0)
             if len(calls) % 2:
                 add(gradients)
+                kept.update({name: total * 1 for name, total in sums.items()})
+            else:  # backward may have added some already
+                for name, total in kept.items():
+                    pipeline._adapter.assign(sums[name], total)
 
-        return sound(pipeline, batches, to_device, scale, add_some)
+        return sound(pipeline, batches, to_device, scale, sums, add_some)
 
     return passes
 
@@ -61,7 +65,7 @@ def stale(sound: Callable[..., Any]) -> Callable[..., Any]:
         sound(step, gradients)
         for name, parameter in step._trainable.parameters.items():
             if "ln_f.weight" in name:
-                step._adapter.assign(parameter, parameter - 0.1 * gradients[name])
+                step._adapter.assign(parameter, parameter - 0.1 * step.sums[name])
 
     return add
 

@@ -17,17 +17,22 @@ def planted(framework: str, mesh: Mesh) -> dict[str, dict[str, float]]:
 
     def dropped(session: Session) -> None:
         stage: Any = session.pipeline._chunks[0]  # type: ignore[union-attr]
-        forward, calls = stage.forward, []
+        forward, calls, ops = stage.forward, [], session.adapter
 
         def once_without_gradients(*inputs: Any) -> Any:
             passed: Any = forward(*inputs)
             calls.append(passed)
             if len(calls) == 2:
                 backward = passed.backward
-                passed.backward = lambda gradient: without(*backward(gradient))
+                passed.backward = partial(without, backward)
             return passed
 
-        def without(of_inputs: Any, gradients: Mapping[str, Any]) -> Any:
+        def without(backward: Callable[[Any], Any], gradient: Any) -> Any:
+            sums = session.step.sums
+            before = {name: total * 1 for name, total in sums.items()}
+            of_inputs, gradients = backward(gradient)
+            for name, total in before.items():
+                ops.assign(sums[name], total)
             return of_inputs, {name: gradient * 0 for name, gradient in gradients.items()}
 
         stage.forward = once_without_gradients
@@ -63,7 +68,7 @@ def planted(framework: str, mesh: Mesh) -> dict[str, dict[str, float]]:
             add(gradients)
             if mesh.after is None:
                 for name, parameter in session.trainable.parameters.items():
-                    ops.assign(parameter, parameter - gradients[name] * 0.1)
+                    ops.assign(parameter, parameter - session.step.sums[name] * 0.1)
 
         session.step.add = and_update  # type: ignore[method-assign]
 

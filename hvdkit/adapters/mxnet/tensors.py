@@ -29,6 +29,9 @@ class MXNetTensors(Tensors):
     def assign(self, variable: mx.nd.NDArray, value: mx.nd.NDArray) -> None:
         value.copyto(variable)
 
+    def clear(self, variable: mx.nd.NDArray) -> None:
+        variable[:] = 0
+
     def in_order(self, tensors: Iterable[mx.nd.NDArray]) -> None:
         for tensor in tensors:
             # In evaluation oneDNN leaves weights of convolutions in an order of its own, which views cannot read.

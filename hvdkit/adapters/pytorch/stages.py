@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from hvdkit.adapters.pytorch.training import TrainableModel
@@ -17,21 +19,25 @@ class TorchPassed(Passed):
         self.outputs = outputs.detach().contiguous()
 
     def backward(self, gradient: torch.Tensor | Scalar | None) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
-        for parameter in self._trainable.trained.values():
-            parameter.grad = None
         if gradient is not None:
             gradient = torch.as_tensor(gradient, dtype=self._ends.dtype, device=self._ends.device)
             gradient = self._trainable.in_layout(gradient)
         torch.autograd.backward(self._ends, gradient)
         of_inputs = None if self._inputs.grad is None else self._inputs.grad.contiguous()
-        return of_inputs, self._trainable.gradients()
+        return of_inputs, {}
 
 
 class TorchStage(Stage):
-    """The passes of a module that is a stage."""
+    """The passes of a module that is a stage. Autograd adds in place to gradients that are there: the sums."""
+
+    adds = True
 
     def __init__(self, trainable: TrainableModel) -> None:
         self._trainable = trainable
+
+    def sum_into(self, sums: Mapping[str, torch.Tensor]) -> None:
+        for name, parameter in self._trainable.trained.items():
+            parameter.grad = sums[name]
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor | None, received: bool) -> Passed:
         inputs = self._trainable.in_layout(inputs.detach()).requires_grad_(received)

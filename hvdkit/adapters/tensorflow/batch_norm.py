@@ -106,19 +106,18 @@ def _by_kernels(
 
     TensorFlow's fused CPU kernel sums one value after the other. The errors of its mean and variance are about 20 times
     as large, 3,000 times in an image that is mostly background, and so are those of a model's logits, since they affect
-    whole channels (benchmarks/batch_norm.md). Here sums are taken in a tree. The fused kernels do the rest: forward
-    with the statistics as if they were constants, backward with them in place of the values that the forward kernel
-    would save. Over all ranks, they are constants for it too, and what they add to the gradient comes after it.
+    whole channels (benchmarks/batch_norm.md). Here it computes the moments of each pixel over the images, and those
+    of a channel follow. Backward is the fused kernel's, with these moments in place of the values that its forward pass
+    would save. Over all ranks, they are constants for it, and what they add to the gradient comes after it.
     """
 
     @tf.custom_gradient
     def normalized(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor) -> Any:
-        center, spread, count = _own_moments(tf.cast(x, scale.dtype), range(3))
+        wide = tf.cast(x, scale.dtype)
+        center, spread, count = _image_moments(wide)
         if over_ranks:
             count, center, spread = over_ranks.moments(count, center, spread)
-        y, *_ = tf.raw_ops.FusedBatchNormV3(
-            x=x, scale=scale, offset=offset, mean=center, variance=spread, epsilon=epsilon, is_training=False
-        )
+        y = tf.cast(_normalized(wide, center, scale * tf.math.rsqrt(spread + epsilon), offset), x.dtype)
 
         def backward(dy: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             wide = tf.cast(x, scale.dtype)
@@ -176,6 +175,49 @@ def moments(
 
     mean, variance, count = compute(x)
     return mean, variance, count
+
+
+def _image_moments(x: tf.Tensor) -> Moments:
+    """Those of this rank's `x` (n, height, width, channels), from those of each pixel (Chan et al. 1979).
+
+    The kernel then adds up few values at a time, and errors are nearly as small as those of sums in a tree.
+    """
+    if not x.shape.is_fully_defined():
+        return _own_moments(x, range(3))
+    images, height, width, channels = x.shape
+    together = next((number for number in range(16, 7, -1) if images % number == 0), images)
+    height *= images // together  # the others are one picture, the rows of which continue
+    size = height * width * channels
+    pixels, none = tf.reshape(x, [together, 1, 1, size]), tf.constant([], x.dtype)
+    _, means, variances, *_ = tf.raw_ops.FusedBatchNormV3(
+        x=pixels,
+        scale=tf.ones(size, x.dtype),
+        offset=tf.zeros(size, x.dtype),
+        mean=none,
+        variance=none,
+        is_training=True,
+    )
+    biased = tf.constant(1 - 1 / together, x.dtype)
+    within = tf.math.multiply_no_nan(variances, biased)  # the kernel's are unbiased: NaN for one image
+
+    def mean(values: tf.Tensor) -> tf.Tensor:
+        rows = tf.reduce_mean(tf.reshape(values, [height, width * channels]), 0)
+        return tf.reduce_mean(tf.reshape(rows, [width, channels]), 0)
+
+    center = mean(means)
+    between = tf.math.squared_difference(means, tf.tile(center, [height * width]))
+    return center, mean(within + between), _count(x, center)
+
+
+def _normalized(x: tf.Tensor, center: tf.Tensor, slope: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
+    """(`x` - `center`) × `slope` + `offset`, of `x` (…, width, channels) and vectors (channels,).
+
+    A row of pixels at a time where the width is known, because few channels are broadcast slowly.
+    """
+    width = x.shape[-2] or 1
+    rows = tf.reshape(x, [-1, width * x.shape[-1]])
+    center, slope, offset = (tf.tile(vector, [width]) for vector in (center, slope, offset))
+    return tf.reshape((rows - center) * slope + offset, tf.shape(x))
 
 
 def _own_moments(x: tf.Tensor, axes: Sequence[int]) -> Moments:

@@ -39,6 +39,15 @@ class TensorFlowTensors(Tensors):
     def assign(self, variable: tf.Variable, value: tf.Tensor) -> None:
         variable.assign(value)
 
+    def add(self, variable: tf.Variable, value: tf.Tensor) -> None:
+        variable.assign_add(value)
+
+    def clear(self, variable: tf.Variable) -> None:
+        variable.assign(tf.zeros_like(variable))
+
+    def divided(self, tensor: tf.Tensor, divisor: Scalar) -> tf.Tensor:
+        return tensor / divisor
+
     def number(self, value: float) -> Number:
         return _Number(value)
 

@@ -55,7 +55,7 @@ def version() -> str:
     """What `mpirun --version` prints. Raises RequestError where there is no mpirun, or one that does not work."""
     if shutil.which("mpirun") is None:
         raise RequestError("--launcher mpirun: mpirun: not found; install Open MPI or MPICH, or load its module")
-    remedy = "look at it by hand; its module may need another one"
+    remedy = "run that by hand; load another MPI, or what this one needs"
     return said(["mpirun", "--version"], _TIMEOUT_S, "--launcher mpirun: `mpirun --version`", remedy)
 
 
