@@ -177,9 +177,9 @@ def test_time_is_that_of_an_earlier_run_of_the_same_recipe(inside: Hvdkit, tmp_p
 
 
 def test_memory_beyond_the_machine_is_noted(inside: Hvdkit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank needs 4 × 1.04 MiB, 1.7 times 1.5 MiB an image, and 273 MiB for PyTorch; on a GPU 1,343, a buffer of 128,
-    and 1.5 MiB an image."""
-    monkeypatch.setattr(machine, "memory", lambda: 604 * 2**20)
+    """A rank needs 4 × 1.04 MiB, 1.42 × 1.5 MiB an image, and 302 MiB for PyTorch; on a GPU 1,343, a buffer of 128, and
+    1.5 MiB an image."""
+    monkeypatch.setattr(machine, "memory", lambda: 660 * 2**20)
     monkeypatch.setattr(machine, "gpus", lambda: ["GPU 0", "GPU 1"])
     monkeypatch.setattr(machine, "gpu_memory", lambda: [1600 * 2**20, 1500 * 2**20])
 
@@ -188,8 +188,8 @@ def test_memory_beyond_the_machine_is_noted(inside: Hvdkit, monkeypatch: pytest.
 
     assert noted() == []
     (line,) = noted("-np", 2)
-    assert line.startswith("memory: 2 ranks need at least 0.7 GiB, and this machine has 0.6 GiB; give batch_size=10")
-    assert noted("-np", 2, "batch_size=10") == [] and noted("-np", 2, "batch_size=11")
+    assert line.startswith("memory: 2 ranks need at least 0.7 GiB, and this machine has 0.6 GiB; give batch_size=11")
+    assert noted("-np", 2, "batch_size=11") == [] and noted("-np", 2, "batch_size=12")
     (line,) = noted("-np", 2, "device=gpu")
     assert "a rank needs at least" in line and "the smallest GPU has" in line and "batch_size=17" in line
     assert noted("-np", 2, "device=gpu", "batch_size=17") == []
