@@ -66,7 +66,7 @@ def test_the_wheel_holds_the_package_and_its_recipes(packages: tuple[Path, Path]
     assert len(recipes) >= 5
     assert len(constraints) == 4
     assert len(patches) >= 13
-    assert len(templates) == 7 + 5
+    assert len(templates) == 7 + 6
     others = {"hvdkit/__init__.pyi", "hvdkit/py.typed"}
     assert {name for name in names if ".dist-info/" not in name} == (
         code | templates | clusters | constraints | patches | recipes | programs | others

@@ -9,25 +9,35 @@ from typing import Any
 from hvdkit.results.parity import MARKS, FrameworkParity
 from hvdkit.worker.parity_trace import INCOMPARABLE
 
+Batches = list[dict[str, float]]  # of each, errors by parameter
+
 # Float32 may be so many times as far from float64 as the reference's own. Where a model has batch norms, and the
 # framework's adds up one value after the other, their statistics alone are so far off (docs/parity.md shows it).
 F32_FACTOR, F32_FACTOR_PLAIN_SUMS = 3.0, 50.0
 # What trains in float32 alone may be F32_FACTOR times as far from float64, tensor by tensor, as the reference trained
 # in float32, or as far as this: a hundred times its rounding, for sums in another order.
 F32_FLOOR = 1e-5
+# Of a gradient with such an error in the reference's own float32, in each batch, nothing but rounding is left: a bias
+# before a batch norm has one that is almost zero. It counts in float64 alone.
+F32_NO_DIGITS = 1e-2
 
 
-def _alike(own: list[dict[str, float]], reference: list[dict[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
-    """The two batches by which gradients in float32 are compared, one of each side's.
+def compared(own: Batches, reference: Batches) -> tuple[dict[str, float], dict[str, float]]:
+    """The two batches by which gradients in float32 are compared, one of each side's, with those that float32 resolves.
 
     Rounding may flip a sign before a ReLU, which makes the error of that batch ten thousand times as large; in a few
     batches that happens by chance. So either the worst batches of both sides are compared or the best ones, whichever
     errors are closer: the worst where flips are common, the best where they are rare.
     """
+    resolved = {name for batch in reference for name, error in batch.items() if not error > F32_NO_DIGITS}
+
+    def of_resolved(batch: dict[str, float]) -> dict[str, float]:
+        return {name: error for name, error in batch.items() if name in resolved or not resolved}
 
     def size(batch: dict[str, float]) -> float:
         return _worst(batch)[1]
 
+    own, reference = list(map(of_resolved, own)), list(map(of_resolved, reference))
     worst, best = ((pick(own, key=size), pick(reference, key=size)) for pick in (max, min))
     if size(worst[0]) >= INCOMPARABLE:
         return worst
@@ -51,7 +61,7 @@ def _excesses(finding: Mapping[str, Any], single: Mapping[str, Any]) -> dict[str
 def verdict(finding: Mapping[str, Any], single: Mapping[str, Any] | None) -> FrameworkParity:
     """What the ranks of a framework have measured, by the limits; `single` is of the reference trained in float32."""
     worst = {key: _worst(finding[key]) for key in ("gradients_f64", "applied_f64", "buffers_f64", "weights_f64")}
-    own_f32, reference_f32 = _alike(finding["gradients_f32"], finding["reference_gradients_f32"])
+    own_f32, reference_f32 = compared(finding["gradients_f32"], finding["reference_gradients_f32"])
     same = (
         *("batches_equal", "initial_weights_equal", "logits_f64", "evaluation_f64"),
         *("logits_f32", "reference_logits_f32", "first_deviation", "likely_cause"),

@@ -122,8 +122,10 @@ def parity_plot(parity: Parity, path: Path) -> None:
         for index, (name, result) in enumerate(parity.in_float64.items()):
             heights = [row + 0.15 * (index - (len(parity.in_float64) - 1) / 2) for row in range(len(checks))]
             left.plot([clipped(getattr(result, key)) for key in checks], heights, "o", label=name, color=f"C{index}")
+            place = {name: number for number, name in enumerate(result.gradient_errors_f64)}
             for errors, line in ((result.gradient_errors_f64, ".-"), (result.gradient_errors_f32, ".:")):
-                middle.plot([*map(clipped, errors.values())], line, lw=0.6, ms=3, color=f"C{index}")
+                places = [place[name] for name in errors]
+                middle.plot(places, [*map(clipped, errors.values())], line, lw=0.6, ms=3, color=f"C{index}")
             steps = [*map(clipped, result.step_errors_f64)]
             right.plot(range(1, len(steps) + 1), steps, ".-", color=f"C{index}")
         for height, key in enumerate(checks):
