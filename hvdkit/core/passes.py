@@ -6,7 +6,7 @@ And, of a model of the user's own, the stages themselves.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,13 +32,13 @@ class Stage(ABC):
     """The passes of a `Trainable` whose model is a stage of a pipeline. Several microbatches may be on their way.
 
     What a pass computes is there when it returns, so that passes can be timed. If it `adds`, backward adds the
-    parameters' gradients to sums, each as soon as it is computed, so that a microbatch's are never there all at once.
+    parameters' gradients up itself, each as soon as it is computed, so that a microbatch's are never there all at once.
     """
 
     adds = False
 
-    def sum_into(self, sums: Mapping[str, Tensor]) -> None:  # noqa: B027 - most need nothing
-        """Called before the passes of a step, with the sums by name."""
+    def sum_into(self, sums: dict[str, Tensor]) -> None:  # noqa: B027 - most need nothing
+        """Called before the passes of a step, with the sums by name; a stage that `adds` replaces its own of them."""
 
     @abstractmethod
     def forward(self, inputs: Tensor, targets: Tensor | None, received: bool) -> Passed:

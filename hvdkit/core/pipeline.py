@@ -87,7 +87,7 @@ class Pipeline:
         batches: Sequence[Batch],
         to_device: Callable[[Batch], tuple[Tensor, Tensor]],
         scale: Scalar | None,
-        sums: Mapping[str, Tensor],
+        sums: dict[str, Tensor],
         add: Callable[[Mapping[str, Tensor]], None],
     ) -> tuple[Tensor | None, int]:
         """Forward and backward of all batches, whose gradients are added to `sums`, by microbatch, in their order.

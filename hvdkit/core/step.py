@@ -34,6 +34,7 @@ class Step:
     """One update by the mean gradient of its microbatches, which is communicated once, and what it keeps in between.
 
     `sums` has the summed gradients of the update's earlier microbatches: zeros between updates, empty before `prepare`.
+    Where a pipeline's backward adds gradients up itself, the sums are made anew in each update.
     `gradient_bytes` is the size of the gradients with which an update begins, on this rank, apart from the sums.
     """
 
@@ -89,7 +90,7 @@ class Step:
 
     def prepare(self) -> None:
         """Make the sums, before a compiled function uses them."""
-        if not self.sums:
+        if not self.sums and not self._adds:
             partition, parameters = self._update.partition, self._trainable.parameters
             summed = partition if self._strategy.keeps_shares else Partition(self._adapter, parameters)
             self.sums = summed.variables()
@@ -136,8 +137,9 @@ class Step:
             dict if self._strategy.keeps_shares else self._average_over_ranks
         )  # shares are averaged already
         self._average_and_update(means, average, count)
-        for total in self.sums.values():
-            self._adapter.clear(total)
+        if not self._adds:
+            for total in self.sums.values():
+                self._adapter.clear(total)
 
     def end(self, count: int) -> None:
         """Update by the mean of `count` microbatches whose gradients were added, by a framework's own loop."""
